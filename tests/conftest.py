@@ -1,0 +1,45 @@
+"""Fixtures for all tests."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.millraced import Millraced
+
+# How long one example takes says nothing on a machine that does other things too; pytest's timeout bounds the test.
+settings.register_profile("millrace", parent=settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.load_profile("millrace")
+
+StartMillraced = Callable[..., Millraced]
+"""`start_millraced(config_toml="", data_dir=None, arguments=())`; see the fixture."""
+
+
+@pytest.fixture
+def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
+    """Starts servers on free ports, each with a data directory of its own unless one is given; ends them all."""
+    numbers = itertools.count()
+    with ExitStack() as running:
+
+        def start(config_toml: str = "", data_dir: Path | None = None, arguments: tuple[str, ...] = ()) -> Millraced:
+            number = next(numbers)
+            config = tmp_path / f"millrace-{number}.toml"
+            config.write_text(config_toml, encoding="utf-8")
+            data_dir = data_dir or tmp_path / f"data-{number}"
+            free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+            started = Millraced(
+                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir
+            )
+            running.callback(started.kill)
+            return started
+
+        yield start
+
+
+@pytest.fixture
+def millraced(start_millraced: StartMillraced) -> Millraced:
+    """A running server without channels."""
+    return start_millraced()

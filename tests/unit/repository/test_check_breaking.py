@@ -1,0 +1,53 @@
+"""`tools/check_breaking.py`, in repositories of its own."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import check_breaking
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.invalid", "-c", "commit.gpgsign=false")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, which has no contract."""
+    monkeypatch.setattr(check_breaking, "ROOT", tmp_path)
+    _git(tmp_path, "init", "--quiet")
+    _git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    return tmp_path
+
+
+def _commit_contract(repository: Path, content: str) -> str:
+    (repository / "buf.yaml").write_text(content)
+    _git(repository, "add", ".")
+    _git(repository, "commit", "--quiet", "--message", content)
+    return _git(repository, "rev-parse", "HEAD")
+
+
+def test_version_before_of_a_first_contract_is_none(repository: Path) -> None:
+    """Neither a first commit nor the commit that brings the contract has anything to break."""
+    assert check_breaking.version_before() is None
+    _commit_contract(repository, "one")
+    assert check_breaking.version_before() is None
+
+
+def test_version_before_without_releases_is_the_commit_before(repository: Path) -> None:
+    """Before the first release a commit is compared with the one before."""
+    first = _commit_contract(repository, "one")
+    _commit_contract(repository, "two")
+    assert check_breaking.version_before() == first
+
+
+def test_version_before_after_a_release_is_the_release(repository: Path) -> None:
+    """What was released is what must still be understood, however long ago that was."""
+    _commit_contract(repository, "one")
+    _git(repository, "tag", "v0.1.0")
+    _commit_contract(repository, "two")
+    _commit_contract(repository, "three")
+    assert check_breaking.version_before() == "v0.1.0"

@@ -1,0 +1,82 @@
+"""The locked requirements."""
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.repository.checkout import DISTRIBUTIONS, ROOT, read_pyproject
+
+FOLDER = ROOT / "requirements"
+LOCKS = ("build", "dev", "server")
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}\Z")
+
+
+def _locked(lock: str) -> dict[str, tuple[str, list[str]]]:
+    """For each name its version and its hashes."""
+    text = (FOLDER / f"{lock}.txt").read_text().replace("\\\n", " ")
+    entries: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        requirement, *hashes = re.split(r"\s+(?=--)", line)
+        parsed = Requirement(requirement)
+        entries[canonicalize_name(parsed.name)] = (str(parsed.specifier).removeprefix("=="), hashes)
+    return entries
+
+
+def _wanted(lock: str) -> list[Requirement]:
+    """What a lock was made for, own distributions replaced by what they need."""
+    lines = (line.strip() for line in (FOLDER / f"{lock}.in").read_text().splitlines())
+    wanted = []
+    for line in lines:
+        if line.startswith("-e ./"):
+            distribution, _, extras = line.removeprefix("-e ./").partition("[")
+            project = read_pyproject(distribution)["project"]
+            wanted += project["dependencies"]
+            for extra in filter(None, extras.rstrip("]").split(",")):
+                wanted += project["optional-dependencies"][extra]
+        elif line and not line.startswith("#"):
+            wanted.append(line)
+    return [need for line in wanted if not (need := Requirement(line)).name.startswith("millrace")]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_read_has_hashes_and_nothing_else(lock: str) -> None:
+    """Each requirement is one version with hashes; there are no addresses and no options."""
+    entries = _locked(lock)
+    assert entries
+    for name, (version, hashes) in entries.items():
+        assert re.fullmatch(r"[\w.!+-]+", version), name
+        assert hashes, name
+        assert all(HASH.match(entry) for entry in hashes), name
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_compared_with_what_is_wanted_satisfies_it(lock: str) -> None:
+    """Whatever a distribution or a `.in` file asks for is locked in a version that it allows."""
+    entries = _locked(lock)
+    for need in _wanted(lock):
+        version, _ = entries[canonicalize_name(need.name)]
+        assert need.specifier.contains(version), need
+
+
+def test_locks_compared_with_each_other_have_the_same_versions() -> None:
+    """What the container installs is what the tests ran with."""
+    dev = _locked("dev")
+    for lock in ("build", "server"):
+        entries = _locked(lock)
+        shared = entries.keys() & dev.keys()
+        assert {name: entries[name] for name in shared} == {name: dev[name] for name in shared}
+    assert _locked("server").keys() <= dev.keys()
+
+
+def test_builds_without_isolation_find_their_backend_locked() -> None:
+    """What builds the distributions is in the lock that is installed first."""
+    entries = _locked("build")
+    for name in DISTRIBUTIONS:
+        for line in tomllib.loads((ROOT / name / "pyproject.toml").read_text())["build-system"]["requires"]:
+            need = Requirement(line)
+            assert need.specifier.contains(entries[need.name][0])

@@ -1,0 +1,64 @@
+"""`make setup`: when it builds, and what it would install."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.repository.checkout import ROOT
+from tools import set_up
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> set_up.Environment:
+    """An environment that looks as if it had just been built."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "setup.stamp").write_text(set_up.fingerprint())
+    return set_up.Environment(tmp_path, set_up.Progress())
+
+
+def test_is_up_to_date_after_building_holds(environment: set_up.Environment) -> None:
+    """A second `make setup` has nothing to do."""
+    assert environment.is_up_to_date()
+
+
+def test_is_up_to_date_without_an_interpreter_does_not_hold(environment: set_up.Environment, tmp_path: Path) -> None:
+    """An environment whose interpreter has gone is built again, whatever its stamp says."""
+    (tmp_path / "bin" / "python").unlink()
+    assert not environment.is_up_to_date()
+
+
+@pytest.mark.parametrize("changed", ["requirements/dev.txt", "requirements/build.txt", "server/pyproject.toml"])
+def test_fingerprint_of_changed_inputs_differs(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another lock, or another distribution's metadata, needs a new build."""
+    for name in (
+        "requirements/dev.txt",
+        "requirements/build.txt",
+        *(f"{d}/pyproject.toml" for d in set_up.DISTRIBUTIONS),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(set_up, "ROOT", tmp_path)
+    monkeypatch.setattr(set_up, "LOCK", tmp_path / "requirements" / "dev.txt")
+    monkeypatch.setattr(set_up, "BUILD_LOCK", tmp_path / "requirements" / "build.txt")
+    before = set_up.fingerprint()
+    with (tmp_path / changed).open("a") as file:
+        file.write("# changed\n")
+    assert set_up.fingerprint() != before
+
+
+def test_locked_names_of_the_project_hold_tools_and_distributions() -> None:
+    """What belongs into the environment is what is locked, what builds it, and the three distributions."""
+    names = set_up.locked_names()
+    assert {
+        "pip",
+        "setuptools",
+        "grpcio",
+        "pyspark",
+        "ruff",
+        "millrace-client",
+        "millrace-server",
+        "millrace-spark",
+    } <= names
