@@ -1,0 +1,289 @@
+"""Columns: the form in which events travel between Millrace's own programs, are stored, and become Arrow.
+
+A message `EventColumns` holds all bodies of a batch in one bytes field and each header in another, with their sizes
+beside them, so that neither a server nor a wire touches single events. This module makes columns out of events
+(`columns_from_events`), checks columns that a stranger made (`check_columns`), and cuts them (`ColumnsCutter`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from millrace.v1 import event_pb2
+
+HEADER_KEYS_MAX = 256
+"""Most header keys of one batch."""
+
+HEADER_CELLS_MAX = 1_000_000
+"""Most sizes (keys times events) that `columns_from_events` makes for one batch: it bounds what sparse headers cost."""
+
+# Upper bounds of what protobuf adds: to a size in a packed field, to a message with its few fields, to a row or one
+# header of a row with their tags and lengths.
+_VARINT_BYTES = 5
+_MESSAGE_BYTES = 64
+_ROW_BYTES = 24
+
+_CONTINUATION_BYTES = range(0x80, 0xC0)
+
+
+class ColumnsError(ValueError):
+    """Returned when columns contradict themselves; says which field, what it was, what is allowed."""
+
+
+def check_columns(columns: event_pb2.EventColumns, body_bytes: int | None = None) -> None:
+    """Makes sure that columns hold together, so that cutting them and making rows of them cannot fail.
+
+    Costs some microseconds for a thousand events: sums and lengths are compared, no event is touched.
+
+    Args:
+        columns: What to check.
+        body_bytes: The length of their bodies, for columns that come without `bodies`.
+
+    Raises:
+        ColumnsError: A sum does not hold, a key comes twice, there are too many keys, or values are not UTF-8.
+    """
+    count = columns.count
+    if len(columns.body_sizes) != count:
+        raise ColumnsError(f"columns.body_sizes: has {len(columns.body_sizes)} entries; columns.count is {count}")
+    body_bytes = len(columns.bodies) if body_bytes is None else body_bytes
+    # As a list: protobuf's own sequence is several times as slow to walk along.
+    if (size_sum := sum(columns.body_sizes[:])) != body_bytes:
+        raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")
+    if len(columns.headers) > HEADER_KEYS_MAX:
+        raise ColumnsError(f"columns.headers: has {len(columns.headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
+    if len({header.key for header in columns.headers}) != len(columns.headers):
+        raise ColumnsError("columns.headers: a key comes twice; keys must be unique")
+    for index, header in enumerate(columns.headers):
+        _check_header(f"columns.headers[{index}]", header, count)
+
+
+def _check_header(field: str, header: event_pb2.HeaderColumn, count: int) -> None:
+    sizes = header.sizes[:]
+    values = header.values
+    if len(sizes) not in {1, count}:
+        raise ColumnsError(f"{field}.sizes: has {len(sizes)} entries; 1 or columns.count, {count}, are allowed")
+    if sizes == [0] and count != 1:
+        raise ColumnsError(f"{field}.sizes: a single entry that holds for all events is 0; it must be above 0")
+    value_bytes = sum(sizes) - (len(sizes) - sizes.count(0))
+    if value_bytes != len(values):
+        raise ColumnsError(f"{field}.values: has {len(values)} bytes; its sizes say {value_bytes}")
+    if values.isascii():
+        return
+    try:
+        values.decode()
+    except UnicodeDecodeError as error:
+        raise ColumnsError(f"{field}.values: is not UTF-8 at byte {error.start}") from None
+    # The whole is UTF-8, so each value is, unless a border between two values splits a character.
+    ends = accumulate(max(size - 1, 0) for size in sizes[:-1])
+    if any(end < len(values) and values[end] in _CONTINUATION_BYTES for end in ends):
+        raise ColumnsError(f"{field}.values: a value ends inside a UTF-8 character")
+
+
+def columns_from_events(events: Iterable[tuple[Mapping[str, str], bytes]]) -> list[event_pb2.EventColumns]:
+    """Turns rows into columns.
+
+    Args:
+        events: For each event its headers and its body, as `event_pb2.Event` has them.
+
+    Returns:
+        The same events in order. One batch, but several where the events have more than `HEADER_KEYS_MAX` different
+        keys, or so many sparse ones that the table of sizes would pass `HEADER_CELLS_MAX`. None for no events.
+
+    Raises:
+        ColumnsError: One event alone has more than `HEADER_KEYS_MAX` headers.
+    """
+    batches = []
+    builder = ColumnsBuilder()
+    for headers, body in events:
+        if not builder.has_room_for(headers):
+            batches.append(builder.build())
+            builder = ColumnsBuilder()
+        builder.add(headers, body)
+    if builder.count:
+        batches.append(builder.build())
+    return batches
+
+
+class ColumnsBuilder:
+    """Gathers events straight into columns."""
+
+    def __init__(self) -> None:
+        self._body_sizes: list[int] = []
+        self._bodies: list[bytes] = []
+        self._headers: dict[str, _GatheredHeader] = {}
+
+    @property
+    def count(self) -> int:
+        """Events gathered so far."""
+        return len(self._bodies)
+
+    def has_room_for(self, headers: Mapping[str, str]) -> bool:
+        """Tells whether an event with these headers may join. An empty builder takes any event that is legal."""
+        if not self._bodies:
+            return True
+        known = self._headers
+        key_count = len(known) + sum(key not in known for key in headers)
+        return key_count <= HEADER_KEYS_MAX and key_count * (self.count + 1) <= HEADER_CELLS_MAX
+
+    def add(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Adds one event behind the others.
+
+        Raises:
+            ColumnsError: The event has more than `HEADER_KEYS_MAX` headers; nothing was added.
+        """
+        if len(headers) > HEADER_KEYS_MAX:
+            raise ColumnsError(f"headers: an event has {len(headers)} headers; at most {HEADER_KEYS_MAX} are allowed")
+        index = len(self._bodies)
+        known = self._headers
+        for key, value in headers.items():
+            header = known.get(key)
+            if header is None:
+                header = known[key] = _GatheredHeader([], [])
+            encoded = value.encode()
+            # Events since the last one with this key had no such header.
+            if missing := index - len(header.sizes):
+                header.sizes.extend([0] * missing)
+            header.sizes.append(len(encoded) + 1)
+            header.values.append(encoded)
+        self._bodies.append(body)
+        self._body_sizes.append(len(body))
+
+    def build(self) -> event_pb2.EventColumns:
+        """The columns of all that was added."""
+        count = len(self._bodies)
+        return event_pb2.EventColumns(
+            count=count,
+            body_sizes=self._body_sizes,
+            bodies=b"".join(self._bodies),
+            headers=[header.column(key, count) for key, header in self._headers.items()],
+        )
+
+
+@dataclass(slots=True)
+class _GatheredHeader:
+    sizes: list[int]
+    values: list[bytes]
+
+    def column(self, key: str, count: int) -> event_pb2.HeaderColumn:
+        values = self.values
+        if len(values) == count and values.count(values[0]) == count:
+            return event_pb2.HeaderColumn(key=key, sizes=self.sizes[:1], values=values[0])
+        sizes = self.sizes + [0] * (count - len(self.sizes))
+        return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(values))
+
+
+class ColumnsCutter:
+    """Cuts ranges out of checked columns, and makes rows of them.
+
+    Offsets are summed once, so that cutting a batch into many parts costs in all what cutting it once does. Indexes
+    count the batch's events from 0; ranges include `start` and exclude `stop`.
+    """
+
+    def __init__(self, columns: event_pb2.EventColumns) -> None:
+        self._columns = columns
+        # Reading a bytes field copies it: once, not for each cut.
+        self._bodies = columns.bodies
+        self._body_ends = list(accumulate(columns.body_sizes, initial=0))
+        self._headers: list[_HeaderCutter] | None = None
+
+    @property
+    def count(self) -> int:
+        """Events in the whole."""
+        return len(self._body_ends) - 1
+
+    def body_bytes(self, start: int, stop: int) -> int:
+        """Bytes of the bodies in a range."""
+        return self._body_ends[stop] - self._body_ends[start]
+
+    def stop_within(self, start: int, body_bytes_max: int) -> int:
+        """The furthest `stop` for which the bodies from `start` on have at most so many bytes."""
+        return bisect_right(self._body_ends, self._body_ends[start] + body_bytes_max) - 1
+
+    def columns_bytes_bound(self, start: int, stop: int) -> int:
+        """At least as many bytes as the range's columns have when serialized."""
+        count = stop - start
+        headers = sum(header.columns_bytes_bound(start, stop) for header in self._header_cutters())
+        return _MESSAGE_BYTES + count * _VARINT_BYTES + self.body_bytes(start, stop) + headers
+
+    def rows_bytes_bound(self, start: int, stop: int) -> int:
+        """At least as many bytes as the range's events have when serialized one by one."""
+        headers = sum(header.rows_bytes_bound(start, stop) for header in self._header_cutters())
+        return _MESSAGE_BYTES + (stop - start) * _ROW_BYTES + self.body_bytes(start, stop) + headers
+
+    def cut(self, start: int, stop: int) -> event_pb2.EventColumns:
+        """The range as columns of its own."""
+        if start == 0 and stop == self.count:
+            return self._columns
+        ends = self._body_ends
+        return event_pb2.EventColumns(
+            count=stop - start,
+            body_sizes=self._columns.body_sizes[start:stop],
+            bodies=self._bodies[ends[start] : ends[stop]],
+            headers=[column for header in self._header_cutters() if (column := header.cut(start, stop))],
+        )
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[dict[str, str], bytes]]:
+        """For each event of the range its headers and its body."""
+        ends = self._body_ends
+        bodies = self._bodies
+        columns = [(header.key, header.strings(start, stop)) for header in self._header_cutters()]
+        for index in range(start, stop):
+            headers = {}
+            for key, values in columns:
+                value = next(values)
+                if value is not None:
+                    headers[key] = value
+            yield headers, bodies[ends[index] : ends[index + 1]]
+
+    def _header_cutters(self) -> list["_HeaderCutter"]:
+        if self._headers is None:
+            self._headers = [_HeaderCutter(header, self.count) for header in self._columns.headers]
+        return self._headers
+
+
+class _HeaderCutter:
+    def __init__(self, column: event_pb2.HeaderColumn, count: int) -> None:
+        self.key = column.key
+        self._key_bytes = len(column.key.encode())
+        self._values = column.values
+        self._sizes: Sequence[int] = list(column.sizes)
+        self._is_constant = len(self._sizes) == 1 and count != 1
+        self._ends = (
+            [0] if self._is_constant else list(accumulate((max(size - 1, 0) for size in self._sizes), initial=0))
+        )
+
+    def columns_bytes_bound(self, start: int, stop: int) -> int:
+        own = _MESSAGE_BYTES + self._key_bytes
+        if self._is_constant:
+            return own + len(self._values)
+        return own + (stop - start) * _VARINT_BYTES + self._ends[stop] - self._ends[start]
+
+    def rows_bytes_bound(self, start: int, stop: int) -> int:
+        own = (stop - start) * (self._key_bytes + _ROW_BYTES)
+        if self._is_constant:
+            return own + (stop - start) * len(self._values)
+        return own + self._ends[stop] - self._ends[start]
+
+    def cut(self, start: int, stop: int) -> event_pb2.HeaderColumn | None:
+        """The column of the range; None where no event of it has the header."""
+        if self._is_constant:
+            return event_pb2.HeaderColumn(key=self.key, sizes=self._sizes, values=self._values)
+        sizes = self._sizes[start:stop]
+        if not any(sizes):
+            return None
+        values = self._values[self._ends[start] : self._ends[stop]]
+        return event_pb2.HeaderColumn(key=self.key, sizes=sizes, values=values)
+
+    def strings(self, start: int, stop: int) -> Iterator[str | None]:
+        """The value of each event of the range; None where it has no such header."""
+        if self._is_constant:
+            constant = self._values.decode()
+            for _ in range(start, stop):
+                yield constant
+            return
+        for index in range(start, stop):
+            if self._sizes[index]:
+                yield self._values[self._ends[index] : self._ends[index + 1]].decode()
+            else:
+                yield None

@@ -1,0 +1,1 @@
+"""The wire contract `millrace.v1`, generated from protos/ by `make proto`."""

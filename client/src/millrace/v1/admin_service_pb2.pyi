@@ -1,0 +1,230 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from millrace.v1 import event_pb2 as _event_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ChannelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANNEL_TYPE_UNSPECIFIED: _ClassVar[ChannelType]
+    CHANNEL_TYPE_MEMORY: _ClassVar[ChannelType]
+    CHANNEL_TYPE_FILE: _ClassVar[ChannelType]
+    CHANNEL_TYPE_SPILLABLE: _ClassVar[ChannelType]
+CHANNEL_TYPE_UNSPECIFIED: ChannelType
+CHANNEL_TYPE_MEMORY: ChannelType
+CHANNEL_TYPE_FILE: ChannelType
+CHANNEL_TYPE_SPILLABLE: ChannelType
+
+class ChannelConfig(_message.Message):
+    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    BYTE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    BYTE_CAPACITY_BUFFER_PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TRANSACTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    type: ChannelType
+    capacity: int
+    transaction_capacity: int
+    byte_capacity: int
+    byte_capacity_buffer_percentage: int
+    keep_alive: _duration_pb2.Duration
+    lease: _duration_pb2.Duration
+    open_transactions_max: int
+    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ...) -> None: ...
+
+class ChannelGauges(_message.Message):
+    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits")
+    QUEUED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TAKES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    queued_events: int
+    taken_events: int
+    body_bytes: int
+    body_bytes_max: int
+    open_transactions: int
+    first_sequence: int
+    next_sequence: int
+    producers: int
+    waiting_takes: int
+    waiting_commits: int
+    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ...) -> None: ...
+
+class ChannelCounters(_message.Message):
+    __slots__ = ("event_put_attempt_count", "event_put_success_count", "event_take_attempt_count", "event_take_success_count", "commit_count", "rollback_count", "lease_expired_count", "deduplicated_count")
+    EVENT_PUT_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_PUT_SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TAKE_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TAKE_SUCCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEDUPLICATED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    event_put_attempt_count: int
+    event_put_success_count: int
+    event_take_attempt_count: int
+    event_take_success_count: int
+    commit_count: int
+    rollback_count: int
+    lease_expired_count: int
+    deduplicated_count: int
+    def __init__(self, event_put_attempt_count: _Optional[int] = ..., event_put_success_count: _Optional[int] = ..., event_take_attempt_count: _Optional[int] = ..., event_take_success_count: _Optional[int] = ..., commit_count: _Optional[int] = ..., rollback_count: _Optional[int] = ..., lease_expired_count: _Optional[int] = ..., deduplicated_count: _Optional[int] = ...) -> None: ...
+
+class ClaimStatus(_message.Message):
+    __slots__ = ("reader_id", "epoch", "remaining")
+    READER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    reader_id: str
+    epoch: int
+    remaining: _duration_pb2.Duration
+    def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Channel(_message.Message):
+    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    channel_id: str
+    config: ChannelConfig
+    gauges: ChannelGauges
+    counters: ChannelCounters
+    claim: ClaimStatus
+    start_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class CreateChannelRequest(_message.Message):
+    __slots__ = ("name", "config")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config: ChannelConfig
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ...) -> None: ...
+
+class CreateChannelResponse(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: Channel
+    def __init__(self, channel: _Optional[_Union[Channel, _Mapping]] = ...) -> None: ...
+
+class UpdateChannelRequest(_message.Message):
+    __slots__ = ("name", "config")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config: ChannelConfig
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ...) -> None: ...
+
+class UpdateChannelResponse(_message.Message):
+    __slots__ = ("channel", "applied", "message")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    channel: Channel
+    applied: bool
+    message: str
+    def __init__(self, channel: _Optional[_Union[Channel, _Mapping]] = ..., applied: bool = ..., message: _Optional[str] = ...) -> None: ...
+
+class DeleteChannelRequest(_message.Message):
+    __slots__ = ("name", "force")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    force: bool
+    def __init__(self, name: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class DeleteChannelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListChannelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListChannelsResponse(_message.Message):
+    __slots__ = ("channels",)
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedCompositeFieldContainer[Channel]
+    def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ...) -> None: ...
+
+class GetChannelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetChannelResponse(_message.Message):
+    __slots__ = ("channel",)
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    channel: Channel
+    def __init__(self, channel: _Optional[_Union[Channel, _Mapping]] = ...) -> None: ...
+
+class WatchChannelsRequest(_message.Message):
+    __slots__ = ("names", "interval")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    interval: _duration_pb2.Duration
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchChannelsResponse(_message.Message):
+    __slots__ = ("channels",)
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    channels: _containers.RepeatedCompositeFieldContainer[Channel]
+    def __init__(self, channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ...) -> None: ...
+
+class PeekEventsRequest(_message.Message):
+    __slots__ = ("channel", "from_sequence", "max_events", "follow", "columns")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    from_sequence: int
+    max_events: int
+    follow: bool
+    columns: bool
+    def __init__(self, channel: _Optional[str] = ..., from_sequence: _Optional[int] = ..., max_events: _Optional[int] = ..., follow: bool = ..., columns: bool = ...) -> None: ...
+
+class PeekEventsResponse(_message.Message):
+    __slots__ = ("batch", "skipped_events")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    batch: _event_pb2.EventBatch
+    skipped_events: int
+    def __init__(self, batch: _Optional[_Union[_event_pb2.EventBatch, _Mapping]] = ..., skipped_events: _Optional[int] = ...) -> None: ...
+
+class PurgeChannelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PurgeChannelResponse(_message.Message):
+    __slots__ = ("purged_count",)
+    PURGED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    purged_count: int
+    def __init__(self, purged_count: _Optional[int] = ...) -> None: ...
