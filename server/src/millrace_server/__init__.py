@@ -1,0 +1,1 @@
+"""The daemon of Millrace: transactional channels as a gRPC service."""

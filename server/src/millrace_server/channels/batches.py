@@ -1,0 +1,226 @@
+"""Events as a channel keeps them: the columns that came, and windows on them.
+
+Nothing in here copies or touches an event. A request's columns are kept as the bytes that came; the queue, the
+transactions and the answers hold windows on them; only a window that is sent is ever cut out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
+from millrace.v1 import event_pb2
+from millrace.wire_format import place_of
+
+_BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
+
+# Upper bounds of what protobuf adds: to a batch in an answer; to one row for its headers' tags and lengths.
+_BATCH_BYTES = 64
+_ROW_HEADERS_BYTES = 24 * (HEADER_KEYS_MAX + 1)
+
+
+class Form(Enum):
+    """How events travel in an answer."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+class StoredColumns:
+    """The checked columns of one request."""
+
+    __slots__ = ("_cutter", "body_bytes", "count", "raw")
+
+    def __init__(self, raw: bytes, count: int, body_bytes: int) -> None:
+        self.raw = raw
+        self.count = count
+        self.body_bytes = body_bytes
+        self._cutter: ColumnsCutter | None = None
+
+    @classmethod
+    def of(cls, columns: event_pb2.EventColumns) -> "StoredColumns":
+        """Columns that are known to be good."""
+        return cls(columns.SerializeToString(), columns.count, sum(columns.body_sizes[:]))
+
+    @classmethod
+    def received(cls, raw: bytes) -> "StoredColumns":
+        """Columns that a stranger made, checked, and kept as they came.
+
+        Raises:
+            ColumnsError: They contradict themselves.
+            DecodeError: They are no columns.
+        """
+        place = place_of(_BODIES_FIELD, raw)
+        if place is not None:
+            # The bodies are most of it, and need not be parsed to be counted.
+            rest = raw[: place.head] + raw[place.end :]
+            columns = event_pb2.EventColumns.FromString(rest)
+            columns.DiscardUnknownFields()
+            if columns.ByteSize() == len(rest):
+                body_bytes = place.end - place.content
+                check_columns(columns, body_bytes)
+                return cls(raw, columns.count, body_bytes)
+        # There is more in it than protobuf would write: it would be stored and sent again, and no bound knows of it.
+        columns = event_pb2.EventColumns.FromString(raw)
+        columns.DiscardUnknownFields()
+        check_columns(columns)
+        return cls.of(columns)
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """Bytes of the largest body; 0 where there is none."""
+        return max(event_pb2.EventColumns.FromString(self.raw).body_sizes[:], default=0)
+
+    def first_index_above(self, answer_bytes_max: int) -> int | None:
+        """The first event that alone, in either form, might not fit an answer; None where all do."""
+        # No event has more in it than the whole, however it is encoded.
+        if len(self.raw) + _ROW_HEADERS_BYTES <= answer_bytes_max:
+            return None
+        return _first_above(self.cutter(), 0, self.count, answer_bytes_max)
+
+    def cutter(self, *, keep: bool = False) -> ColumnsCutter:
+        """Cuts these columns.
+
+        Args:
+            keep: Keep the cutter for the next call. For those who cut a batch up bit by bit; it costs memory until the
+                batch is gone.
+        """
+        cutter = self._cutter or ColumnsCutter(event_pb2.EventColumns.FromString(self.raw))
+        if keep:
+            self._cutter = cutter
+        return cutter
+
+    def forget_cutter(self) -> None:
+        """Gives back what `cutter` has kept: nobody is cutting the batch up any more."""
+        self._cutter = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Events `start` to `stop` (excluded) of stored columns."""
+
+    stored: StoredColumns
+    start: int
+    stop: int
+    body_bytes: int
+
+    @classmethod
+    def whole(cls, stored: StoredColumns) -> "Window":
+        """The window on all of it."""
+        return cls(stored, 0, stored.count, stored.body_bytes)
+
+    @property
+    def count(self) -> int:
+        """Events in the window."""
+        return self.stop - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the stored columns lies outside."""
+        return self.count == self.stored.count
+
+    def part(self, start: int, stop: int) -> "Window":
+        """A window inside this one; indexes count from its first event."""
+        if start == 0 and stop == self.count:
+            return self
+        start, stop = self.start + start, self.start + stop
+        return Window(self.stored, start, stop, self.stored.cutter(keep=True).body_bytes(start, stop))
+
+    def columns(self) -> bytes:
+        """The window's events as a serialized EventColumns."""
+        if self.is_whole:
+            return self.stored.raw
+        return self.stored.cutter().cut(self.start, self.stop).SerializeToString()
+
+    def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
+        """For each event its headers and its body."""
+        return self.stored.cutter().rows(self.start, self.stop)
+
+    def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
+        """How many of the first events keep both limits, and what they take of them."""
+        if form is Form.COLUMNS and self.is_whole and self.body_bytes <= body_bytes_max:
+            answer_bytes = len(self.stored.raw) + _BATCH_BYTES
+            if answer_bytes <= answer_bytes_max:
+                return Fit(self.count, self.body_bytes, answer_bytes)
+        cutter = self.stored.cutter()
+        bound = cutter.columns_bytes_bound if form is Form.COLUMNS else cutter.rows_bytes_bound
+        # The bound grows with the range, so the furthest stop that fits is found by halving.
+        low, high = self.start, min(cutter.stop_within(self.start, body_bytes_max), self.stop)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if bound(self.start, middle) <= answer_bytes_max:
+                low = middle
+            else:
+                high = middle - 1
+        return Fit(low - self.start, cutter.body_bytes(self.start, low), bound(self.start, low))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The first events of a window that keep an answer's limits."""
+
+    count: int
+    """0 where the first event alone passes a limit."""
+
+    body_bytes: int
+    """Bytes of their bodies."""
+
+    answer_bytes: int
+    """At least as many bytes as they have when encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A window whose events have their sequences."""
+
+    first_sequence: int
+    window: Window
+
+    @property
+    def count(self) -> int:
+        """Events in the batch."""
+        return self.window.stop - self.window.start
+
+    @property
+    def end_sequence(self) -> int:
+        """One past the last event's sequence."""
+        return self.first_sequence + self.count
+
+    def part(self, start: int, stop: int) -> "StoredBatch":
+        """A part of the batch; indexes count from its first event."""
+        if start == 0 and stop == self.count:
+            return self
+        return StoredBatch(self.first_sequence + start, self.window.part(start, stop))
+
+    def between(self, from_sequence: int, to_sequence: int) -> "StoredBatch":
+        """The part from one sequence to another (excluded), which must overlap the batch."""
+        start = max(from_sequence - self.first_sequence, 0)
+        stop = min(to_sequence - self.first_sequence, self.count)
+        return self.part(start, stop)
+
+    def joined(self, following: "StoredBatch") -> "StoredBatch | None":
+        """This batch and the one after it as one, where they are neighbours in the same stored columns."""
+        mine, theirs = self.window, following.window
+        if (
+            mine.stored is not theirs.stored
+            or mine.stop != theirs.start
+            or self.end_sequence != following.first_sequence
+        ):
+            return None
+        body_bytes = mine.body_bytes + theirs.body_bytes
+        window = Window(mine.stored, mine.start, theirs.stop, body_bytes)
+        if window.is_whole:
+            mine.stored.forget_cutter()
+        return StoredBatch(self.first_sequence, window)
+
+
+def _first_above(cutter: ColumnsCutter, start: int, stop: int, answer_bytes_max: int) -> int | None:
+    """The first event of a range that alone is above the limit."""
+    # A range's bound is above that of each event in it: one look clears a whole range, where most are cleared.
+    if max(cutter.columns_bytes_bound(start, stop), cutter.rows_bytes_bound(start, stop)) <= answer_bytes_max:
+        return None
+    if stop - start == 1:
+        return start
+    middle = (start + stop) // 2
+    first = _first_above(cutter, start, middle, answer_bytes_max)
+    return _first_above(cutter, middle, stop, answer_bytes_max) if first is None else first

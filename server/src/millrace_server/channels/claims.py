@@ -1,0 +1,167 @@
+"""Claims: one reader's exclusive right to a channel, which it then reads as a log."""
+
+from collections.abc import Generator
+
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.contents import Contents
+from millrace_server.channels.leases import Lease
+from millrace_server.channels.names import check_identifier
+from millrace_server.errors import (
+    BadArgumentError,
+    ChannelClaimedError,
+    NotClaimedError,
+    SequenceGoneError,
+    StaleEpochError,
+    TxnsOpenError,
+)
+
+
+class Claim:
+    """A living claim."""
+
+    __slots__ = ("epoch", "lease", "reader_id")
+
+    def __init__(self, reader_id: str, epoch: int, lease: Lease) -> None:
+        self.reader_id = reader_id
+        self.epoch = epoch
+        self.lease = lease
+
+
+class ClaimDesk:
+    """Gives a channel's contents to one reader at a time.
+
+    Each new claim has a new epoch, also of the same reader: so a reader that was taken for dead, and its former self,
+    can be told apart. Renewing keeps the epoch.
+
+    Args:
+        contents: What is claimed.
+        epochs_from: All epochs are above it.
+    """
+
+    def __init__(self, contents: Contents, epochs_from: int = 0) -> None:
+        self._contents = contents
+        self._epoch = epochs_from
+        self.claim: Claim | None = None
+
+    def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
+        """Gives the channel to a reader, or renews its claim.
+
+        Raises:
+            ChannelClaimedError: Another reader's claim lives, and it is not to be taken over.
+            TxnsOpenError: Open transactions have taken events.
+        """
+        self._contents.refuse_if_closed()
+        check_identifier("reader_id", reader_id)
+        if self.claim is not None and not takeover:
+            if self.claim.reader_id != reader_id:
+                raise _claimed(self.claim)
+            self.claim.lease.renew(lease_seconds)
+            return self.claim
+        if taken_count := self._contents.taken_count:
+            raise TxnsOpenError(
+                f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
+                retry_delay_seconds=1.0,
+            )
+        self.end()
+        self._epoch += 1
+        self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end))
+        # Whoever waits for events is to be told that they are another's now.
+        self._contents.takers.wake_all()
+        return self.claim
+
+    def end(self) -> None:
+        """Ends the living claim, if any; what is not acknowledged is anybody's again."""
+        if self.claim is not None:
+            self.claim.lease.cancel()
+            self.claim = None
+            self._contents.wake_taker()
+
+    def release(self, reader_id: str, epoch: int | None) -> None:
+        """Ends the reader's claim."""
+        self._require(reader_id, epoch)
+        self.end()
+
+    def refuse_if_claimed(self) -> None:
+        """Raises ChannelClaimedError while any claim lives."""
+        if self.claim is not None:
+            raise _claimed(self.claim)
+
+    def read(self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int) -> Generator[StoredBatch]:
+        """Reads a range, checking the claim anew before each batch. The claim's lease does not run meanwhile.
+
+        Args:
+            reader_id: Who reads.
+            epoch: The claim's epoch; None to not check it.
+            from_sequence: The first; 0 for the oldest.
+            to_sequence: One past the last; 0 for what is committed now.
+
+        Raises:
+            SequenceGoneError: Part of the range is acknowledged, or not there yet.
+            NotClaimedError, ChannelClaimedError, StaleEpochError: The claim is not, or no longer, the reader's.
+        """
+        claim = self._require(reader_id, epoch)
+        if 0 < to_sequence < from_sequence:
+            raise BadArgumentError(
+                f"from_sequence: is {from_sequence}; it must not be above to_sequence, {to_sequence}"
+            )
+        first = from_sequence or self._contents.first_sequence
+        end = to_sequence or self._contents.next_sequence
+        self._check_range(first, end)
+        return self._read(claim, first, end)
+
+    def _read(self, claim: Claim, position: int, end: int) -> Generator[StoredBatch]:
+        with claim.lease.paused():
+            while batches := self._contents.queue.read(position, end):
+                for batch in batches:
+                    self._require(claim.reader_id, claim.epoch)
+                    yield batch
+                position = batches[-1].end_sequence
+                if position < end:
+                    # A purge meanwhile must not pass for the end of the range.
+                    self._check_range(position, end)
+
+    def _check_range(self, first: int, end: int) -> None:
+        oldest, following = self._contents.first_sequence, self._contents.next_sequence
+        if end > following:
+            raise SequenceGoneError(f"to_sequence: {end} is not there yet; the next one to come is {following}")
+        if first > following:
+            raise SequenceGoneError(f"from_sequence: {first} is not there yet; the next one to come is {following}")
+        # Where only to_sequence is given, the oldest may lie behind it.
+        if first != end and min(first, end) < oldest:
+            raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
+
+    def acknowledge(self, reader_id: str, epoch: int | None, through_sequence: int) -> int:
+        """Removes all events up to a sequence, included; returns the oldest that remains."""
+        self._require(reader_id, epoch)
+        if through_sequence >= self._contents.next_sequence:
+            raise SequenceGoneError(
+                f"through_sequence: {through_sequence} is not there yet; the newest is "
+                f"{self._contents.next_sequence - 1}"
+            )
+        self._contents.remove_through(through_sequence)
+        return self._contents.first_sequence
+
+    def _require(self, reader_id: str, epoch: int | None) -> Claim:
+        """The reader's living claim, which starts its lease anew."""
+        self._contents.refuse_if_closed()
+        check_identifier("reader_id", reader_id)
+        if epoch is not None and epoch != self._epoch:
+            raise StaleEpochError(
+                f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}. Claim the channel anew"
+            )
+        if self.claim is None:
+            raise NotClaimedError(f"reader {reader_id!r} has no living claim on the channel; claim it first")
+        if self.claim.reader_id != reader_id:
+            raise _claimed(self.claim)
+        self.claim.lease.renew()
+        return self.claim
+
+
+def _claimed(claim: Claim) -> ChannelClaimedError:
+    remaining_seconds = claim.lease.remaining_seconds
+    return ChannelClaimedError(
+        f"reader {claim.reader_id!r} has claimed the channel, for {remaining_seconds:.1f} s more unless it renews; "
+        "wait, have it release the claim, or take the claim over",
+        retry_delay_seconds=remaining_seconds,
+        reader_id=claim.reader_id,
+    )

@@ -1,0 +1,63 @@
+"""Whose transaction is whose: transaction ids are one namespace for the server."""
+
+from typing import TYPE_CHECKING
+
+from millrace_server.channels.transactions import TxnLimit
+from millrace_server.errors import TxnNotFoundError, TxnStateError
+
+if TYPE_CHECKING:
+    from millrace_server.channels.channel import Channel
+
+
+class TxnDirectory:
+    """Finds the channel of each transaction that any channel knows, open or ended."""
+
+    def __init__(self, open_transactions_max: int) -> None:
+        self._channels: dict[str, Channel] = {}
+        self.limit = TxnLimit("the server", lambda: open_transactions_max)
+
+    def add(self, txn_id: str, channel: "Channel") -> None:
+        """Enters a transaction that a channel begins.
+
+        Raises:
+            TxnStateError: Another channel knows a transaction of this id.
+        """
+        if (owner := self._channels.setdefault(txn_id, channel)) is not channel:
+            raise TxnStateError(
+                f"txn_id: belongs to a transaction of channel {owner.name!r}, not {channel.name!r}; use another",
+                txn_id=txn_id,
+            )
+
+    def remove(self, txn_id: str) -> None:
+        """Strikes a transaction that its channel has forgotten."""
+        del self._channels[txn_id]
+
+    def channel_of(self, txn_id: str) -> "Channel":
+        """The channel that knows the transaction.
+
+        Raises:
+            TxnNotFoundError: None does.
+        """
+        try:
+            return self._channels[txn_id]
+        except KeyError:
+            raise TxnNotFoundError(
+                "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
+                txn_id=txn_id,
+            ) from None
+
+    def common_channel_of(self, txn_ids: list[str]) -> "Channel":
+        """The channel that knows all of these transactions.
+
+        Raises:
+            TxnNotFoundError: One of them is not known.
+            TxnStateError: They belong to different channels.
+        """
+        channel = self.channel_of(txn_ids[0])
+        for txn_id in txn_ids:
+            if (other := self.channel_of(txn_id)) is not channel:
+                raise TxnStateError(
+                    f"txn_ids: belong to different channels, {channel.name!r} and {other.name!r}; commit them apart",
+                    txn_id=txn_id,
+                )
+        return channel

@@ -1,0 +1,65 @@
+"""How long a transaction or claim lives without a call."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Lease:
+    """A countdown that each call starts anew, and that does not run while a call waits.
+
+    It runs on the event loop's monotonic clock: the time of day may jump.
+
+    Attributes:
+        seconds: How long it runs without a call.
+        waiting_calls: Calls that wait now.
+    """
+
+    def __init__(self, seconds: float, on_expired: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.seconds = seconds
+        self._on_expired = on_expired
+        self.waiting_calls = 0
+        self._is_cancelled = False
+        self._deadline = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._deadline, self._look)
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How long it still runs."""
+        if self.waiting_calls:
+            return self.seconds
+        return max(self._deadline - self._loop.time(), 0.0)
+
+    def renew(self, seconds: float | None = None) -> None:
+        """Starts the countdown anew, from now on of another length where one is given."""
+        if seconds is not None:
+            self.seconds = seconds
+        self._deadline = self._loop.time() + self.seconds
+        # A deadline that moved back is found when the timer looks; one that moved ahead of the timer needs a new one.
+        if not self._is_cancelled and self._deadline < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline, self._look)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not run inside, and starts anew behind it."""
+        self.waiting_calls += 1
+        try:
+            yield
+        finally:
+            self.waiting_calls -= 1
+            self.renew()
+
+    def cancel(self) -> None:
+        """Ends the countdown; it will not expire."""
+        self._is_cancelled = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self.waiting_calls:
+            self._deadline = self._loop.time() + self.seconds
+        if self._deadline > self._loop.time():
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        else:
+            self._on_expired()

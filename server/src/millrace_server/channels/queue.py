@@ -1,0 +1,168 @@
+"""The committed events of a channel that nobody has taken, in the order of their sequences."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from millrace_server.channels.batches import Form, StoredBatch
+
+_READ_AHEAD = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """How much one answer may hold."""
+
+    events_max: int
+    """Events, 1 or more."""
+
+    body_bytes_max: int
+    """Bytes of bodies; a first event that is larger comes alone."""
+
+    answer_bytes_max: int
+    """Bytes of the encoded events, a hard limit."""
+
+    form: Form
+    """How the events will be encoded."""
+
+
+class EventQueue:
+    """Batches by sequence, ascending and without overlap.
+
+    There are gaps where events were taken: a rollback puts them back into their place, so that the order of events is
+    the order of their commits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[StoredBatch] = deque()
+        self.event_count = 0
+
+    @property
+    def first_sequence(self) -> int | None:
+        """The oldest event's sequence; None where the queue is empty."""
+        return self._batches[0].first_sequence if self._batches else None
+
+    def append(self, batch: StoredBatch) -> None:
+        """Adds a batch behind all others."""
+        self._batches.append(batch)
+        self.event_count += batch.count
+
+    def take(self, portion: Portion) -> list[StoredBatch]:
+        """Removes and returns the oldest events, as many as the portion allows; none where the queue is empty."""
+        taken = []
+        meter = PortionMeter(portion)
+        while self._batches and (count := meter.admit(self._batches[0])):
+            batch = self._batches.popleft()
+            if count < batch.count:
+                self._batches.appendleft(batch.part(count, batch.count))
+                batch = batch.part(0, count)
+            self.event_count -= count
+            taken.append(batch)
+        return taken
+
+    def put_back(self, batches: Sequence[StoredBatch]) -> None:
+        """Returns taken batches to the places that their sequences give them."""
+        for batch in batches:
+            index = self._index_after(batch.first_sequence)
+            following = self._batches[index] if index < len(self._batches) else None
+            if following is not None and (joined := batch.joined(following)):
+                del self._batches[index]
+                batch_back = joined
+            else:
+                batch_back = batch
+            preceding = self._batches[index - 1] if index else None
+            if preceding is not None and (joined := preceding.joined(batch_back)):
+                self._batches[index - 1] = joined
+            else:
+                self._batches.insert(index, batch_back)
+            self.event_count += batch.count
+
+    def remove_through(self, sequence: int) -> list[StoredBatch]:
+        """Removes and returns all events up to a sequence, included."""
+        removed = []
+        while self._batches and self._batches[0].first_sequence <= sequence:
+            batch = self._batches.popleft()
+            if batch.end_sequence > sequence + 1:
+                self._batches.appendleft(batch.between(sequence + 1, batch.end_sequence))
+                batch = batch.between(batch.first_sequence, sequence + 1)
+            removed.append(batch)
+            self.event_count -= batch.count
+        return removed
+
+    def clear(self) -> list[StoredBatch]:
+        """Removes and returns everything."""
+        removed = list(self._batches)
+        self._batches.clear()
+        self.event_count = 0
+        return removed
+
+    def read(self, from_sequence: int, to_sequence: int) -> list[StoredBatch]:
+        """The next batches from one sequence on up to another (excluded), without removing them; none at the end.
+
+        Answers some thousand batches at most; whoever wants more asks again behind the last.
+        """
+        if from_sequence >= to_sequence:
+            return []
+        index = self._index_after(from_sequence)
+        if index and self._batches[index - 1].end_sequence > from_sequence:
+            index -= 1
+        return [
+            batch.between(from_sequence, to_sequence)
+            for batch in islice(self._batches, index, index + _READ_AHEAD)
+            if batch.first_sequence < to_sequence
+        ]
+
+    def _index_after(self, sequence: int) -> int:
+        """Index of the first batch that begins behind a sequence."""
+        low, high = 0, len(self._batches)
+        # Most rollbacks concern the head; there the deque is quick, and a search by halves would not be.
+        if not self._batches or self._batches[0].first_sequence > sequence:
+            return 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._batches[middle].first_sequence > sequence:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def __iter__(self) -> Iterator[StoredBatch]:
+        return iter(self._batches)
+
+
+class PortionMeter:
+    """Counts down a portion batch by batch."""
+
+    def __init__(self, portion: Portion) -> None:
+        self._form = portion.form
+        self._events_left = portion.events_max
+        self._body_bytes_left = portion.body_bytes_max
+        self._answer_bytes_left = portion.answer_bytes_max
+        self._is_empty = True
+
+    def first_of(self, batches: Iterable[StoredBatch]) -> Iterator[StoredBatch]:
+        """The first of these events, as many as the portion allows, without a gap."""
+        for batch in batches:
+            count = self.admit(batch)
+            if count:
+                yield batch.part(0, count)
+            if count < batch.count:
+                return
+
+    def admit(self, batch: StoredBatch) -> int:
+        """How many of the batch's first events still fit; they count from now on."""
+        if not self._events_left:
+            return 0
+        fit = batch.window.fit(self._body_bytes_left, self._answer_bytes_left, self._form)
+        if not fit.count and self._is_empty:
+            # A first event that is larger than the caller wants comes alone. It does fit an answer: that was made sure
+            # when it was stored.
+            self._events_left = 0
+            return 1
+        count = min(fit.count, self._events_left)
+        self._is_empty = False
+        self._events_left -= count
+        self._body_bytes_left -= fit.body_bytes
+        self._answer_bytes_left -= fit.answer_bytes
+        return count

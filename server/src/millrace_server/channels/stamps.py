@@ -1,0 +1,128 @@
+"""What each producer has stored: the ground of exactly once."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from millrace_server.channels.names import check_identifier
+from millrace_server.errors import BadArgumentError
+
+PRODUCERS_MAX = 100_000
+"""Producers that a channel remembers; beyond it, the one that has not stored anything for longest is forgotten."""
+
+INTERVALS_MAX = 10_000
+"""Separate ranges that a channel remembers of one producer."""
+
+SEQUENCE_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Names, in the producer's own numbering, what a commit stores."""
+
+    producer_id: str
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        check_identifier("stamp.producer_id", self.producer_id)
+        if self.last < self.first:
+            raise BadArgumentError(
+                f"stamp.last_sequence: is {self.last}; it must not be below stamp.first_sequence, {self.first}"
+            )
+
+    @property
+    def span(self) -> int:
+        """Numbers that the stamp names."""
+        return self.last - self.first + 1
+
+
+class StampLedger:
+    """For each producer the numbers that the channel has accepted, as intervals."""
+
+    def __init__(self) -> None:
+        self._intervals: dict[str, IntervalSet] = {}
+
+    def __len__(self) -> int:
+        return len(self._intervals)
+
+    def new_ranges(self, stamp: Stamp, event_count: int) -> list[tuple[int, int]]:
+        """Which of a commit's events are new.
+
+        Returns:
+            Ranges of indexes into the events, the end excluded. All of them where the producer is unknown, none where
+            everything was accepted before.
+
+        Raises:
+            BadArgumentError: A stamp that covers the commit as a whole overlaps in part what was accepted, or the
+                producer has left too many gaps.
+        """
+        accepted = self._intervals.get(stamp.producer_id)
+        if accepted is None:
+            return [(0, event_count)]
+        gaps = accepted.gaps(stamp.first, stamp.last)
+        if gaps and len(accepted) >= INTERVALS_MAX and not accepted.touches(stamp.first, stamp.last):
+            raise BadArgumentError(
+                f"stamp: producer {stamp.producer_id!r} has left {len(accepted)} gaps in its numbers; fill some first"
+            )
+        if stamp.span == event_count:
+            return [(first - stamp.first, last + 1 - stamp.first) for first, last in gaps]
+        if not gaps:
+            return []
+        if gaps != [(stamp.first, stamp.last)]:
+            raise BadArgumentError(
+                f"stamp: {stamp.first} to {stamp.last} covers {event_count} events as a whole and overlaps in part "
+                f"what producer {stamp.producer_id!r} has stored; it must be all new or all stored"
+            )
+        return [(0, event_count)]
+
+    def accept(self, stamp: Stamp) -> None:
+        """Remembers the stamp's numbers as stored."""
+        # Taken out and put in again, so that the dict's order tells who has been silent for longest.
+        accepted = self._intervals.pop(stamp.producer_id, None) or IntervalSet()
+        accepted.add(stamp.first, stamp.last)
+        self._intervals[stamp.producer_id] = accepted
+        if len(self._intervals) > PRODUCERS_MAX:
+            del self._intervals[next(iter(self._intervals))]
+
+
+class IntervalSet:
+    """A set of whole numbers as closed intervals: ascending, apart from each other by one number at least."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def add(self, first: int, last: int) -> None:
+        """Adds the numbers from `first` to `last`, both included."""
+        low, high = self._neighbours(first, last)
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+
+    def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of `first` to `last` that are not in the set."""
+        gaps = []
+        low, high = self._neighbours(first, last)
+        for known_first, known_last in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
+            if first < known_first:
+                gaps.append((first, min(known_first - 1, last)))
+            first = max(first, known_last + 1)
+        if first <= last:
+            gaps.append((first, last))
+        return gaps
+
+    def touches(self, first: int, last: int) -> bool:
+        """Whether adding these numbers would not make one more interval."""
+        low, high = self._neighbours(first, last)
+        return low < high
+
+    def _neighbours(self, first: int, last: int) -> tuple[int, int]:
+        """Indexes of the intervals that overlap or adjoin `first` to `last`: from, and one past."""
+        low = bisect_left(self._lasts, first - 1)
+        high = bisect_left(self._firsts, last + 2)
+        return low, max(low, high)

@@ -1,0 +1,133 @@
+"""Transactions: what was put and taken and is not decided yet, and how the decided ones ended."""
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterator, Sequence
+
+from millrace_server.channels.batches import StoredBatch, Window
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.leases import Lease
+from millrace_server.errors import LeaseExpiredError, OffsetGapError, TooManyTxnsError, TxnStateError
+
+ENDED_MAX = 10_000
+"""Ended transactions that a channel remembers."""
+
+
+class TxnState(enum.Enum):
+    """Moves; any other is illegal.
+
+    OPEN -> COMMITTED      commit(), once there is room for the puts
+    OPEN -> ROLLED_BACK    rollback()
+    OPEN -> EXPIRED        rolled back because the lease ran out
+    """
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    EXPIRED = "expired"
+
+
+_MOVES = {
+    (TxnState.OPEN, TxnState.COMMITTED),
+    (TxnState.OPEN, TxnState.ROLLED_BACK),
+    (TxnState.OPEN, TxnState.EXPIRED),
+}
+
+
+class Transaction:
+    """Puts and takes that will happen together or not at all."""
+
+    __slots__ = ("lease", "put_body_bytes", "put_count", "puts", "receipt", "state", "take_count", "takes", "txn_id")
+
+    def __init__(self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]") -> None:
+        self.txn_id = txn_id
+        self.state = TxnState.OPEN
+        self.receipt: Receipt | None = None
+        self.lease = Lease(lease_seconds, lambda: on_expired(self))
+        self.puts: list[Window] = []
+        self.put_count = 0
+        self.put_body_bytes = 0
+        self.takes: list[StoredBatch] = []
+        self.take_count = 0
+
+    def end(self, target: TxnState, receipt: Receipt | None) -> None:
+        """Moves to a final state, and drops what the transaction held."""
+        assert (self.state, target) in _MOVES, (self.state, target)
+        self.state = target
+        self.receipt = receipt
+        self.puts = []
+        self.takes = []
+        self.lease.cancel()
+
+    def add_puts(self, windows: Sequence[Window]) -> None:
+        """Adds events behind those that were put."""
+        self.puts += windows
+        self.put_count += sum(window.count for window in windows)
+        self.put_body_bytes += sum(window.body_bytes for window in windows)
+
+    def add_takes(self, batches: Sequence[StoredBatch]) -> None:
+        """Adds events that were taken from the queue."""
+        self.takes += batches
+        self.take_count += sum(batch.count for batch in batches)
+
+    def put_count_from(self, put_offset: int | None) -> int:
+        """How many events the transaction has put from an offset on: a repeat, not to be put again."""
+        return self._count_from("put_offset", put_offset, self.put_count)
+
+    def take_count_from(self, take_offset: int | None) -> int:
+        """How many events the transaction has taken from an offset on: lost on their way, to be sent again."""
+        return self._count_from("take_offset", take_offset, self.take_count)
+
+    def _count_from(self, field: str, offset: int | None, count: int) -> int:
+        if offset is None:
+            return 0
+        if offset > count:
+            raise OffsetGapError(
+                f"{field}: is {offset}; the transaction has {count}, and it must not be above that", txn_id=self.txn_id
+            )
+        return count - offset
+
+    def last_taken(self, count: int) -> Iterator[StoredBatch]:
+        """The last `count` events taken."""
+        skipped = self.take_count - count
+        for batch in self.takes:
+            if skipped < batch.count:
+                yield batch.part(skipped, batch.count)
+            skipped = max(skipped - batch.count, 0)
+
+    def refuse_unless_open(self) -> None:
+        """Raises what a call on an ended transaction gets."""
+        if self.state is TxnState.EXPIRED:
+            raise LeaseExpiredError(
+                "the transaction was without a call for its lease and was rolled back; begin a new one",
+                txn_id=self.txn_id,
+            )
+        if self.state is not TxnState.OPEN:
+            raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=self.txn_id)
+
+
+class TxnLimit:
+    """Counts open transactions against a maximum, a channel's or the server's."""
+
+    def __init__(self, whose: str, maximum: Callable[[], int]) -> None:
+        self._whose = whose
+        self._maximum = maximum
+        self.open_count = 0
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+
+    def count(self, change: int) -> None:
+        """Counts a transaction that was opened, or that has ended."""
+        self.open_count += change
+        if self.open_count:
+            self.is_idle.clear()
+        else:
+            self.is_idle.set()
+
+    def refuse_if_reached(self) -> None:
+        """Raises TooManyTxnsError where no more may be opened."""
+        if self.open_count >= self._maximum():
+            raise TooManyTxnsError(
+                f"{self._whose} has {self.open_count} open transactions; at most {self._maximum()} are allowed",
+                retry_delay_seconds=1.0,
+            )

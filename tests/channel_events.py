@@ -1,0 +1,130 @@
+"""Channels with small limits for tests, events in and out of them, and what must hold of a channel at any time."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from millrace.columns import columns_from_events
+from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.stamps import Stamp
+
+ANSWER_BYTES_MAX = 1 << 20
+
+Row = tuple[Mapping[str, str], bytes]
+
+
+def open_channel(
+    name: str = "orders",
+    *,
+    directory: TxnDirectory | None = None,
+    answer_bytes_max: int = ANSWER_BYTES_MAX,
+    **limits: Any,
+) -> Channel:
+    """A channel with these limits; see `limits_of`."""
+    return Channel(name, limits_of(**limits), directory or TxnDirectory(10_000), answer_bytes_max)
+
+
+def limits_of(*, body_bytes_max: int = 1 << 30, **limits: Any) -> ChannelConfig:
+    """A configuration in which bodies may have all of the byte capacity."""
+    return ChannelConfig(type="memory", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **limits)
+
+
+def stored_rows(rows: Iterable[Row]) -> StoredColumns:
+    """Events with headers as one request's columns."""
+    (columns,) = columns_from_events(rows)
+    return StoredColumns.of(columns)
+
+
+def stored(*bodies: bytes) -> StoredColumns:
+    """Events without headers as one request's columns."""
+    return stored_rows(({}, body) for body in bodies)
+
+
+def window(*bodies: bytes) -> Window:
+    """The window on all of these events."""
+    return Window.whole(stored(*bodies))
+
+
+def batch(first_sequence: int, *bodies: bytes) -> StoredBatch:
+    """A batch of its own columns."""
+    return StoredBatch(first_sequence, window(*bodies))
+
+
+def bodies_of(batches: Iterable[StoredBatch]) -> list[bytes]:
+    """The bodies of all events."""
+    return [body for _, body in numbered(batches)]
+
+
+def numbered(batches: Iterable[StoredBatch]) -> list[tuple[int, bytes]]:
+    """The sequences and bodies of all events."""
+    return [
+        (sequence, body)
+        for batch in batches
+        for sequence, (_, body) in enumerate(batch.window.rows(), start=batch.first_sequence)
+    ]
+
+
+async def append(channel: Channel, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
+    """Appends events."""
+    return await channel.append([stored(*bodies)], stamp)
+
+
+def begin(channel: Channel, txn_id: str | None = None, lease_seconds: float | None = None) -> str:
+    """Begins a transaction; returns its id."""
+    return channel.begin(txn_id, lease_seconds)[0]
+
+
+def begin_with_puts(channel: Channel, *bodies: bytes) -> str:
+    """Begins a transaction that puts events."""
+    txn_id = begin(channel)
+    channel.put(txn_id, [stored(*bodies)], None)
+    return txn_id
+
+
+async def begin_with_takes(channel: Channel, events_max: int) -> str:
+    """Begins a transaction that takes events, exactly as many as given."""
+    txn_id = begin(channel)
+    assert len(await take(channel, txn_id, events_max)) == events_max
+    return txn_id
+
+
+async def take(channel: Channel, txn_id: str, events_max: int = 0) -> list[bytes]:
+    """Takes without waiting; returns the bodies."""
+    batches, _ = await channel.take(txn_id, Wish(events_max=events_max), 0, None)
+    return bodies_of(batches)
+
+
+def queued(channel: Channel) -> list[bytes]:
+    """The bodies of all events that nobody has taken."""
+    return bodies_of(channel.contents.queue)
+
+
+def check_accounts(channel: Channel) -> None:
+    """Asserts that a channel's accounts are what counting everything anew gives.
+
+    The queue is in order; events and bytes in the room are those queued and those taken; and whatever is open is
+    counted.
+    """
+    contents = channel.contents
+    in_queue = list(contents.queue)
+    assert all(one.count > 0 for one in in_queue)
+    assert all(one.end_sequence <= other.first_sequence for one, other in pairwise(in_queue))
+    opened = [*channel._open.values(), *channel._loans]
+    taken = [batch for txn in opened for batch in txn.takes]
+    held = in_queue + taken
+    assert contents.queue.event_count == sum(batch.count for batch in in_queue)
+    assert contents.taken_count == sum(batch.count for batch in taken)
+    assert contents.room.event_count == sum(batch.count for batch in held)
+    assert contents.room.body_bytes == sum(len(body) for body in bodies_of(held))
+    sequences = [sequence for sequence, _ in numbered(held)]
+    assert len(set(sequences)) == len(sequences)
+    assert all(sequence < contents.next_sequence for sequence in sequences)
+    assert channel.open_transactions == len(opened)
+    for txn in opened:
+        assert txn.take_count == sum(batch.count for batch in txn.takes)
+        assert txn.put_count == sum(put.count for put in txn.puts)
+        assert txn.put_body_bytes == sum(put.body_bytes for put in txn.puts)

@@ -1,0 +1,198 @@
+"""A channel and its account side by side: what happened, in the order in which it happened."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.errors import MillraceError, TooManyTxnsError, TxnCapacityError
+from tests.channel_events import check_accounts, numbered
+from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
+from tests.fuzz.channel_calls import Call, Cancel
+
+_CANCELLED = "cancelled"
+
+
+@dataclass(eq=False)
+class Running:
+    """A call that has begun and may wait."""
+
+    call: Call
+    task: "asyncio.Task[None]" = field(init=False)
+    give_up: float = 0.0
+    paused: list[ExpectedTxn] = field(default_factory=list)
+    held_at_start: list[tuple[int, int]] = field(default_factory=list)
+
+    def held_now(self) -> list[tuple[int, int]]:
+        return [(len(txn.puts), len(txn.takes)) for txn in self.paused]
+
+
+@dataclass
+class Entry:
+    """A call has begun, or has ended with an outcome: a value, or an error."""
+
+    time: float
+    running: Running
+    is_start: bool
+    outcome: Any = None
+
+
+class History:
+    """Makes calls on a channel, and holds their outcomes against the account's."""
+
+    def __init__(self, channel: Channel, directory: TxnDirectory, foreign_open: int, account: Account) -> None:
+        self.channel = channel
+        self.account = account
+        self.lines: dict[str, list[Running]] = {"takers": [], "room": [], "": []}
+        self._directory = directory
+        self._foreign_open = foreign_open
+        self._log: list[Entry] = []
+
+    @property
+    def waiting(self) -> list[Running]:
+        """Calls that have not ended when last looked at."""
+        return self.lines["takers"] + self.lines["room"]
+
+    def make(self, call: Call) -> None:
+        """Makes a call in the loop's next turn, behind those that were made before."""
+        running = Running(call)
+        running.task = asyncio.get_running_loop().create_task(self._make(running))
+
+    async def _make(self, running: Running) -> None:
+        clock = asyncio.get_running_loop().time
+        self._log.append(Entry(clock(), running, is_start=True))
+        outcome: Any
+        try:
+            outcome = await running.call.make(self.channel)
+        except asyncio.CancelledError:
+            outcome = _CANCELLED
+        except Exception as error:  # noqa: BLE001 - an outcome like another; what is no refusal fails the test
+            outcome = error
+        self._log.append(Entry(clock(), running, is_start=False, outcome=outcome))
+
+    def check(self, now: float) -> None:
+        """Holds all that happened up to now against the account, and then the state that came of it."""
+        previous = None
+        for entry in self._log:
+            self.account.pass_time(entry.time)
+            if entry.is_start:
+                self._start(entry.running)
+            else:
+                has_waited = not (previous and previous.is_start and previous.running is entry.running)
+                self._end(entry.running, entry.outcome, has_waited=has_waited)
+            previous = entry
+        self._log.clear()
+        self.account.pass_time(now)
+        self._check_state()
+        self._check_lines()
+
+    def _start(self, running: Running) -> None:
+        call = running.call
+        if call.line:
+            running.give_up = self.account.now + call.wait_seconds(self.account)
+            running.paused = [txn for txn_id in call.txn_ids if (txn := self.account.open.get(txn_id))]
+            running.held_at_start = running.held_now()
+        call.begin(self.account)
+        for txn in running.paused:
+            txn.waiting_calls += 1
+        self.lines[call.line].insert(0 if call.is_first else len(self.lines[call.line]), running)
+
+    def _end(self, running: Running, outcome: Any, *, has_waited: bool) -> None:
+        call, account = running.call, self.account
+        line = self.lines[call.line]
+        is_turn = line[0] is running
+        line.remove(running)
+        for txn in running.paused:
+            txn.waiting_calls -= 1
+        account.touch(call.txn_ids, has_waited=has_waited)
+        look = self._look(call)
+        if outcome == _CANCELLED:
+            assert has_waited
+            self._count_take(call, None)
+            return
+        if look.is_wait:
+            assert account.now == running.give_up, f"{call} ended before its time, which is {running.give_up}"
+        if isinstance(outcome, Exception):
+            if not isinstance(outcome, MillraceError):
+                raise outcome
+            outcome = type(outcome)
+        assert outcome == look.outcome, f"{call} answered {outcome}, and should have answered {look.outcome}"
+        self._count_take(call, outcome)
+        if look.is_wait:
+            return
+        look.effect()
+        # Newcomers may take events at once, but never room.
+        if look.in_turn and (has_waited or call.line == "room"):
+            assert is_turn or account.now == running.give_up, f"{call} came before others"
+
+    def _look(self, call: Call) -> Look:
+        try:
+            return call.look(self.account)
+        except RefusedError as refused:
+            return Look(refused.kind)
+
+    def _count_take(self, call: Call, outcome: Any) -> None:
+        if call.line == "takers":
+            events = outcome[0] if isinstance(outcome, tuple) else outcome
+            self.account.counters.take_attempts += len(events) if isinstance(events, list) and events else 1
+
+    def _check_state(self) -> None:
+        channel, account, contents = self.channel, self.account, self.channel.contents
+        check_accounts(channel)
+        assert numbered(contents.queue) == account.queue
+        assert contents.next_sequence == account.next_sequence
+        assert contents.first_sequence == account.first_sequence
+        assert (contents.room.event_count, contents.room.body_bytes) == (len(account.held), account.held_bytes)
+        assert (contents.room.events_max, contents.room.body_bytes_max) == (
+            account.limits.capacity,
+            account.limits.body_bytes_max,
+        )
+        assert channel.config == account.limits
+        assert channel.open_transactions == account.open_count
+        assert channel._open_body_bytes == account.open_put_bytes
+        assert self._directory.limit.open_count == account.open_count + self._foreign_open
+        assert {txn_id: (txn.put_count, numbered(txn.takes)) for txn_id, txn in channel._open.items()} == {
+            txn_id: (len(txn.puts), txn.takes) for txn_id, txn in account.open.items()
+        }
+        assert [(txn_id, txn.state.value) for txn_id, txn in channel._ended.items()] == [
+            (txn_id, txn.state) for txn_id, txn in account.ended.items()
+        ]
+        assert set(self._directory._channels) == {*account.open, *account.ended, *account.foreign_ids}
+        assert contents.counters == account.counters
+        claim = channel.claims.claim
+        assert (claim and (claim.reader_id, claim.epoch)) == (
+            account.claim and (account.claim.reader_id, account.claim.epoch)
+        )
+        assert len(contents.ledger) == len(account.stamps)
+        for producer_id, numbers in account.stamps.items():
+            gaps = contents.ledger._intervals[producer_id].gaps(0, max(numbers) + 1)
+            missing = {number for first, last in gaps for number in range(first, last + 1)}
+            assert missing == set(range(max(numbers) + 2)) - numbers
+        # Each event that was ever committed is in one place, and in one only.
+        places = Counter(sequence for sequence, _ in (*account.held, *account.consumed))
+        assert places == Counter(range(1, account.next_sequence))
+
+    def _check_lines(self) -> None:
+        """Nobody waits who could go on, and no place is left behind."""
+        contents = self.channel.contents
+        assert not self.lines[""]
+        assert len(contents.takers) == len(self.lines["takers"])
+        assert len(contents.room.line) == len(self.lines["room"])
+        for running in self.lines["takers"]:
+            look = self._look(running.call)
+            # Limits that became smaller meanwhile are told when there is something to take.
+            assert look.is_wait or look.outcome in {TxnCapacityError, TooManyTxnsError}, running
+        if not self.lines["room"]:
+            return
+        first = self.lines["room"][0]
+        # A call that would need less room because of what others did to its transaction or stored with its stamp
+        # is not woken for that.
+        is_changed = getattr(first.call, "stamp", None) or first.held_now() != first.held_at_start
+        look = self._look(first.call)
+        assert look.is_wait or is_changed or look.outcome is TxnCapacityError, first
+
+    def cancel(self, running: Running) -> None:
+        """Cancels a call in the loop's next turn."""
+        self.make(Cancel(running.task))

@@ -1,0 +1,78 @@
+"""Whatever a channel takes in, it can give out again, in answers of any size."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.errors import EventTooLargeError
+from tests.channel_events import begin, open_channel, stored_rows
+from tests.event_rows import Row, rows
+from tests.virtual_clock import VirtualClockLoop
+
+REQUESTS = st.lists(rows(min_size=1), min_size=1, max_size=5)
+
+
+@given(REQUESTS, st.integers(100, 1500), st.data())
+def test_answers_of_whatever_was_stored_keep_their_limit(
+    requests: Sequence[Sequence[Row]], answer_bytes_max: int, data: st.DataObject
+) -> None:
+    """Events that were not refused come out in order, in rows or in columns, and no answer is too large."""
+    loop = VirtualClockLoop()
+    try:
+        loop.run_until_complete(_put_and_take(requests, answer_bytes_max, data))
+    finally:
+        loop.close()
+
+
+async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int, data: st.DataObject) -> None:
+    channel = open_channel(capacity=100, answer_bytes_max=answer_bytes_max)
+    expected = await _append(channel, requests)
+    txn_id = begin(channel)
+    received: list[Row] = []
+    while len(received) < len(expected):
+        wish = data.draw(
+            st.builds(
+                Wish,
+                events_max=st.integers(0, 5),
+                body_bytes_max=st.integers(0, 30),
+                form=st.sampled_from(Form),
+            ),
+            "wish",
+        )
+        # Now and then an answer is lost, and asked for again with other limits.
+        lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
+        del received[len(received) - lost :]
+        batches, take_count = await channel.take(txn_id, wish, 0, len(received))
+        answer = [_answer(batch, wish.form) for batch in batches]
+        assert pb.TakeResponse(batches=answer).ByteSize() <= answer_bytes_max
+        taken = [row for batch in batches for row in batch.window.rows()]
+        assert taken
+        received += taken
+        assert take_count == len(received)
+    assert received == expected
+
+
+async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[Row]:
+    """Appends requests; returns the events of those that were not refused."""
+    stored: list[Row] = []
+    for request in requests:
+        try:
+            await channel.append([stored_rows(request)], None)
+        except EventTooLargeError:
+            continue
+        stored += request
+    return stored
+
+
+def _answer(batch: StoredBatch, form: Form) -> event_pb2.EventBatch:
+    answer = event_pb2.EventBatch(first_sequence=batch.first_sequence)
+    if form is Form.COLUMNS:
+        answer.columns.ParseFromString(batch.window.columns())
+    else:
+        answer.events.extend(event_pb2.Event(headers=headers, body=body) for headers, body in batch.window.rows())
+    return answer

@@ -1,0 +1,212 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, columns_from_events
+from millrace.v1 import event_pb2
+from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
+from tests.channel_events import batch, bodies_of, numbered, stored, stored_rows, window
+from tests.event_rows import Row, rows
+
+FORMS = st.sampled_from(Form)
+
+
+def encoded_bytes(one: Window, form: Form) -> int:
+    """What an answer with this window has."""
+    return _encoded(one, form).ByteSize()
+
+
+def _encoded(one: Window, form: Form) -> event_pb2.EventBatch:
+    first_sequence = (1 << 64) - 1
+    if form is Form.COLUMNS:
+        columns = event_pb2.EventColumns.FromString(one.columns())
+        return event_pb2.EventBatch(first_sequence=first_sequence, columns=columns)
+    events = [event_pb2.Event(headers=headers, body=body) for headers, body in one.rows()]
+    return event_pb2.EventBatch(first_sequence=first_sequence, events=events)
+
+
+def test_stored_columns_of_a_request_know_its_sizes() -> None:
+    """Bytes and the largest body are told without touching an event."""
+    columns = stored(b"a", b"", b"cccc", b"dd")
+    assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (4, 7, 4)
+
+
+def test_stored_columns_of_empty_bodies_have_no_bytes() -> None:
+    """Empty bodies are legal."""
+    columns = stored(b"", b"")
+    assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (2, 0, 0)
+
+
+def test_stored_columns_of_none_are_empty() -> None:
+    """Columns without events can be asked the same."""
+    columns = StoredColumns.of(event_pb2.EventColumns())
+    assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (0, 0, 0)
+
+
+def test_stored_columns_with_unknown_fields_drop_them() -> None:
+    """Fields of a stranger's making are neither stored nor sent again: no bound counts them."""
+    unknown = bytes([15 << 3 | 2, 100]) + b"u" * 100
+    header = event_pb2.HeaderColumn.FromString(
+        event_pb2.HeaderColumn(key="k", sizes=[2], values=b"v").SerializeToString() + unknown
+    )
+    raw = event_pb2.EventColumns(count=1, body_sizes=[1], bodies=b"x", headers=[header]).SerializeToString()
+    columns = stored_rows([({"k": "v"}, b"x")])
+    assert StoredColumns.received(raw + unknown).raw == columns.raw
+
+
+@given(rows(min_size=1), st.integers(0, 400))
+def test_first_index_above_any_limit_leaves_what_can_be_fetched(events: Sequence[Row], answer_bytes_max: int) -> None:
+    """Each event before the one named fits an answer alone, in either form."""
+    columns = stored_rows(events)
+    index = columns.first_index_above(answer_bytes_max)
+    for before in range(columns.count if index is None else index):
+        for form in Form:
+            assert encoded_bytes(Window.whole(columns).part(before, before + 1), form) <= answer_bytes_max
+
+
+def test_first_index_above_a_limit_names_the_first_too_large() -> None:
+    """The event that does not fit is found."""
+    columns = stored_rows([({}, b"x"), ({"k": "v" * 300}, b""), ({}, b"y" * 900), ({}, b"z" * 900)])
+    assert columns.first_index_above(800) == 2
+    assert columns.first_index_above(300) == 1
+    assert columns.first_index_above(1100) is None
+
+
+def test_first_index_above_a_limit_far_above_all_needs_no_look() -> None:
+    """Most requests are far below the limit: their columns are not even parsed."""
+    columns = stored(b"x")
+    columns.raw = b"no columns"
+    assert columns.first_index_above(1 << 20) is None
+
+
+def test_first_index_above_a_limit_near_the_whole_is_exact_enough() -> None:
+    """An event that is nearly all of the request is held against its own size, with all its headers."""
+    headers = {str(number): "" for number in range(HEADER_KEYS_MAX)}
+    columns = stored_rows([(headers, b"x" * 1000), (headers, b"")])
+    limit = max(encoded_bytes(Window.whole(columns).part(0, 1), form) for form in Form)
+    assert columns.first_index_above(limit - 1) == 0
+
+
+@given(rows(min_size=1), st.data())
+def test_part_of_a_part_holds_its_events(events: list[Row], data: st.DataObject) -> None:
+    """Windows can be cut again and again, and answer in both forms."""
+    whole = Window.whole(stored_rows(events))
+    start = data.draw(st.integers(0, len(events)))
+    stop = data.draw(st.integers(start, len(events)))
+    inner_start = data.draw(st.integers(0, stop - start))
+    inner_stop = data.draw(st.integers(inner_start, stop - start))
+    part = whole.part(start, stop).part(inner_start, inner_stop)
+    expected = events[start:stop][inner_start:inner_stop]
+    assert part.count == len(expected)
+    assert part.body_bytes == sum(len(body) for _, body in expected)
+    assert list(part.rows()) == expected
+    columns = event_pb2.EventColumns.FromString(part.columns())
+    assert list(ColumnsCutter(columns).rows(0, columns.count)) == expected
+
+
+def test_columns_of_the_whole_window_are_the_bytes_that_came() -> None:
+    """Nothing is cut, copied or parsed."""
+    columns = stored(b"a", b"b")
+    assert Window.whole(columns).columns() is columns.raw
+    assert Window.whole(columns).part(0, 2).columns() is columns.raw
+
+
+@given(rows(min_size=1), st.data(), FORMS)
+def test_fit_of_any_window_is_the_furthest_within_both_limits(
+    events: list[Row], data: st.DataObject, form: Form
+) -> None:
+    """What fits keeps the limit on bodies, encodes within the answer, and no one event more would."""
+    start = data.draw(st.integers(0, len(events) - 1))
+    stop = data.draw(st.integers(start + 1, len(events)))
+    body_bytes_max = data.draw(st.integers(0, 60))
+    answer_bytes_max = data.draw(st.integers(0, 1000))
+    whole = Window.whole(stored_rows(events)).part(start, stop)
+    fit = whole.fit(body_bytes_max, answer_bytes_max, form)
+    assert 0 <= fit.count <= whole.count
+    fitting = whole.part(0, fit.count)
+    assert fit.body_bytes == fitting.body_bytes <= body_bytes_max
+    if fit.count:
+        assert encoded_bytes(fitting, form) <= fit.answer_bytes <= answer_bytes_max
+    if fit.count < whole.count:
+        more = whole.part(0, fit.count + 1)
+        # The bound on the answer may be above the bytes by a little for each header and event.
+        margin = 64 + more.count * 24 + 5 * (64 + 24 * more.count + 10 * more.count)
+        assert more.body_bytes > body_bytes_max or encoded_bytes(more, form) + margin > answer_bytes_max
+
+
+def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
+    """The hot path knows the answer from the sizes alone."""
+    columns = stored(b"a" * 10, b"b" * 10)
+    raw_bytes = len(columns.raw)
+    columns.raw = b"?" * raw_bytes
+    fit = Window.whole(columns).fit(20, raw_bytes + 64, Form.COLUMNS)
+    assert (fit.count, fit.body_bytes, fit.answer_bytes) == (2, 20, raw_bytes + 64)
+
+
+def test_cutter_that_is_kept_is_made_once() -> None:
+    """Who cuts a batch bit by bit sums its offsets once; others leave nothing behind."""
+    columns = stored(b"a", b"b")
+    assert columns.cutter() is not columns.cutter()
+    kept = columns.cutter(keep=True)
+    assert columns.cutter() is columns.cutter(keep=True) is kept
+
+
+def test_part_of_a_batch_has_its_sequences() -> None:
+    """A part's events keep the sequences that they had in the whole."""
+    whole = batch(7, b"a", b"b", b"c")
+    assert whole.part(0, 3) is whole
+    assert numbered([whole.part(1, 3)]) == [(8, b"b"), (9, b"c")]
+    assert (whole.part(1, 2).first_sequence, whole.part(1, 2).end_sequence) == (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("from_sequence", "to_sequence", "bodies"),
+    [(1, 99, [b"a", b"b", b"c"]), (7, 10, [b"a", b"b", b"c"]), (8, 9, [b"b"]), (0, 8, [b"a"]), (9, 1 << 64, [b"c"])],
+)
+def test_between_sequences_gives_the_part_that_overlaps(
+    from_sequence: int, to_sequence: int, bodies: list[bytes]
+) -> None:
+    """The ends may lie outside of the batch."""
+    assert bodies_of([batch(7, b"a", b"b", b"c").between(from_sequence, to_sequence)]) == bodies
+
+
+def test_joined_with_its_other_part_is_the_whole_again() -> None:
+    """Two neighbours of the same columns become one window, which is sent as it came."""
+    whole = batch(7, b"a", b"b", b"c")
+    first, second, third = (whole.part(index, index + 1) for index in range(3))
+    joined = first.joined(second)
+    assert joined is not None
+    assert joined == whole.part(0, 2)
+    again = joined.joined(third)
+    assert again == whole
+    assert again is not None
+    assert again.window.is_whole
+
+
+def test_joined_with_what_does_not_follow_stays_apart() -> None:
+    """Other columns, a gap in the window, or a gap in the sequences: none of them is a neighbour."""
+    whole = batch(7, b"a", b"b", b"c")
+    first, second, third = (whole.part(index, index + 1) for index in range(3))
+    assert first.joined(batch(8, b"b")) is None
+    assert first.joined(third) is None
+    assert second.joined(first) is None
+    assert first.joined(StoredBatch(9, second.window)) is None
+    # What a stamp cut out of the middle: the sequences are neighbours, the events were not.
+    assert first.joined(StoredBatch(8, third.window)) is None
+
+
+def test_window_of_some_columns_knows_what_it_leaves_out() -> None:
+    """A window is whole only where nothing lies outside of it."""
+    one = window(b"a", b"b")
+    assert one.is_whole
+    assert not one.part(0, 1).is_whole
+    assert not one.part(1, 1).is_whole
+
+
+def test_stored_columns_from_any_rows_are_those_of_the_wire() -> None:
+    """Rows that came in are stored as the columns that a client would have sent."""
+    events: list[Row] = [({"a": "1"}, b"x"), ({}, b"y")]
+    (columns,) = columns_from_events(events)
+    assert stored_rows(events).raw == columns.SerializeToString()

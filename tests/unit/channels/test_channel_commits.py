@@ -1,0 +1,437 @@
+import asyncio
+
+import pytest
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import (
+    BadArgumentError,
+    BytesFullError,
+    ChannelFullError,
+    ChannelNotFoundError,
+    EventTooLargeError,
+    TxnCapacityError,
+    TxnStateError,
+)
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    check_accounts,
+    limits_of,
+    open_channel,
+    queued,
+    stored,
+    take,
+)
+from tests.virtual_clock import now, settle, started
+
+
+@pytest.fixture
+async def channel() -> Channel:
+    """Full: 3 of 3 events, 9 of 10 bytes."""
+    channel = open_channel(capacity=3, body_bytes_max=10, keep_alive_seconds=3)
+    await append(channel, b"aaa", b"bbb", b"ccc")
+    return channel
+
+
+async def make_room(channel: Channel, event_count: int = 1) -> None:
+    """Takes events away for good."""
+    await channel.commit([await begin_with_takes(channel, event_count)], None)
+
+
+# Append.
+
+
+async def test_append_stores_all_requests_as_one(channel: Channel) -> None:
+    """Rows may have become several columns."""
+    await make_room(channel, 3)
+    assert await channel.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
+    assert queued(channel) == [b"x", b"y", b"z"]
+    assert channel.contents.counters.commits == 3
+    check_accounts(channel)
+
+
+async def test_append_of_more_than_a_transaction_may_put_is_refused() -> None:
+    """The transaction's capacity bounds an append too."""
+    channel = open_channel(capacity=10, transaction_capacity=2, body_bytes_max=10)
+    with pytest.raises(TxnCapacityError, match="would put 3 events; transaction_capacity is 2"):
+        await channel.append([stored(b"a"), stored(b"b", b"c")], None)
+    with pytest.raises(TxnCapacityError, match="would put 11 body bytes; the channel holds 10"):
+        await append(channel, b"123456", b"12345")
+    with pytest.raises(EventTooLargeError):
+        await append(channel, b"x" * 11)
+    assert channel.contents.next_sequence == 1
+
+
+async def test_append_to_a_full_channel_waits_for_room(channel: Channel) -> None:
+    """A producer that is faster than its consumers is slowed down, not refused."""
+    call = await started(append(channel, b"d"))
+    await asyncio.sleep(2)
+    await make_room(channel)
+    assert await call.answer() == Receipt(4, 4)
+    assert now() == 2
+    check_accounts(channel)
+
+
+async def test_append_that_finds_no_room_stores_nothing(channel: Channel) -> None:
+    """Neither events nor stamp: the same append may come again."""
+    stamp = Stamp("p", 1, 1)
+    with pytest.raises(ChannelFullError):
+        await append(channel, b"d", stamp=stamp)
+    assert now() == 3
+    check_accounts(channel)
+    await make_room(channel)
+    assert await append(channel, b"d", stamp=stamp) == Receipt(4, 4)
+
+
+async def test_append_that_finds_room_for_events_but_not_for_bytes_says_so(channel: Channel) -> None:
+    """Which limit it was decides what an operator does."""
+    await make_room(channel)
+    with pytest.raises(BytesFullError):
+        await append(channel, b"ddddd")
+    with pytest.raises(ChannelFullError):
+        await append(channel, b"", b"")
+
+
+async def test_append_of_what_is_stored_already_needs_no_room(channel: Channel) -> None:
+    """A repeat is answered at once, though the channel is full."""
+    channel.contents.ledger.accept(Stamp("p", 1, 2))
+    assert await append(channel, b"x", b"y", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
+    assert now() == 0
+
+
+async def test_append_repeated_while_the_first_waits_is_stored_once(channel: Channel) -> None:
+    """Both wait for room; the second finds that there is nothing left to store."""
+    stamp = Stamp("p", 7, 7)
+    first, second = [await started(append(channel, b"d", stamp=stamp)) for _ in range(2)]
+    await make_room(channel)
+    assert await first.answer() == Receipt(4, 4)
+    assert await second.answer() == Receipt(0, 0, is_deduplicated=True)
+    assert now() == 0
+    assert queued(channel).count(b"d") == 1
+    check_accounts(channel)
+
+
+async def test_append_with_overlapping_stamps_stores_each_number_once() -> None:
+    """Events with known numbers are cut off, before and behind, and in the middle."""
+    channel = open_channel()
+    assert await append(channel, b"3", b"4", stamp=Stamp("p", 3, 4)) == Receipt(1, 2)
+    assert await append(channel, b"2", b"3", b"4", b"5", stamp=Stamp("p", 2, 5)) == Receipt(3, 4, is_deduplicated=True)
+    assert await append(channel, b"0", b"1", stamp=Stamp("p", 0, 1)) == Receipt(5, 6)
+    assert await append(channel, b"1", b"2", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
+    assert await append(channel, b"1", stamp=Stamp("q", 1, 1)) == Receipt(7, 7)
+    assert queued(channel) == [b"3", b"4", b"2", b"5", b"0", b"1", b"1"]
+    assert channel.contents.counters.deduplicated == 4
+    check_accounts(channel)
+
+
+async def test_append_with_events_cut_out_of_its_middle_comes_back_as_it_was_stored() -> None:
+    """A rollback does not bring back what a stamp has dropped."""
+    channel = open_channel()
+    await append(channel, b"2", stamp=Stamp("p", 2, 2))
+    await append(channel, b"1", b"2", b"3", stamp=Stamp("p", 1, 3))
+    txn_id = begin(channel)
+    for _ in range(3):
+        await take(channel, txn_id, 1)
+    channel.rollback(txn_id)
+    assert queued(channel) == [b"2", b"1", b"3"]
+    check_accounts(channel)
+
+
+async def test_append_with_a_stamp_for_the_whole_is_stored_whole_or_not_at_all() -> None:
+    """Repeated with another number of events it is a repeat; a partial overlap is refused."""
+    channel = open_channel()
+    assert await append(channel, b"a", b"b", stamp=Stamp("query", 5, 5)) == Receipt(1, 2)
+    assert await append(channel, b"a", b"b", b"c", stamp=Stamp("query", 5, 5)) == Receipt(0, 0, is_deduplicated=True)
+    with pytest.raises(BadArgumentError, match="overlaps in part"):
+        await append(channel, b"d", stamp=Stamp("query", 5, 6))
+    assert queued(channel) == [b"a", b"b"]
+
+
+# Commit.
+
+
+async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -> None:
+    """Takes of a transaction make room for its puts."""
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"dddd")], None)
+    assert await channel.commit([txn_id], None) == Receipt(4, 4)
+    assert now() == 0
+    assert (channel.contents.room.event_count, channel.contents.room.body_bytes) == (3, 10)
+
+
+async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel) -> None:
+    """One for one in events, but there is no room for the difference in bytes."""
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"ddddd")], None)
+    with pytest.raises(BytesFullError):
+        await channel.commit([txn_id], None)
+    check_accounts(channel)
+    channel.rollback(txn_id)
+    assert queued(channel) == [b"aaa", b"bbb", b"ccc"]
+
+
+async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel: Channel) -> None:
+    """They are one change."""
+    taking, putting = await begin_with_takes(channel, 2), begin_with_puts(channel, b"d", b"e")
+    assert await channel.commit([putting, taking], None) == Receipt(4, 5)
+    assert now() == 0
+    check_accounts(channel)
+
+
+async def test_commit_of_more_than_the_channel_holds_together_is_refused(channel: Channel) -> None:
+    """Each transaction could be stored, all of them never; they stay open, and go one by one."""
+    await make_room(channel, 3)
+    first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3", b"4")
+    with pytest.raises(TxnCapacityError, match="the commit puts 4 events"):
+        await channel.commit([first, second], None)
+    assert await channel.commit([first], None) == Receipt(4, 5)
+    assert channel.open_transactions == 1
+
+
+async def test_commit_that_finds_no_room_leaves_its_transactions_open(channel: Channel) -> None:
+    """They can be committed again, or rolled back."""
+    first, second = begin_with_puts(channel, b"d"), begin_with_puts(channel, b"e")
+    with pytest.raises(ChannelFullError):
+        await channel.commit([first, second], None)
+    assert (now(), channel.open_transactions) == (3, 2)
+    channel.rollback(second)
+    await make_room(channel)
+    assert await channel.commit([first], None) == Receipt(4, 4)
+
+
+async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
+    """Who came first has the first room, also before one who comes in the moment of the wake-up."""
+    calls = [await started(channel.commit([begin_with_puts(channel, body)], None)) for body in (b"d", b"e", b"f")]
+    assert len(channel.contents.room.line) == 3
+    for number in range(3):
+        taking = await begin_with_takes(channel, 1)
+        late = begin_with_puts(channel, b"late")
+        await channel.commit([taking], None)
+        call = await started(channel.commit([late], None))
+        assert [one.is_done for one in calls] == [True] * (number + 1) + [False] * (2 - number)
+        assert not call.is_done
+        call.cancel()
+        await settle()
+        channel.rollback(late)
+    assert queued(channel) == [b"d", b"e", b"f"]
+    assert len(channel.contents.room.line) == 0
+
+
+async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
+    """Commits of takes and rollbacks are what those who wait are waiting for."""
+    call = await started(append(channel, b"d", b"e"))
+    taking = await begin_with_takes(channel, 1)
+    await channel.commit([taking], None)
+    swap = await begin_with_takes(channel, 1)
+    channel.put(swap, [stored(b"x")], None)
+    await channel.commit([swap], None)
+    assert now() == 0
+    await make_room(channel)
+    assert await call.answer() == Receipt(5, 6)
+
+
+async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: Channel) -> None:
+    """Its transaction stays open and its lease runs; its retry is safe."""
+    txn_id = begin_with_puts(channel, b"d")
+    call = await started(channel.commit([txn_id], None))
+    call.cancel()
+    await settle()
+    assert (len(channel.contents.room.line), channel.open_transactions) == (0, 1)
+    await make_room(channel)
+    assert await channel.commit([txn_id], None) == Receipt(4, 4)
+
+
+async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Channel) -> None:
+    """The retry of a call that is still there answers with it, also where it names a part of the ids."""
+    ids = [begin_with_puts(channel, b"d"), begin(channel)]
+    calls = [await started(channel.commit(repeat, None)) for repeat in (ids, ids, ids[:1])]
+    await asyncio.sleep(1)
+    await make_room(channel)
+    for call in calls:
+        assert await call.answer() == Receipt(4, 4)
+    assert now() == 1
+    assert queued(channel).count(b"d") == 1
+    check_accounts(channel)
+
+
+async def test_commit_that_waits_when_its_transaction_is_rolled_back_is_told_at_once(channel: Channel) -> None:
+    """And no one waits behind it any more."""
+    txn_id = begin_with_puts(channel, b"d", b"e")
+    call = await started(channel.commit([txn_id], None))
+    behind = await started(append(channel, b"f"))
+    await make_room(channel)
+    await settle()
+    assert not behind.is_done
+    channel.rollback(txn_id)
+    with pytest.raises(TxnStateError, match="rolled back already"):
+        await call.answer()
+    assert await behind.answer() == Receipt(4, 4)
+    assert now() == 0
+
+
+async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) -> None:
+    """The transaction is open until it is committed."""
+    txn_id = begin_with_puts(channel, b"d")
+    call = await started(channel.commit([txn_id], None))
+    channel.put(txn_id, [stored(b"e")], None)
+    await make_room(channel)
+    await settle()
+    assert not call.is_done
+    await make_room(channel)
+    assert await call.answer() == Receipt(4, 5)
+
+
+async def test_commit_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:
+    """Nothing waits for a channel that is gone."""
+    commit = await started(channel.commit([begin_with_puts(channel, b"d")], None))
+    behind = await started(append(channel, b"e"))
+    channel.delete()
+    for call in (commit, behind):
+        with pytest.raises(ChannelNotFoundError):
+            await call.answer()
+    assert (now(), len(channel.contents.room.line)) == (0, 0)
+
+
+async def test_commit_without_keep_alive_does_not_wait() -> None:
+    """Zero is allowed, and is at once."""
+    channel = open_channel(capacity=1, keep_alive_seconds=0)
+    await append(channel, b"a")
+    with pytest.raises(ChannelFullError, match="in 0 s") as refused:
+        await append(channel, b"b")
+    assert refused.value.retry_delay_seconds == 0.1
+    assert now() == 0
+
+
+async def test_commit_with_a_stamp_covers_all_its_transactions() -> None:
+    """The stamp's numbers run through their puts in the order of the ids."""
+    channel = open_channel()
+    await append(channel, b"2", stamp=Stamp("p", 2, 2))
+    first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3")
+    assert await channel.commit([first, second], Stamp("p", 1, 3)) == Receipt(2, 3, is_deduplicated=True)
+    assert queued(channel) == [b"2", b"1", b"3"]
+
+
+async def test_commit_of_repeats_alone_still_removes_its_takes() -> None:
+    """A forwarder that did its work before commits its takes now."""
+    channel = open_channel()
+    await append(channel, b"a", stamp=Stamp("p", 1, 1))
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"a")], None)
+    assert await channel.commit([txn_id], Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
+    assert channel.contents.room.event_count == 0
+    check_accounts(channel)
+
+
+async def test_commit_with_an_impossible_stamp_leaves_its_transaction_open() -> None:
+    """Another stamp will do."""
+    channel = open_channel()
+    await append(channel, b"a", b"b", stamp=Stamp("p", 5, 5))
+    txn_id = begin_with_puts(channel, b"c")
+    with pytest.raises(BadArgumentError, match="overlaps in part"):
+        await channel.commit([txn_id], Stamp("p", 4, 5))
+    assert await channel.commit([txn_id], Stamp("p", 6, 6)) == Receipt(3, 3)
+
+
+async def test_commit_without_events_keeps_its_stamp() -> None:
+    """A batch that was empty is done too: its repeat stores nothing, whatever it holds then."""
+    channel = open_channel()
+    assert await channel.commit([begin(channel)], Stamp("query", 8, 8)) == Receipt(0, 0)
+    assert await append(channel, b"a", b"b", stamp=Stamp("query", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
+
+
+# Resize.
+
+
+async def test_update_to_more_is_at_once(channel: Channel) -> None:
+    """Commits that wait go on."""
+    call = await started(append(channel, b"d"))
+    assert await channel.update(limits_of(capacity=4, body_bytes_max=20)) == ""
+    assert await call.answer() == Receipt(4, 4)
+    assert (now(), channel.config.capacity) == (0, 4)
+
+
+async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> None:
+    """After the keep-alive it says why, and all the old limits are in force."""
+    before = channel.config
+    message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
+    assert message == (
+        "the channel holds 3 events with 9 body bytes, and the new limits are 2 and 1073741824; nothing was changed"
+    )
+    assert now() == 3
+    assert channel.config is before
+    assert channel.contents.room.events_max == 3
+    assert channel.begin(None, None)[1] == 30
+
+
+async def test_update_to_less_waits_for_room(channel: Channel) -> None:
+    """Taken events keep their room until their commit."""
+    call = await started(channel.update(limits_of(capacity=2, body_bytes_max=6)))
+    taking = await begin_with_takes(channel, 1)
+    await settle()
+    assert not call.is_done
+    await asyncio.sleep(2)
+    await channel.commit([taking], None)
+    assert await call.answer() == ""
+    assert (now(), channel.config.capacity) == (2, 2)
+    with pytest.raises(ChannelFullError):
+        await append(channel, b"")
+    check_accounts(channel)
+
+
+async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> None:
+    """There is no last achieved size in between."""
+    assert await channel.update(limits_of(capacity=3, body_bytes_max=8)) != ""
+    assert channel.contents.room.body_bytes_max == 10
+    assert await channel.update(limits_of(capacity=3, body_bytes_max=9)) == ""
+    assert channel.contents.room.body_bytes_max == 9
+
+
+async def test_update_of_other_limits_holds_from_then_on() -> None:
+    """Leases, transactions and their capacity."""
+    channel = open_channel(capacity=10)
+    txn_id = begin_with_puts(channel, b"1", b"2", b"3")
+    assert await channel.update(limits_of(capacity=10, transaction_capacity=2, open_transactions_max=1)) == ""
+    with pytest.raises(TxnCapacityError):
+        channel.put(txn_id, [stored(b"4")], None)
+    assert channel.put(txn_id, [stored(b"1", b"2", b"3")], 0) == 3
+    assert await channel.commit([txn_id], None) == Receipt(1, 3)
+    txn_id = begin(channel)
+    assert await take(channel, txn_id) == [b"1", b"2"]
+    with pytest.raises(TxnCapacityError):
+        await take(channel, txn_id)
+
+
+async def test_update_to_less_than_an_open_transaction_took_refuses_only_more() -> None:
+    """What it has taken it may commit."""
+    channel = open_channel(capacity=10)
+    await append(channel, b"1", b"2", b"3", b"4")
+    txn_id = await begin_with_takes(channel, 3)
+    assert await channel.update(limits_of(capacity=10, transaction_capacity=2)) == ""
+    with pytest.raises(TxnCapacityError):
+        await take(channel, txn_id)
+    await channel.commit([txn_id], None)
+    assert queued(channel) == [b"4"]
+
+
+async def test_update_below_what_an_open_transaction_put_makes_its_commit_impossible() -> None:
+    """It is told so at once, and may roll back."""
+    channel = open_channel(capacity=10)
+    txn_id = begin_with_puts(channel, b"1", b"2", b"3")
+    assert await channel.update(limits_of(capacity=2)) == ""
+    with pytest.raises(TxnCapacityError, match="the whole channel holds 2"):
+        await channel.commit([txn_id], None)
+    assert now() == 0
+    channel.rollback(txn_id)
+
+
+async def test_update_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:
+    """There is nothing to resize any more."""
+    call = await started(channel.update(limits_of(capacity=2)))
+    channel.delete()
+    with pytest.raises(ChannelNotFoundError):
+        await call.answer()
+    assert now() == 0

@@ -1,0 +1,170 @@
+import asyncio
+
+import pytest
+
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.errors import (
+    ChannelClaimedError,
+    ChannelNotFoundError,
+    DrainingError,
+    TooManyTxnsError,
+    TxnsOpenError,
+)
+from tests.channel_events import (
+    append,
+    begin,
+    bodies_of,
+    check_accounts,
+    open_channel,
+    queued,
+)
+from tests.virtual_clock import now, settle, started
+
+
+@pytest.fixture
+async def channel() -> Channel:
+    channel = open_channel(capacity=10, transaction_capacity=3, open_transactions_max=3)
+    await append(channel, b"a", b"b", b"c")
+    await append(channel, b"d")
+    return channel
+
+
+async def test_lend_gives_the_oldest_and_counts_as_open(channel: Channel) -> None:
+    """At most what a transaction may take."""
+    loan = await channel.lend(Wish())
+    assert bodies_of(loan.takes) == [b"a", b"b", b"c"]
+    assert (channel.open_transactions, queued(channel)) == (1, [b"d"])
+    check_accounts(channel)
+
+
+async def test_settle_removes_what_was_lent_once(channel: Channel) -> None:
+    """A second ack of the same delivery does nothing, and neither does a nack after it."""
+    loan = await channel.lend(Wish(events_max=2))
+    channel.settle(loan)
+    channel.settle(loan)
+    channel.give_back(loan)
+    assert (queued(channel), channel.open_transactions) == ([b"c", b"d"], 0)
+    assert (channel.contents.counters.take_successes, channel.contents.counters.commits) == (2, 3)
+    check_accounts(channel)
+
+
+async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) -> None:
+    """Whatever happened to other deliveries in between."""
+    loans = [await channel.lend(Wish(events_max=1)) for _ in range(3)]
+    channel.give_back(loans[2])
+    channel.settle(loans[1])
+    channel.give_back(loans[0])
+    channel.give_back(loans[0])
+    channel.settle(loans[0])
+    assert queued(channel) == [b"a", b"c", b"d"]
+    assert channel.contents.counters.rollbacks == 2
+    check_accounts(channel)
+
+
+async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
+    """In the line of those who take."""
+    channel.contents.clear()
+    call = await started(channel.lend(Wish()))
+    assert len(channel.contents.takers) == 1
+    await asyncio.sleep(100_000)
+    await append(channel, b"x")
+    assert bodies_of((await call.answer()).takes) == [b"x"]
+
+
+async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
+    """The stream that owns a delivery answers for it, however slow it is."""
+    loan = await channel.lend(Wish())
+    await asyncio.sleep(1_000_000)
+    assert queued(channel) == [b"d"]
+    channel.settle(loan)
+    assert channel.contents.room.event_count == 1
+
+
+async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
+    """Also where it waits when the claim comes."""
+    channel.contents.clear()
+    call = await started(channel.lend(Wish()))
+    channel.claim("r", None, takeover=False)
+    with pytest.raises(ChannelClaimedError):
+        await call.answer()
+    with pytest.raises(ChannelClaimedError):
+        await channel.lend(Wish())
+    assert channel.open_transactions == 0
+
+
+async def test_claim_while_a_delivery_is_out_is_refused(channel: Channel) -> None:
+    """It may come back."""
+    loan = await channel.lend(Wish())
+    with pytest.raises(TxnsOpenError):
+        channel.claim("r", None, takeover=True)
+    channel.give_back(loan)
+    assert channel.claim("r", 12, takeover=False).lease.seconds == 12
+
+
+async def test_claim_without_a_lease_has_the_channels(channel: Channel) -> None:
+    """Zero means the same."""
+    assert channel.claim("r", None, takeover=False).lease.seconds == 30
+    assert channel.claim("r", 0, takeover=False).lease.seconds == 30
+
+
+async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) -> None:
+    """A delivery is one of them; who waits learns it when there is an event."""
+    for _ in range(3):
+        begin(channel)
+    with pytest.raises(TooManyTxnsError):
+        await channel.lend(Wish())
+    assert len(queued(channel)) == 4
+
+
+async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
+    """The wake-up is not lost with the call that could not use it."""
+    channel = open_channel(open_transactions_max=2)
+    taking = begin(channel)
+    lending = await started(channel.lend(Wish()))
+    call = await started(channel.take(taking, Wish(), 60, None))
+    begin(channel)
+    await append(channel, b"a")
+    with pytest.raises(TooManyTxnsError):
+        await lending.answer()
+    assert bodies_of((await call.answer())[0]) == [b"a"]
+    assert now() == 0
+
+
+async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
+    """Before its wake-up and after it; the event goes to the next."""
+    channel.contents.clear()
+    calls = [await started(channel.lend(Wish())) for _ in range(3)]
+    calls[0].cancel()
+    await settle()
+    await append(channel, b"x")
+    calls[1].cancel()
+    await settle()
+    assert [call.is_cancelled for call in calls] == [True, True, False]
+    assert bodies_of((await calls[2].answer()).takes) == [b"x"]
+    assert channel.open_transactions == 1
+    check_accounts(channel)
+
+
+async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
+    """One that waits is told too; what is out may still be settled."""
+    loan = await channel.lend(Wish())
+    channel.contents.clear()
+    call = await started(channel.lend(Wish()))
+    channel.drain()
+    with pytest.raises(DrainingError):
+        await call.answer()
+    channel.settle(loan)
+    assert channel.contents.room.event_count == 0
+
+
+async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
+    """What is out is forgotten with the channel."""
+    loan = await channel.lend(Wish())
+    channel.contents.clear()
+    call = await started(channel.lend(Wish()))
+    channel.delete()
+    with pytest.raises(ChannelNotFoundError):
+        await call.answer()
+    channel.give_back(loan)
+    channel.settle(loan)
+    assert channel.open_transactions == 0

@@ -1,0 +1,136 @@
+"""What a channel costs, and what it gives back."""
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from millrace_server.channels.batches import StoredColumns, Window
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.leases import Lease
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    check_accounts,
+    open_channel,
+    queued,
+    stored,
+)
+from tests.virtual_clock import settle, started
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is traced during the test."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def traced_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def live(kind: type) -> int:
+    """Objects of a type that are still there."""
+    gc.collect()
+    return sum(type(one) is kind for one in gc.get_objects())
+
+
+def scheduled_timers() -> int:
+    """Timers that the loop holds, cancelled ones included."""
+    timers = getattr(asyncio.get_running_loop(), "_scheduled")  # noqa: B009 - private, and asyncio's types say nothing
+    return len(timers)
+
+
+async def test_transactions_abandoned_by_ten_thousand_give_all_back() -> None:
+    """Their leases end them: events return to their places, puts are dropped, counts and timers are back."""
+    directory = TxnDirectory(10_000)
+    channel = open_channel(capacity=20_000, open_transactions_max=10_000, directory=directory)
+    for _ in range(100):
+        await append(channel, *[b"x" * 10] * 50)
+    windows_before, timers_before = live(Window), scheduled_timers()
+    for number in range(5_000):
+        await begin_with_takes(channel, 1)
+        channel.put(begin(channel), [stored(b"%d" % number)], None)
+    assert (directory.limit.open_count, channel.contents.queue.event_count) == (10_000, 0)
+    await asyncio.sleep(30)
+    assert (directory.limit.open_count, channel.contents.queue.event_count) == (0, 5_000)
+    assert channel.contents.counters.leases_expired == 10_000
+    assert len(channel._ended) == 10_000
+    check_accounts(channel)
+    # The batches that went out event by event are whole again.
+    assert (live(StoredColumns), live(Window)) == (100, windows_before)
+    assert scheduled_timers() == timers_before
+    await append(channel, b"y")
+    assert len(queued(channel)) == 5_001
+
+
+async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, traced: None
+) -> None:
+    """A channel that has served any number of transactions is as small as one that served a few."""
+    monkeypatch.setattr("millrace_server.channels.channel.ENDED_MAX", 100)
+    channel = open_channel(capacity=10)
+    sizes = []
+    for number in range(3_000):
+        txn_id = begin_with_puts(channel, b"x" * 100)
+        await channel.commit([txn_id], None)
+        await channel.commit([await begin_with_takes(channel, 1)], None)
+        # Cancelled timers go when the loop turns.
+        await settle()
+        if number in {999, 2_999}:
+            sizes.append(traced_bytes())
+    assert sizes[1] - sizes[0] < 50_000
+    assert live(Lease) < 1_000
+
+
+async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) -> None:
+    """Neither places in a line, nor timers, nor memory."""
+    channel = open_channel(capacity=1, keep_alive_seconds=60)
+    await append(channel, b"x")
+    await begin_with_takes(channel, 1)
+    txn_id = begin(channel)
+    sizes = []
+    for _ in range(3):
+        takes = [await started(channel.take(txn_id, Wish(), 3600, None)) for _ in range(300)]
+        appends = [await started(append(channel, b"x" * 1000)) for _ in range(300)]
+        for call in takes:
+            call.cancel()
+        for commit in appends:
+            commit.cancel()
+        await settle()
+        del takes, appends
+        assert (len(channel.contents.takers), len(channel.contents.room.line)) == (0, 0)
+        sizes.append(traced_bytes())
+    assert sizes[2] - sizes[1] < 20_000
+    assert scheduled_timers() < 1_500
+
+
+async def test_events_queued_in_batches_cost_little_more_than_their_bytes(traced: None) -> None:
+    """Batches of a thousand events of 100 bytes: at most 1.3 times their bytes."""
+    channel: Channel = open_channel(capacity=1_000_000, transaction_capacity=1_000)
+    before = traced_bytes()
+    for _ in range(100):
+        await append(channel, *[b"x" * 100] * 1_000)
+    assert channel.contents.room.body_bytes == 10_000_000
+    assert traced_bytes() - before < 1.3 * 10_000_000
+
+
+async def test_channel_that_was_deleted_holds_nothing() -> None:
+    """Its events and its transactions go with it."""
+    channel = open_channel(capacity=100)
+    before = live(StoredColumns)
+    await append(channel, b"a", b"b")
+    begin_with_puts(channel, b"c")
+    await begin_with_takes(channel, 1)
+    channel.delete()
+    del channel
+    await asyncio.sleep(60)
+    assert live(StoredColumns) == before

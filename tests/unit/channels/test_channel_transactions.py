@@ -1,0 +1,629 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from millrace_server.channels import channel as channel_module
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.errors import (
+    BadArgumentError,
+    ChannelNotFoundError,
+    DrainingError,
+    EventTooLargeError,
+    LeaseExpiredError,
+    MillraceError,
+    OffsetGapError,
+    TooManyTxnsError,
+    TxnCapacityError,
+    TxnNotFoundError,
+    TxnStateError,
+)
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    check_accounts,
+    limits_of,
+    open_channel,
+    queued,
+    stored,
+    stored_rows,
+    take,
+)
+from tests.virtual_clock import now
+
+
+@pytest.fixture
+async def channel() -> Channel:
+    return open_channel(capacity=10, transaction_capacity=5, body_bytes_max=100)
+
+
+# Each call on a transaction that takes its id alone.
+CALLS: dict[str, Callable[[Channel, str], Awaitable[object]]] = {
+    "put": lambda channel, txn_id: _now(lambda: channel.put(txn_id, [stored(b"x")], None)),
+    "take": lambda channel, txn_id: channel.take(txn_id, Wish(), 0, None),
+    "commit": lambda channel, txn_id: channel.commit([txn_id], None),
+    "rollback": lambda channel, txn_id: _now(lambda: channel.rollback(txn_id)),
+    "renew": lambda channel, txn_id: _now(lambda: channel.renew(txn_id)),
+}
+
+
+async def _now(call: Callable[[], object]) -> object:
+    return call()
+
+
+# Begin.
+
+
+async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
+    """Each time another one, and what was granted is told."""
+    (first, lease_seconds), (second, _) = channel.begin(None, None), channel.begin(None, None)
+    assert first != second
+    assert lease_seconds == 30
+    assert channel.open_transactions == 2
+
+
+async def test_begin_with_a_lease_grants_it(channel: Channel) -> None:
+    """Absent and zero mean the channel's own."""
+    assert channel.begin(None, 7.5)[1] == 7.5
+    assert channel.begin(None, 0)[1] == 30
+
+
+async def test_begin_with_the_id_of_an_open_transaction_returns_it(channel: Channel) -> None:
+    """A repeat opens nothing, keeps what was put, and starts the lease anew."""
+    txn_id = begin(channel, "mine", 10)
+    channel.put(txn_id, [stored(b"a")], None)
+    await asyncio.sleep(9)
+    assert channel.begin("mine", 99) == ("mine", 10)
+    await asyncio.sleep(9)
+    await channel.commit(["mine"], None)
+    assert queued(channel) == [b"a"]
+    assert channel.open_transactions == 0
+
+
+@pytest.mark.parametrize("txn_id", ["", "ü", "a\0", "x" * 129])
+async def test_begin_with_a_malformed_id_is_refused(channel: Channel, txn_id: str) -> None:
+    """1 to 128 printable ASCII characters."""
+    with pytest.raises(BadArgumentError, match="txn_id: is"):
+        channel.begin(txn_id, None)
+    assert channel.open_transactions == 0
+
+
+async def test_begin_with_the_id_of_an_ended_transaction_is_refused(channel: Channel) -> None:
+    """However it ended; the answer says how."""
+    for txn_id in ("a", "b", "c"):
+        begin(channel, txn_id)
+    await channel.commit(["a"], None)
+    channel.rollback("b")
+    await asyncio.sleep(31)
+    for txn_id, state in (("a", "committed"), ("b", "rolled back"), ("c", "expired")):
+        with pytest.raises(TxnStateError, match=f"its transaction is {state}; use another id"):
+            channel.begin(txn_id, None)
+
+
+async def test_begin_with_another_channels_id_is_refused() -> None:
+    """Open there, or ended there; nothing is opened here."""
+    directory = TxnDirectory(10)
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    for txn_id in ("open", "ended"):
+        begin(orders, txn_id)
+    orders.rollback("ended")
+    for txn_id in ("open", "ended"):
+        with pytest.raises(TxnStateError, match="channel 'orders', not 'bills'"):
+            bills.begin(txn_id, None)
+    assert (bills.open_transactions, directory.limit.open_count) == (0, 1)
+    assert directory.channel_of("open") is orders
+
+
+async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
+    """A known one is still found; one that ends makes room for another."""
+    channel = open_channel(open_transactions_max=2)
+    begin(channel, "a")
+    begin(channel, "b")
+    with pytest.raises(TooManyTxnsError, match="channel 'orders' has 2 open transactions; at most 2"):
+        channel.begin("c", None)
+    begin(channel, "a")
+    channel.rollback("a")
+    begin(channel, "c")
+    assert channel.open_transactions == 2
+
+
+async def test_begin_beyond_the_servers_transactions_is_refused() -> None:
+    """All channels together, deliveries included."""
+    directory = TxnDirectory(2)
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    begin(orders)
+    await append(bills, b"a")
+    loan = await bills.lend(Wish())
+    with pytest.raises(TooManyTxnsError, match="the server has 2 open transactions; at most 2"):
+        bills.begin(None, None)
+    bills.give_back(loan)
+    begin(bills)
+
+
+async def test_begin_with_an_id_that_was_refused_is_free() -> None:
+    """A refusal leaves nothing behind."""
+    directory = TxnDirectory(1)
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    begin(orders, "a")
+    with pytest.raises(TooManyTxnsError):
+        bills.begin("b", None)
+    orders.rollback("a")
+    begin(orders, "b")
+
+
+# Put.
+
+
+async def test_put_is_invisible_until_commit(channel: Channel) -> None:
+    """Nobody can take it, and it has no room yet."""
+    txn_id = begin_with_puts(channel, b"a")
+    other = begin(channel)
+    assert await take(channel, other) == []
+    assert await take(channel, txn_id) == []
+    assert channel.contents.room.event_count == 0
+    await channel.commit([txn_id], None)
+    assert await take(channel, other) == [b"a"]
+
+
+async def test_put_without_an_offset_stores_each_time(channel: Channel) -> None:
+    """The answer counts what the transaction holds."""
+    txn_id = begin(channel)
+    assert channel.put(txn_id, [stored(b"a", b"b")], None) == 2
+    assert channel.put(txn_id, [stored(b"a"), stored(b"b")], None) == 4
+    assert channel.put(txn_id, [], None) == 4
+
+
+@pytest.mark.parametrize(
+    ("offset", "bodies", "put_count"),
+    [
+        # The transaction has a, b and c.
+        (3, [b"d"], 4),
+        (0, [b"a", b"b", b"c"], 3),
+        (1, [b"b"], 3),
+        (1, [b"b", b"c", b"d"], 4),
+        (0, [b"a", b"b", b"c", b"d", b"e"], 5),
+        (3, [], 3),
+    ],
+)
+async def test_put_with_an_offset_stores_each_event_once(
+    channel: Channel, offset: int, bodies: list[bytes], put_count: int
+) -> None:
+    """Repeats, partial ones too, over requests of any sizes."""
+    txn_id = begin(channel)
+    channel.put(txn_id, [stored(b"a", b"b")], 0)
+    channel.put(txn_id, [stored(b"c")], 2)
+    for _ in range(2):
+        assert channel.put(txn_id, [stored(body) for body in bodies], offset) == put_count
+    await channel.commit([txn_id], None)
+    assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"][:put_count]
+
+
+@pytest.mark.parametrize("bodies", [[b"d"], []])
+async def test_put_with_a_gap_is_refused(channel: Channel, bodies: list[bytes]) -> None:
+    """The transaction stays usable and as it was."""
+    txn_id = begin_with_puts(channel, b"a")
+    with pytest.raises(OffsetGapError, match="put_offset: is 2; the transaction has 1"):
+        channel.put(txn_id, [stored(body) for body in bodies], 2)
+    assert channel.put(txn_id, [stored(b"b")], 1) == 2
+
+
+async def test_put_beyond_the_transactions_capacity_is_refused_whole(channel: Channel) -> None:
+    """Not even a part of it is stored, and the transaction stays usable."""
+    txn_id = begin_with_puts(channel, b"a", b"b")
+    with pytest.raises(TxnCapacityError, match="would put 6 events; transaction_capacity is 5"):
+        channel.put(txn_id, [stored(b"c"), stored(b"d", b"e", b"f")], None)
+    assert channel.put(txn_id, [stored(b"c", b"d", b"e")], None) == 5
+    with pytest.raises(TxnCapacityError):
+        channel.put(txn_id, [stored(b"f")], None)
+    assert channel.put(txn_id, [stored(b"d", b"e")], 3) == 5
+    await channel.commit([txn_id], None)
+    assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_put_of_more_bytes_than_the_channel_holds_is_refused(channel: Channel) -> None:
+    """No commit could ever store them together."""
+    txn_id = begin_with_puts(channel, b"a" * 60)
+    with pytest.raises(TxnCapacityError, match="would put 101 body bytes; the channel holds 100"):
+        channel.put(txn_id, [stored(b"b" * 41)], None)
+    assert channel.put(txn_id, [stored(b"b" * 40)], None) == 2
+
+
+async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(channel: Channel) -> None:
+    """At once, alone or among others, in a repeat too."""
+    txn_id = begin(channel)
+    for put_offset in (None, 0):
+        with pytest.raises(EventTooLargeError, match="a body has 101 bytes; the channel holds 100 in all"):
+            channel.put(txn_id, [stored(b"a"), stored(b"b", b"c" * 101)], put_offset)
+    assert channel.put(txn_id, [stored(b"c" * 100)], 0) == 1
+
+
+async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
+    """What was stored can always be fetched: its headers count too."""
+    channel = open_channel(answer_bytes_max=10_000)
+    txn_id = begin(channel)
+    with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers it would not fit an answer.*10000"):
+        channel.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_990}, b"")])], None)
+    channel.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_000}, b"")])], None)
+
+
+# Commit and rollback.
+
+
+async def test_commit_of_an_empty_transaction_succeeds(channel: Channel) -> None:
+    """Nothing is stored, and both sequences are 0."""
+    assert await channel.commit([begin(channel)], None) == Receipt(0, 0)
+    assert channel.open_transactions == 0
+
+
+async def test_commit_of_takes_alone_has_no_sequences(channel: Channel) -> None:
+    """The taken events are gone."""
+    await append(channel, b"a")
+    assert await channel.commit([await begin_with_takes(channel, 1)], None) == Receipt(0, 0)
+    check_accounts(channel)
+    assert channel.contents.room.event_count == 0
+
+
+async def test_commit_of_several_stores_in_the_order_of_their_ids(channel: Channel) -> None:
+    """Not in the order in which they were begun or put."""
+    first, second, third = (begin_with_puts(channel, body) for body in (b"1", b"2", b"3"))
+    assert await channel.commit([third, first, second], None) == Receipt(1, 3)
+    assert queued(channel) == [b"3", b"1", b"2"]
+
+
+async def test_commit_repeated_says_the_same_again(channel: Channel) -> None:
+    """All of its ids, part of them, in any order; nothing is stored twice."""
+    ids = [begin_with_puts(channel, body) for body in (b"1", b"2", b"3")]
+    receipt = await channel.commit(ids, None)
+    for repeat in (ids, ids[::-1], ids[1:], ids[:1]):
+        assert await channel.commit(repeat, None) == receipt == Receipt(1, 3)
+    assert queued(channel) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("others_end", ["commit", "rollback", "expiry", "none"])
+async def test_commit_with_one_that_cannot_leaves_the_others_open(channel: Channel, others_end: str) -> None:
+    """All or none: whatever is wrong with one, the good one stays open and can be committed alone."""
+    bad = begin_with_puts(channel, b"bad")
+    kind: type[MillraceError] = TxnStateError
+    match others_end:
+        case "commit":
+            await channel.commit([bad], None)
+        case "rollback":
+            channel.rollback(bad)
+        case "expiry":
+            await asyncio.sleep(31)
+            kind = LeaseExpiredError
+        case _:
+            bad, kind = "unknown", TxnNotFoundError
+    before = queued(channel)
+    good = begin_with_puts(channel, b"good")
+    for ids in ([good, bad], [bad, good]):
+        with pytest.raises(kind):
+            await channel.commit(ids, None)
+    assert queued(channel) == before
+    await channel.commit([good], None)
+    assert queued(channel) == [*before, b"good"]
+
+
+async def test_commit_of_parts_of_two_commits_is_refused(channel: Channel) -> None:
+    """There is no one answer to say again."""
+    first, second = begin_with_puts(channel, b"1"), begin_with_puts(channel, b"2")
+    await channel.commit([first], None)
+    await channel.commit([second], None)
+    with pytest.raises(TxnStateError, match="committed already"):
+        await channel.commit([first, second], None)
+
+
+async def test_commit_that_names_one_twice_is_refused(channel: Channel) -> None:
+    """Its events would be stored twice; it stays open."""
+    txn_id = begin_with_puts(channel, b"a")
+    with pytest.raises(BadArgumentError, match="txn_ids: names a transaction twice"):
+        await channel.commit([txn_id, txn_id], None)
+    assert await channel.commit([txn_id], None) == Receipt(1, 1)
+    with pytest.raises(BadArgumentError):
+        await channel.commit([txn_id, txn_id], None)
+
+
+async def test_rollback_drops_puts_and_returns_takes(channel: Channel) -> None:
+    """As if the transaction had never been."""
+    await append(channel, b"a", b"b")
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"x")], None)
+    channel.rollback(txn_id)
+    assert queued(channel) == [b"a", b"b"]
+    assert channel.open_transactions == 0
+    check_accounts(channel)
+
+
+async def test_rollback_repeated_says_the_same_again(channel: Channel) -> None:
+    """Also where the lease had done it before."""
+    rolled_back, expired = begin(channel), begin(channel)
+    channel.rollback(rolled_back)
+    await asyncio.sleep(31)
+    for txn_id in (rolled_back, expired):
+        channel.rollback(txn_id)
+    assert channel.contents.counters.rollbacks == 2
+
+
+async def test_rollback_of_a_committed_transaction_is_refused(channel: Channel) -> None:
+    """What is stored stays stored."""
+    txn_id = begin_with_puts(channel, b"a")
+    await channel.commit([txn_id], None)
+    with pytest.raises(TxnStateError, match="committed already"):
+        channel.rollback(txn_id)
+    assert queued(channel) == [b"a"]
+
+
+async def test_rollbacks_interleaved_keep_the_total_order(channel: Channel) -> None:
+    """T1 takes A and B, T2 takes C; T1, then T2 roll back: the order is A B C D, where the ancestor's was C A B D."""
+    await append(channel, b"A", b"B", b"C", b"D")
+    first, second = await begin_with_takes(channel, 2), await begin_with_takes(channel, 1)
+    channel.rollback(first)
+    channel.rollback(second)
+    assert queued(channel) == [b"A", b"B", b"C", b"D"]
+    check_accounts(channel)
+
+
+async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
+    """A channel full of events and of bytes swaps at once, over and over, with rollbacks and refusals in between."""
+    await append(channel, *[b"x" * 20] * 5)
+    await append(channel, *[b""] * 5)
+    for number in range(100):
+        txn_id = await begin_with_takes(channel, 3)
+        taken_bytes = 100 - sum(map(len, queued(channel)))
+        channel.put(txn_id, [stored(b"x" * taken_bytes, b"", b"")], None)
+        if number % 3 == 2:
+            channel.rollback(txn_id)
+        else:
+            await channel.commit([txn_id], None)
+        check_accounts(channel)
+        assert (channel.contents.room.event_count, channel.contents.room.body_bytes) == (10, 100)
+    assert now() == 0
+
+
+# What is known of ended transactions.
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("ended_by", ["commit", "rollback"])
+async def test_calls_after_the_end_are_refused_but_for_repeats(channel: Channel, call: str, ended_by: str) -> None:
+    """A committed or rolled back transaction is over; only the same end is said again."""
+    txn_id = begin(channel)
+    await CALLS[ended_by](channel, txn_id)
+    if call == ended_by:
+        await CALLS[call](channel, txn_id)
+    else:
+        with pytest.raises(TxnStateError):
+            await CALLS[call](channel, txn_id)
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_calls_on_an_unknown_transaction_find_none(channel: Channel, call: str) -> None:
+    """The id is named."""
+    with pytest.raises(TxnNotFoundError) as refused:
+        await CALLS[call](channel, "none")
+    assert refused.value.metadata == {"txn_id": "none"}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_calls_on_a_deleted_channel_find_none(channel: Channel, call: str) -> None:
+    """Whoever still holds the channel is told that it is gone."""
+    txn_id = begin(channel)
+    channel.delete()
+    with pytest.raises(ChannelNotFoundError):
+        await CALLS[call](channel, txn_id)
+    with pytest.raises(ChannelNotFoundError):
+        await channel.append([stored(b"a")], None)
+    with pytest.raises(ChannelNotFoundError):
+        channel.begin(None, None)
+
+
+async def test_ended_transactions_beyond_those_remembered_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest end first, however it ended; a forgotten id is free again, in any channel."""
+    monkeypatch.setattr(channel_module, "ENDED_MAX", 2)
+    directory = TxnDirectory(10)
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    for txn_id in ("a", "b", "c"):
+        begin(orders, txn_id)
+    await orders.commit(["b"], None)
+    orders.rollback("a")
+    await orders.commit(["c"], None)
+    with pytest.raises(TxnNotFoundError):
+        await orders.commit(["b"], None)
+    with pytest.raises(TxnNotFoundError):
+        directory.channel_of("b")
+    begin(bills, "b")
+    assert await orders.commit(["c"], None) == Receipt(0, 0)
+    orders.rollback("a")
+
+
+async def test_ended_transactions_are_remembered_ten_thousand_of_them() -> None:
+    """The answer of each can be had again; the one before the first is forgotten."""
+    channel = open_channel(capacity=20_000, transaction_capacity=5)
+    for number in range(10_001):
+        begin(channel, str(number))
+        channel.put(str(number), [stored(b"")], None)
+        await channel.commit([str(number)], None)
+    with pytest.raises(TxnNotFoundError):
+        await channel.commit(["0"], None)
+    for number in (1, 5_000, 10_000):
+        assert await channel.commit([str(number)], None) == Receipt(number + 1, number + 1)
+
+
+async def test_delete_frees_the_ids_of_its_transactions() -> None:
+    """Open ones and ended ones: another channel may use them."""
+    directory = TxnDirectory(10)
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    begin(orders, "ended")
+    orders.rollback("ended")
+    begin(orders, "open")
+    await append(orders, b"a")
+    loan = await orders.lend(Wish())
+    orders.delete()
+    assert (orders.open_transactions, directory.limit.open_count) == (0, 0)
+    begin(bills, "ended")
+    begin(bills, "open")
+    orders.settle(loan)
+    orders.give_back(loan)
+    assert directory.limit.open_count == 2
+
+
+# Leases.
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_calls_after_the_lease_ran_out_are_told(channel: Channel, call: str) -> None:
+    """All but Rollback, which has what it wants."""
+    txn_id = begin(channel, lease_seconds=10)
+    await asyncio.sleep(10)
+    assert channel.open_transactions == 0
+    if call == "rollback":
+        await CALLS[call](channel, txn_id)
+    else:
+        with pytest.raises(LeaseExpiredError):
+            await CALLS[call](channel, txn_id)
+
+
+@pytest.mark.parametrize("call", ["put", "take", "renew"])
+async def test_calls_on_a_transaction_start_its_lease_anew(channel: Channel, call: str) -> None:
+    """Each call, also one that is refused."""
+    txn_id = begin(channel, lease_seconds=10)
+    await asyncio.sleep(9)
+    await CALLS[call](channel, txn_id)
+    await asyncio.sleep(9)
+    with pytest.raises(OffsetGapError):
+        channel.put(txn_id, [stored(b"a")], 99)
+    await asyncio.sleep(9)
+    assert channel.open_transactions == 1
+    await asyncio.sleep(1)
+    assert channel.open_transactions == 0
+
+
+async def test_lease_that_runs_out_rolls_back(channel: Channel) -> None:
+    """Takes return to their places, puts are dropped, and it is counted."""
+    await append(channel, b"a", b"b")
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"x")], None)
+    await asyncio.sleep(29)
+    assert queued(channel) == [b"b"]
+    await asyncio.sleep(1)
+    assert queued(channel) == [b"a", b"b"]
+    assert (channel.contents.counters.leases_expired, channel.contents.counters.rollbacks) == (1, 1)
+    check_accounts(channel)
+
+
+async def test_lease_does_not_run_while_a_take_waits(channel: Channel) -> None:
+    """Behind the wait it starts anew."""
+    txn_id = begin(channel, lease_seconds=5)
+    assert await channel.take(txn_id, Wish(), 60, None) == ([], 0)
+    assert now() == 60
+    await asyncio.sleep(4)
+    channel.renew(txn_id)
+    await asyncio.sleep(5)
+    with pytest.raises(LeaseExpiredError):
+        channel.renew(txn_id)
+
+
+async def test_lease_does_not_run_while_a_commit_waits() -> None:
+    """Of none of its transactions."""
+    channel = open_channel(capacity=1, keep_alive_seconds=60)
+    await append(channel, b"a")
+    ids = [begin(channel, lease_seconds=5) for _ in range(2)]
+    channel.put(ids[0], [stored(b"b")], None)
+    with pytest.raises(MillraceError, match="no room"):
+        await channel.commit(ids, None)
+    assert now() == 60
+    assert channel.open_transactions == 2
+    await asyncio.sleep(5)
+    assert channel.open_transactions == 0
+
+
+async def test_renew_tells_the_lease_that_was_granted(channel: Channel) -> None:
+    """Not the channel's."""
+    assert channel.renew(begin(channel, lease_seconds=12.5)) == 12.5
+
+
+# Drain.
+
+
+async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) -> None:
+    """Transactions that are open put, take, commit and roll back as ever."""
+    await append(channel, b"a")
+    taking, putting = begin(channel, "taking"), begin(channel, "putting")
+    channel.drain()
+    assert begin(channel, "taking") == taking
+    for call in (
+        lambda: channel.begin(None, None),
+        lambda: channel.begin("new", None),
+        lambda: channel.claim("r", None, takeover=False),
+    ):
+        with pytest.raises(DrainingError):
+            call()
+    with pytest.raises(DrainingError):
+        await append(channel, b"b")
+    with pytest.raises(DrainingError):
+        await channel.lend(Wish())
+    channel.put(putting, [stored(b"b")], None)
+    assert await take(channel, taking) == [b"a"]
+    channel.rollback(taking)
+    await channel.commit([putting], None)
+    assert queued(channel) == [b"a", b"b"]
+
+
+# Counters.
+
+
+async def test_counters_of_puts_count_attempts_and_successes(channel: Channel) -> None:
+    """Each event offered is an attempt, refused or repeated; each event stored is a success."""
+    counters = channel.contents.counters
+    txn_id = begin_with_puts(channel, b"a", b"b")
+    channel.put(txn_id, [stored(b"a", b"b")], 0)
+    with pytest.raises(TxnCapacityError):
+        channel.put(txn_id, [stored(*[b"x"] * 4)], None)
+    with pytest.raises(TxnNotFoundError):
+        channel.put("none", [stored(b"x")], None)
+    with pytest.raises(EventTooLargeError):
+        await append(channel, b"x" * 101)
+    await append(channel, b"c")
+    assert (counters.put_attempts, counters.put_successes) == (2 + 2 + 4 + 1 + 1 + 1, 1)
+    await channel.commit([txn_id], None)
+    await channel.commit([txn_id], None)
+    assert (counters.put_successes, counters.commits, counters.rollbacks) == (3, 2, 0)
+
+
+async def test_counters_of_takes_count_attempts_and_successes(channel: Channel) -> None:
+    """Each event handed out is an attempt, and so is a take that found none or was refused; a success is a removal."""
+    counters = channel.contents.counters
+    await append(channel, b"a", b"b", b"c")
+    txn_id = await begin_with_takes(channel, 2)
+    assert (counters.take_attempts, counters.take_successes) == (2, 0)
+    await channel.take(txn_id, Wish(), 0, 0)
+    assert counters.take_attempts == 4
+    with pytest.raises(TxnNotFoundError):
+        await channel.take("none", Wish(), 0, None)
+    assert counters.take_attempts == 5
+    channel.rollback(txn_id)
+    txn_id = await begin_with_takes(channel, 3)
+    assert await take(channel, txn_id) == []
+    assert counters.take_attempts == 9
+    await channel.commit([txn_id], None)
+    assert (counters.take_successes, counters.commits, counters.rollbacks) == (3, 2, 1)
+
+
+async def test_put_of_columns_without_events_stores_nothing(channel: Channel) -> None:
+    """A request may hold none."""
+    txn_id = begin(channel)
+    assert channel.put(txn_id, list[StoredColumns](), 0) == 0
+
+
+async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Channel) -> None:
+    """A new configuration holds for the calls that come after it."""
+    await channel.update(limits_of(capacity=1, keep_alive_seconds=7))
+    await append(channel, b"a")
+    with pytest.raises(MillraceError, match="in 7 s"):
+        await append(channel, b"b")
+    assert now() == 7

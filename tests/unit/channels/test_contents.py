@@ -1,0 +1,473 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.channels.contents import Change, Contents, Receipt
+from millrace_server.channels.queue import Portion
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import (
+    BadArgumentError,
+    BytesFullError,
+    ChannelFullError,
+    ChannelNotFoundError,
+    TxnCapacityError,
+)
+from tests.channel_events import bodies_of, numbered, window
+from tests.virtual_clock import now, settle, started
+
+KEEP_ALIVE = 3.0
+
+
+def put(contents: Contents, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
+    """Commits events for which there is room."""
+    change = contents.plan([window(*bodies)], [], stamp)
+    assert contents.goes_at_once(change)
+    return contents.apply(change)
+
+
+def take(contents: Contents, events_max: int) -> list[StoredBatch]:
+    return contents.take(
+        Portion(events_max=events_max, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+    )
+
+
+async def put_when_room(contents: Contents, *bodies: bytes, takes: Sequence[StoredBatch] = ()) -> Receipt:
+    """Commits events as soon as there is room, as a channel does."""
+    change = contents.plan([window(*bodies)], takes, None)
+    if not contents.goes_at_once(change):
+        change = await contents.wait_for_room(lambda: contents.plan([window(*bodies)], takes, None), KEEP_ALIVE)
+    return contents.apply(change)
+
+
+@pytest.fixture
+def contents() -> Contents:
+    """Room for 4 events and 10 bytes."""
+    return Contents("orders", 4, 10)
+
+
+def filled(contents: Contents) -> Contents:
+    put(contents, b"a", b"b")
+    put(contents, b"c", b"d")
+    return contents
+
+
+async def test_apply_of_puts_gives_sequences_from_one_on(contents: Contents) -> None:
+    """Commit order is queue order; the receipt names what was stored."""
+    assert (contents.first_sequence, contents.next_sequence) == (1, 1)
+    assert put(contents, b"a", b"b") == Receipt(1, 2)
+    assert put(contents, b"c") == Receipt(3, 3)
+    assert numbered(contents.queue) == [(1, b"a"), (2, b"b"), (3, b"c")]
+    assert (contents.first_sequence, contents.next_sequence) == (1, 4)
+
+
+async def test_apply_of_nothing_changes_nothing(contents: Contents) -> None:
+    """An empty commit has no sequences."""
+    assert contents.apply(contents.plan([], [], None)) == Receipt(0, 0)
+    assert contents.next_sequence == 1
+
+
+async def test_apply_of_takes_frees_their_room(contents: Contents) -> None:
+    """What was taken keeps its room until then; sequences are never given again."""
+    filled(contents)
+    taken = take(contents, 3)
+    assert (contents.room.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
+    contents.apply(contents.plan([], taken, None))
+    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (1, 1, 0)
+    assert put(contents, b"e") == Receipt(5, 5)
+
+
+async def test_apply_of_a_swap_charges_the_difference(contents: Contents) -> None:
+    """Over and over again: neither account drifts."""
+    put(contents, b"12345", b"1")
+    for number in range(50):
+        taken = take(contents, 2)
+        contents.apply(contents.plan([window(b"12", b"1234" + b"x" * (number % 2))], taken, None))
+        assert (contents.room.event_count, contents.room.body_bytes) == (2, 6 + number % 2)
+
+
+async def test_first_sequence_when_all_is_taken_is_the_next(contents: Contents) -> None:
+    """Nothing that is there can be read."""
+    filled(contents)
+    take(contents, 4)
+    assert contents.first_sequence == contents.next_sequence == 5
+
+
+@pytest.mark.parametrize(
+    ("stamp", "stored"),
+    [
+        (Stamp("p", 3, 6), b"c d"),
+        (Stamp("p", 0, 3), b"a"),
+        (Stamp("p", 5, 8), b"a b c d"),
+        (Stamp("p", 1, 4), b""),
+    ],
+)
+async def test_plan_with_a_stamp_keeps_what_is_new(contents: Contents, stamp: Stamp, stored: bytes) -> None:
+    """Numbers 1 to 4 were stored; of four more events, in two windows, only those with new numbers are."""
+    contents.ledger.accept(Stamp("p", 1, 4))
+    change = contents.plan([window(b"a"), window(b"b", b"c", b"d")], [], stamp)
+    expected = stored.split()
+    assert [body for one in change.puts for _, body in one.rows()] == expected
+    assert change.dropped_count == 4 - len(expected)
+    receipt = contents.apply(change)
+    assert receipt == Receipt(min(len(expected), 1), len(expected), len(expected) < 4)
+    assert contents.counters.deduplicated == 4 - len(expected)
+    again = contents.plan([window(b"x", b"x", b"x", b"x")], [], stamp)
+    assert contents.apply(again) == Receipt(0, 0, is_deduplicated=True)
+
+
+async def test_plan_with_a_stamp_full_of_holes_keeps_each_new_event(contents: Contents) -> None:
+    """Ranges and windows cut each other anywhere."""
+    for number in (1, 4, 5):
+        contents.ledger.accept(Stamp("p", number, number))
+    change = contents.plan([window(b"0", b"1", b"2"), window(b"3", b"4"), window(b"5", b"6")], [], Stamp("p", 0, 6))
+    assert [body for one in change.puts for _, body in one.rows()] == [b"0", b"2", b"3", b"6"]
+
+
+async def test_plan_with_an_impossible_stamp_changes_nothing(contents: Contents) -> None:
+    """A partial overlap of a whole is refused before anything has happened."""
+    put(contents, b"a", stamp=Stamp("p", 1, 4))
+    with pytest.raises(BadArgumentError, match="overlaps in part"):
+        contents.plan([window(b"b")], [], Stamp("p", 4, 5))
+    assert numbered(contents.queue) == [(1, b"a")]
+
+
+@pytest.mark.parametrize("bodies", [[b""] * 5, [b"12345", b"123456"]])
+async def test_plan_of_more_than_the_channel_could_hold_is_refused(contents: Contents, bodies: list[bytes]) -> None:
+    """Waiting could not help."""
+    with pytest.raises(TxnCapacityError, match="the whole channel holds 4 and 10; commit less at once"):
+        contents.plan([window(*bodies)], [], None)
+
+
+async def test_plan_of_too_many_puts_is_refused_though_it_takes_as_many(contents: Contents) -> None:
+    """Takes make room for puts, but never for more than the channel holds."""
+    filled(contents)
+    taken = take(contents, 4)
+    contents.plan([window(b"1", b"2", b"3", b"4")], taken, None)
+    with pytest.raises(TxnCapacityError):
+        contents.plan([window(b"1", b"2", b"3", b"4", b"5")], taken, None)
+
+
+async def test_goes_at_once_with_room_and_nobody_waiting(contents: Contents) -> None:
+    """What shrinks the channel, or leaves it as it is, goes at any time."""
+    filled(contents)
+    assert not contents.goes_at_once(contents.plan([window(b"e")], [], None))
+    taken = take(contents, 1)
+    assert contents.goes_at_once(contents.plan([window(b"e")], taken, None))
+    assert contents.goes_at_once(contents.plan([], taken, None))
+    assert not contents.goes_at_once(contents.plan([window(b"1234567890")], taken, None))
+
+
+async def test_goes_at_once_while_another_waits_only_without_need_of_room(contents: Contents) -> None:
+    """Who came first has the room, also in the moment between its wake-up and its next look."""
+    filled(contents)
+    waiting = await started(put_when_room(contents, b"e", b"f"))
+    taken = take(contents, 3)
+    contents.apply(contents.plan([], taken, None))
+    assert contents.room.admits(1, 1)
+    assert not contents.goes_at_once(contents.plan([window(b"g")], [], None))
+    assert contents.goes_at_once(contents.plan([], [], None))
+    assert await waiting.answer() == Receipt(5, 6)
+    assert contents.goes_at_once(contents.plan([window(b"g")], [], None))
+
+
+@pytest.mark.parametrize("body", [b"", b"1234567"])
+async def test_wait_for_room_in_vain_is_refused_in_time(contents: Contents, body: bytes) -> None:
+    """Exactly the keep-alive later, and nothing has changed; events come before bytes."""
+    filled(contents)
+    with pytest.raises(ChannelFullError, match="in 3 s"):
+        await put_when_room(contents, body)
+    assert now() == KEEP_ALIVE
+    assert (contents.room.event_count, contents.next_sequence, len(contents.room.line)) == (4, 5, 0)
+
+
+async def test_wait_for_bytes_in_vain_is_refused_as_such(contents: Contents) -> None:
+    """With room for events but none for their bytes, the bytes are named."""
+    put(contents, b"12345678")
+    with pytest.raises(BytesFullError, match="no room for 1 more with 3"):
+        await put_when_room(contents, b"123")
+
+
+async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) -> None:
+    """First come, first served, though a later one would fit earlier."""
+    filled(contents)
+    order = list[str]()
+
+    async def wait(name: str, *bodies: bytes) -> None:
+        await put_when_room(contents, *bodies)
+        order.append(name)
+
+    for name, bodies in (("a", [b"x"] * 3), ("b", [b"x"]), ("c", [b"x"] * 2)):
+        await started(wait(name, *bodies))
+    for expected in ([], [], ["a"], ["a", "b"], ["a", "b"], ["a", "b", "c"]):
+        contents.apply(contents.plan([], take(contents, 1), None))
+        await settle()
+        assert order == expected
+    assert len(contents.room.line) == 0
+
+
+async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(contents: Contents) -> None:
+    """Room that is freed twice before anybody could look is the first one's, and then the second one's."""
+    filled(contents)
+    first = await started(put_when_room(contents, b"a", b"b", b"c"))
+    second = await started(put_when_room(contents, b"d"))
+    for _ in range(2):
+        contents.apply(contents.plan([], take(contents, 1), None))
+    await settle()
+    assert not first.is_done
+    assert not second.is_done
+    contents.apply(contents.plan([], take(contents, 1), None))
+    await settle()
+    assert first.is_done
+    assert not second.is_done
+
+
+async def test_wait_for_room_of_one_woken_out_of_turn_overtakes_nobody(contents: Contents) -> None:
+    """Though there is room for it; but what needs no room any more goes at any time."""
+    put(contents, b"a", b"b")
+    first = await started(put_when_room(contents, b"c", b"d", b"e"))
+    second = await started(put_when_room(contents, b"f"))
+    repeat = await started(_append_when_room(contents, Stamp("p", 1, 1), b"g"))
+    contents.ledger.accept(Stamp("p", 1, 1))
+    contents.room.line.wake_all()
+    await settle()
+    assert not first.is_done
+    assert not second.is_done
+    assert await repeat.answer() == Receipt(0, 0, is_deduplicated=True)
+    contents.apply(contents.plan([], take(contents, 1), None))
+    assert await first.answer() == Receipt(3, 5)
+
+
+async def _append_when_room(contents: Contents, stamp: Stamp, body: bytes) -> Receipt:
+    change = await contents.wait_for_room(lambda: contents.plan([window(body)], [], stamp), KEEP_ALIVE)
+    return contents.apply(change)
+
+
+async def test_wait_for_room_of_one_cancelled_lets_the_next_have_it(contents: Contents) -> None:
+    """The next may need less: it does not wait for a call that is gone."""
+    put(contents, b"a", b"b")
+    large = await started(put_when_room(contents, b"c", b"d", b"e"))
+    small = await started(put_when_room(contents, b"f"))
+    large.cancel()
+    await settle()
+    assert large.is_cancelled
+    assert await small.answer() == Receipt(3, 3)
+    assert now() == 0
+
+
+async def test_wait_for_room_of_one_cancelled_after_its_wake_up_lets_the_next_have_it(contents: Contents) -> None:
+    """The wake-up is passed on."""
+    filled(contents)
+    first = await started(put_when_room(contents, b"e"))
+    second = await started(put_when_room(contents, b"f"))
+    contents.apply(contents.plan([], take(contents, 1), None))
+    first.cancel()
+    await settle()
+    assert first.is_cancelled
+    assert second.is_done
+    assert bodies_of(contents.queue) == [b"b", b"c", b"d", b"f"]
+
+
+async def test_wait_for_room_of_one_whose_time_passes_lets_the_next_have_it(contents: Contents) -> None:
+    """A refused call leaves the room that was too small for it to the next."""
+    put(contents, b"a", b"b")
+    large = await started(put_when_room(contents, b"c", b"d", b"e"))
+    await asyncio.sleep(1)
+    small = await started(put_when_room(contents, b"f"))
+    assert await small.answer() == Receipt(3, 3)
+    assert now() == KEEP_ALIVE
+    with pytest.raises(ChannelFullError):
+        await large.answer()
+
+
+async def test_wait_for_room_that_is_there_when_the_time_passes_is_granted(contents: Contents) -> None:
+    """The last look is after the last moment: a call is never refused beside free room."""
+    put(contents, b"a")
+    large = await started(put_when_room(contents, b"b", b"c", b"d", b"e"))
+    small = await started(put_when_room(contents, b"f"))
+    await asyncio.sleep(KEEP_ALIVE)
+    await settle()
+    with pytest.raises(ChannelFullError):
+        await large.answer()
+    assert await small.answer() == Receipt(2, 2)
+
+
+async def test_wait_for_room_while_somebody_else_commits_it_ends(contents: Contents) -> None:
+    """Anything but a change ends the waiting: there is nothing to do any more."""
+    filled(contents)
+    done = Receipt(7, 8)
+    planned: list[Change | Receipt] = [contents.plan([window(b"e")], [], None), done]
+    call = await started(contents.wait_for_room(lambda: planned.pop(0), KEEP_ALIVE))
+    for _ in range(2):
+        contents.room.line.wake_next()
+        await settle()
+    assert await call.answer() is done
+
+
+async def test_wait_for_room_that_became_impossible_fails_at_once(contents: Contents) -> None:
+    """An error of the plan is the answer, and the next in the line goes on."""
+    filled(contents)
+    large = await started(put_when_room(contents, b"e", b"f", b"g"))
+    small = await started(put_when_room(contents, b"h"))
+    contents.apply(contents.plan([], take(contents, 3), None))
+    assert await contents.resize(2, 10, KEEP_ALIVE)
+    with pytest.raises(TxnCapacityError):
+        await large.answer()
+    assert await small.answer() == Receipt(5, 5)
+
+
+async def test_resize_to_more_is_at_once_and_wakes_who_waits(contents: Contents) -> None:
+    """Growing needs no time."""
+    filled(contents)
+    calls = [await started(put_when_room(contents, b"e")) for _ in range(2)]
+    assert await contents.resize(6, 10, KEEP_ALIVE)
+    await settle()
+    assert all(call.is_done for call in calls)
+    assert now() == 0
+
+
+@pytest.mark.parametrize(("events_max", "body_bytes_max"), [(3, 10), (4, 3), (3, 3)])
+async def test_resize_to_less_without_room_keeps_the_old_size(
+    contents: Contents, events_max: int, body_bytes_max: int
+) -> None:
+    """After the keep-alive all is as it was."""
+    filled(contents)
+    assert not await contents.resize(events_max, body_bytes_max, KEEP_ALIVE)
+    assert now() == KEEP_ALIVE
+    assert (contents.room.events_max, contents.room.body_bytes_max, len(contents.room.line)) == (4, 10, 0)
+
+
+async def test_resize_to_less_waits_for_room_before_all_others(contents: Contents) -> None:
+    """A commit that waits for room does not take what the resize waits for, and then has what is left."""
+    filled(contents)
+    commit = await started(put_when_room(contents, b"e"))
+    resize = await started(contents.resize(3, 10, KEEP_ALIVE))
+    contents.apply(contents.plan([], take(contents, 1), None))
+    await settle()
+    assert resize.is_done
+    assert not commit.is_done
+    contents.apply(contents.plan([], take(contents, 1), None))
+    assert await commit.answer() == Receipt(5, 5)
+    assert contents.room.events_max == 3
+
+
+async def test_resize_to_less_may_leave_one_limit_above_the_room(contents: Contents) -> None:
+    """What is held may be exactly at the new limits."""
+    filled(contents)
+    assert await contents.resize(4, 4, 0)
+    assert not await contents.resize(4, 3, 0)
+
+
+async def test_resize_that_is_cancelled_lets_others_have_the_room(contents: Contents) -> None:
+    """Commits behind it do not wait for it any more."""
+    put(contents, b"a", b"b", b"c")
+    resize = await started(contents.resize(2, 10, KEEP_ALIVE))
+    commit = await started(put_when_room(contents, b"d"))
+    assert not commit.is_done
+    resize.cancel()
+    assert await commit.answer() == Receipt(4, 4)
+    assert now() == 0
+    assert contents.room.events_max == 4
+
+
+async def test_put_back_of_taken_events_returns_them_to_their_places(contents: Contents) -> None:
+    """Whatever the order, and whoever else took and committed meanwhile; one who waits is woken."""
+    filled(contents)
+    first, second, third = take(contents, 1), take(contents, 1), take(contents, 2)
+    woken = list[bool]()
+
+    async def wait() -> None:
+        with contents.takers.place() as place:
+            woken.append(await place.wait(9))
+
+    await started(wait())
+    contents.put_back(third)
+    await settle()
+    assert woken == [True]
+    contents.apply(contents.plan([], second, None))
+    contents.put_back(first)
+    assert numbered(contents.queue) == [(1, b"a"), (3, b"c"), (4, b"d")]
+    assert (contents.room.event_count, contents.room.body_bytes) == (3, 3)
+
+
+async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> None:
+    """Acknowledged events free their room."""
+    filled(contents)
+    contents.remove_through(3)
+    assert (bodies_of(contents.queue), contents.room.event_count) == ([b"d"], 1)
+    assert contents.counters.take_successes == 3
+
+
+async def test_clear_removes_what_is_queued_and_nothing_else(contents: Contents) -> None:
+    """Taken events stay with their transactions; nobody is said to have had the others."""
+    filled(contents)
+    taken = take(contents, 1)
+    commit = await started(put_when_room(contents, b"e", b"f"))
+    assert contents.clear() == 3
+    assert contents.room.event_count == 1
+    await settle()
+    assert await commit.answer() == Receipt(5, 6)
+    contents.put_back(taken)
+    assert bodies_of(contents.queue) == [b"a", b"e", b"f"]
+    assert contents.counters.take_successes == 0
+    assert (contents.clear(), contents.clear()) == (3, 0)
+    assert (contents.room.event_count, contents.room.body_bytes) == (0, 0)
+
+
+async def test_close_tells_all_who_wait_and_all_who_come() -> None:
+    """Commits, resizes and onlookers; nothing waits for a channel that is gone."""
+    contents = filled(Contents("orders", 4, 10))
+    follower = contents.follow()
+    commit = await started(put_when_room(contents, b"e"))
+    resize = await started(contents.resize(1, 10, KEEP_ALIVE))
+    contents.close()
+    with pytest.raises(ChannelNotFoundError, match="channel 'orders' was deleted"):
+        await commit.answer()
+    with pytest.raises(ChannelNotFoundError):
+        await resize.answer()
+    assert now() == 0
+    assert await follower.next_batch() is None
+    with pytest.raises(ChannelNotFoundError):
+        contents.plan([], [], None)
+
+
+async def test_follow_from_now_on_sees_each_commit() -> None:
+    """Also what is taken at once; until it unfollows."""
+    contents = Contents("orders", 4, 10)
+    put(contents, b"a")
+    follower = contents.follow()
+    put(contents, b"b")
+    take(contents, 2)
+    put(contents, b"c")
+    contents.unfollow(follower)
+    contents.unfollow(follower)
+    put(contents, b"d")
+    follower.end()
+    seen = []
+    while (news := await follower.next_batch()) is not None:
+        seen += bodies_of([news[1]])
+    assert seen == [b"b", b"c"]
+
+
+async def test_wake_taker_without_events_wakes_nobody(contents: Contents) -> None:
+    """A look would be in vain."""
+    calls = list[bool]()
+
+    async def wait() -> None:
+        with contents.takers.place() as place:
+            calls.append(await place.wait(5))
+
+    await started(wait())
+    contents.wake_taker()
+    await settle()
+    assert calls == []
+    put(contents, b"a")
+    await settle()
+    assert calls == [True]
+
+
+def test_change_of_windows_counts_them() -> None:
+    """Gains and losses, in events and in bytes."""
+    change = Change([window(b"aa", b"b"), window(b"c")], [StoredBatch(1, window(b"dddd"))], None, 0)
+    assert (change.put_count, change.put_body_bytes, change.event_count, change.body_bytes) == (3, 4, 2, 0)

@@ -1,0 +1,265 @@
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from millrace_server.channels import queue as queue_module
+from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.channels.queue import EventQueue, Portion, PortionMeter
+from tests.channel_events import batch, bodies_of, numbered
+
+
+def portion(
+    events_max: int = 1 << 30,
+    body_bytes_max: int = 1 << 30,
+    answer_bytes_max: int = 1 << 30,
+    form: Form = Form.COLUMNS,
+) -> Portion:
+    return Portion(events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form)
+
+
+def queue_of(*batches: StoredBatch) -> EventQueue:
+    queue = EventQueue()
+    for one in batches:
+        queue.append(one)
+    return queue
+
+
+@pytest.fixture
+def queue() -> EventQueue:
+    """Sequences 1 to 6 in batches of 3, 1 and 2."""
+    return queue_of(batch(1, b"a", b"b", b"c"), batch(4, b"dddd"), batch(5, b"e", b"f"))
+
+
+def test_take_of_an_empty_queue_gives_nothing() -> None:
+    """There is no first sequence either."""
+    queue = EventQueue()
+    assert queue.take(portion()) == []
+    assert queue.first_sequence is None
+    assert queue.event_count == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "bodies"),
+    [
+        (portion(), b"a b c dddd e f"),
+        (portion(events_max=1), b"a"),
+        (portion(events_max=3), b"a b c"),
+        (portion(events_max=5), b"a b c dddd e"),
+        (portion(body_bytes_max=1), b"a"),
+        (portion(body_bytes_max=2), b"a b"),
+        (portion(body_bytes_max=6), b"a b c"),
+        (portion(body_bytes_max=7), b"a b c dddd"),
+        (portion(events_max=2, body_bytes_max=7), b"a b"),
+    ],
+)
+def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: Portion, bodies: bytes) -> None:
+    """Batches are cut where a limit says so; what does not fit ends the answer, though a later event might fit."""
+    expected = bodies.split()
+    assert bodies_of(queue.take(limits)) == expected
+    assert bodies_of(queue) == [b"a", b"b", b"c", b"dddd", b"e", b"f"][len(expected) :]
+    assert queue.event_count == 6 - len(expected)
+
+
+def test_take_of_a_first_event_above_the_bytes_gives_it_alone(queue: EventQueue) -> None:
+    """Otherwise nobody with that limit would ever get past it."""
+    queue.take(portion(events_max=3))
+    assert bodies_of(queue.take(portion(body_bytes_max=3))) == [b"dddd"]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_take_in_small_answers_gives_all_in_order(form: Form) -> None:
+    """A big batch leaves bit by bit, each within the answer's bytes."""
+    bodies = [bytes([65 + number]) * 30 for number in range(26)]
+    queue = queue_of(batch(1, *bodies[:13]), batch(14, *bodies[13:]))
+    taken = list[bytes]()
+    while queue.event_count:
+        answer = queue.take(portion(answer_bytes_max=300, form=form))
+        assert 0 < sum(len(body) for body in bodies_of(answer)) < 300
+        taken += bodies_of(answer)
+    assert taken == bodies
+
+
+def test_take_of_empty_bodies_without_bytes_left_goes_on() -> None:
+    """Events without a body cost no bytes."""
+    queue = queue_of(batch(1, b"", b""), batch(3, b"x"), batch(4, b""), batch(5, b"y"))
+    assert bodies_of(queue.take(portion(body_bytes_max=1))) == [b"", b"", b"x", b""]
+
+
+def test_put_back_in_another_order_restores_the_order(queue: EventQueue) -> None:
+    """Interleaved rollbacks: T1 takes two, T2 one, T1 rolls back first; the order is as it was."""
+    first = queue.take(portion(events_max=2))
+    second = queue.take(portion(events_max=1))
+    queue.put_back(first)
+    assert bodies_of(queue) == [b"a", b"b", b"dddd", b"e", b"f"]
+    queue.put_back(second)
+    assert bodies_of(queue) == [b"a", b"b", b"c", b"dddd", b"e", b"f"]
+
+
+def test_put_back_of_all_parts_joins_them_again(queue: EventQueue) -> None:
+    """A batch that went out event by event and came back is one batch, whole, as it came in."""
+    taken = [queue.take(portion(events_max=1)) for _ in range(6)]
+    for one in (taken[2], taken[0], taken[5], taken[3], taken[1], taken[4]):
+        queue.put_back(one)
+    assert [one.count for one in queue] == [3, 1, 2]
+    assert all(one.window.is_whole for one in queue)
+
+
+def test_put_back_beside_a_gap_stays_apart(queue: EventQueue) -> None:
+    """Batches on both sides of events that are still away are not joined."""
+    taken = [queue.take(portion(events_max=1)) for _ in range(3)]
+    queue.put_back(taken[0])
+    queue.put_back(taken[2])
+    assert numbered(queue)[:2] == [(1, b"a"), (3, b"c")]
+    assert [one.count for one in queue] == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "removed"),
+    [(0, b""), (1, b"a"), (3, b"a b c"), (5, b"a b c dddd e"), (6, b"a b c dddd e f"), (99, b"a b c dddd e f")],
+)
+def test_remove_through_a_sequence_gives_what_it_removed(queue: EventQueue, sequence: int, removed: bytes) -> None:
+    """All up to the sequence, included; the rest stays."""
+    expected = removed.split()
+    assert bodies_of(queue.remove_through(sequence)) == expected
+    assert bodies_of(queue) == [b"a", b"b", b"c", b"dddd", b"e", b"f"][len(expected) :]
+    assert queue.event_count == 6 - len(expected)
+
+
+def test_clear_of_a_queue_gives_all_that_was_in_it(queue: EventQueue) -> None:
+    """And leaves nothing."""
+    assert len(bodies_of(queue.clear())) == 6
+    assert (list(queue), queue.event_count, queue.first_sequence) == ([], 0, None)
+
+
+@pytest.mark.parametrize(
+    ("from_sequence", "to_sequence", "sequences"),
+    [
+        (1, 7, [1, 2, 3, 4, 5, 6]),
+        (0, 99, [1, 2, 3, 4, 5, 6]),
+        (2, 4, [2, 3]),
+        (2, 3, [2]),
+        (3, 6, [3, 4, 5]),
+        (4, 5, [4]),
+        (6, 7, [6]),
+        (7, 99, []),
+        (50, 99, []),
+        (0, 1, []),
+        # Empty ranges, also inside a batch.
+        (1, 1, []),
+        (2, 2, []),
+        (4, 4, []),
+        (5, 2, []),
+    ],
+)
+def test_read_of_a_range_gives_its_events(
+    queue: EventQueue, from_sequence: int, to_sequence: int, sequences: list[int]
+) -> None:
+    """Nothing is removed, and no batch without events is given."""
+    batches = queue.read(from_sequence, to_sequence)
+    assert [sequence for sequence, _ in numbered(batches)] == sequences
+    assert all(one.count for one in batches)
+    assert queue.event_count == 6
+
+
+def test_read_of_many_batches_ends_some_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a long queue copies a part of it at a time."""
+    monkeypatch.setattr(queue_module, "_READ_AHEAD", 2)
+    queue = queue_of(*(batch(sequence, b"x") for sequence in range(1, 6)))
+    assert [one.first_sequence for one in queue.read(2, 6)] == [2, 3]
+    assert [one.first_sequence for one in queue.read(4, 6)] == [4, 5]
+
+
+def test_first_of_batches_that_do_not_all_fit_leaves_no_gap() -> None:
+    """What follows an event that does not fit is left out, though it might fit itself."""
+    batches = [batch(1, b"a"), batch(2, b"b" * 10), batch(3, b"c")]
+    meter = PortionMeter(portion(body_bytes_max=5))
+    assert numbered(meter.first_of(batches)) == [(1, b"a")]
+
+
+def test_first_of_batches_one_of_which_fits_in_part_ends_there() -> None:
+    """A batch that is cut is the last."""
+    batches = [batch(1, b"a"), batch(2, b"b", b"b" * 10), batch(4, b"c")]
+    meter = PortionMeter(portion(body_bytes_max=5))
+    assert numbered(meter.first_of(batches)) == [(1, b"a"), (2, b"b")]
+
+
+class QueueModel(RuleBasedStateMachine):
+    """A queue beside a plain list, with takes that come back in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.queue = EventQueue()
+        self.expected: list[tuple[int, bytes]] = []
+        self.away: list[list[StoredBatch]] = []
+        self.next_sequence = 1
+
+    @rule(bodies=st.lists(st.binary(max_size=5), min_size=1, max_size=6))
+    def append(self, bodies: list[bytes]) -> None:
+        self.queue.append(batch(self.next_sequence, *bodies))
+        self.expected += enumerate(bodies, start=self.next_sequence)
+        self.next_sequence += len(bodies)
+
+    @rule(events_max=st.integers(1, 8), body_bytes_max=st.integers(0, 20))
+    def take(self, events_max: int, body_bytes_max: int) -> None:
+        taken = self.queue.take(portion(events_max=events_max, body_bytes_max=body_bytes_max))
+        expected = list(_first_within(self.expected, events_max, body_bytes_max))
+        assert numbered(taken) == expected
+        del self.expected[: len(expected)]
+        if taken:
+            self.away.append(taken)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        batches = self.away.pop(data.draw(st.integers(0, len(self.away) - 1)))
+        self.queue.put_back(batches)
+        self.expected = sorted(self.expected + numbered(batches))
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        self.away.pop(data.draw(st.integers(0, len(self.away) - 1)))
+
+    @rule(data=st.data())
+    def remove_through(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.integers(0, self.next_sequence))
+        removed = numbered(self.queue.remove_through(sequence))
+        assert removed == [event for event in self.expected if event[0] <= sequence]
+        self.expected = self.expected[len(removed) :]
+
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(0, self.next_sequence))
+        end = data.draw(st.integers(first, self.next_sequence + 1))
+        assert numbered(self.queue.read(first, end)) == [event for event in self.expected if first <= event[0] < end]
+
+    @invariant()
+    def holds_what_is_expected(self) -> None:
+        assert numbered(self.queue) == self.expected
+        assert self.queue.event_count == len(self.expected)
+        assert self.queue.first_sequence == (self.expected[0][0] if self.expected else None)
+
+
+def _first_within(events: list[tuple[int, bytes]], events_max: int, body_bytes_max: int) -> Iterator[tuple[int, bytes]]:
+    body_bytes = 0
+    for index, event in enumerate(events[:events_max]):
+        body_bytes += len(event[1])
+        if index and body_bytes > body_bytes_max:
+            return
+        yield event
+        if body_bytes > body_bytes_max:
+            return
+
+
+def test_queue_driven_at_random_is_a_sorted_list() -> None:
+    """Takes come back in any order, or never; reads and removals see what a sorted list would show."""
+    run_state_machine_as_test(QueueModel)

@@ -1,0 +1,141 @@
+import asyncio
+
+import pytest
+
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import (
+    BadNameError,
+    ChannelExistsError,
+    ChannelNotEmptyError,
+    ChannelNotFoundError,
+    DrainingError,
+    EventTooLargeError,
+)
+from tests.channel_events import append, begin, begin_with_takes, limits_of
+from tests.virtual_clock import now, started
+
+
+@pytest.fixture
+def registry() -> ChannelRegistry:
+    return ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+
+
+async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -> None:
+    """It is found by its name, and listed by name among the others."""
+    channels = {name: registry.create(name, limits_of()) for name in ("orders", "bills", "a")}
+    assert registry.get("bills") is channels["bills"]
+    assert [channel.name for channel in registry.channels()] == ["a", "bills", "orders"]
+    assert "orders" in registry
+    assert "none" not in registry
+
+
+async def test_create_of_a_known_name_is_refused(registry: ChannelRegistry) -> None:
+    """The one that is there stays."""
+    channel = registry.create("orders", limits_of())
+    with pytest.raises(ChannelExistsError, match="'orders' exists already") as refused:
+        registry.create("orders", limits_of())
+    assert refused.value.metadata == {"channel": "orders"}
+    assert registry.get("orders") is channel
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a\0", "x" * 300, "Orders"])
+async def test_names_that_are_not_allowed_are_refused(registry: ChannelRegistry, name: str) -> None:
+    """They can neither be made nor exist."""
+    with pytest.raises(BadNameError):
+        registry.create(name, limits_of())
+    with pytest.raises(BadNameError):
+        registry.get(name)
+    assert registry.channels() == []
+
+
+async def test_get_of_an_unknown_name_finds_none(registry: ChannelRegistry) -> None:
+    """Channels are never made by accident."""
+    with pytest.raises(ChannelNotFoundError, match="there is none called 'orders'; create it") as refused:
+        registry.get("orders")
+    assert refused.value.metadata == {"channel": "orders"}
+    with pytest.raises(ChannelNotFoundError):
+        registry.delete("orders")
+
+
+async def test_delete_of_a_channel_ends_it(registry: ChannelRegistry) -> None:
+    """Made again it is another one, which begins at 1."""
+    former = registry.create("orders", limits_of())
+    await append(former, b"a")
+    txn_id = begin(former, "mine")
+    registry.delete("orders")
+    assert "orders" not in registry
+    assert registry.transactions.limit.open_count == 0
+    channel = registry.create("orders", limits_of())
+    assert channel.channel_id != former.channel_id
+    assert begin(channel, txn_id) == "mine"
+    assert (await append(channel, b"b")).first_sequence == 1
+
+
+async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: ChannelRegistry) -> None:
+    """Events queued, events taken, or an open transaction."""
+    channel = registry.create("orders", limits_of())
+    registry.refuse_undeletable("orders", force=False)
+    await append(channel, b"a")
+    with pytest.raises(ChannelNotEmptyError, match="'orders' holds 1 events and 0 open transactions; empty it first"):
+        registry.refuse_undeletable("orders", force=False)
+    registry.refuse_undeletable("orders", force=True)
+    txn_id = await begin_with_takes(channel, 1)
+    with pytest.raises(ChannelNotEmptyError, match="holds 1 events and 1 open transactions"):
+        registry.refuse_undeletable("orders", force=False)
+    await channel.commit([txn_id], None)
+    registry.refuse_undeletable("orders", force=False)
+    begin(channel)
+    with pytest.raises(ChannelNotEmptyError, match="holds 0 events and 1 open transactions"):
+        registry.refuse_undeletable("orders", force=False)
+
+
+async def test_watch_is_told_of_each_change(registry: ChannelRegistry) -> None:
+    """After it has happened."""
+    changes = list[tuple[str, bool]]()
+    registry.watch(lambda name: changes.append((name, name in registry)))
+    registry.create("a", limits_of())
+    registry.create("b", limits_of())
+    registry.delete("a")
+    assert changes == [("a", True), ("b", True), ("a", False)]
+
+
+async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelRegistry) -> None:
+    """A server that stops begins nothing, anywhere."""
+    channels: list[Channel] = [registry.create("a", limits_of())]
+    registry.drain()
+    channels.append(registry.create("b", limits_of()))
+    for channel in channels:
+        with pytest.raises(DrainingError):
+            channel.begin(None, None)
+
+
+async def test_wait_idle_ends_with_the_last_transaction(registry: ChannelRegistry) -> None:
+    """Of all channels, deliveries included."""
+    orders, bills = registry.create("orders", limits_of()), registry.create("bills", limits_of())
+    assert await registry.wait_idle(0)
+    await append(bills, b"a")
+    txn_id, loan = begin(orders), await bills.lend(Wish())
+    call = await started(registry.wait_idle(10))
+    await asyncio.sleep(3)
+    orders.rollback(txn_id)
+    await asyncio.sleep(3)
+    assert not call.is_done
+    bills.settle(loan)
+    assert await call.answer()
+    assert now() == 6
+
+
+async def test_wait_idle_that_takes_too_long_says_so(registry: ChannelRegistry) -> None:
+    """The server stops all the same."""
+    begin(registry.create("orders", limits_of()))
+    assert not await registry.wait_idle(10)
+    assert now() == 10
+
+
+async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:
+    """What was stored can always be fetched in one message."""
+    channel = registry.create("orders", limits_of())
+    with pytest.raises(EventTooLargeError, match="would not fit an answer"):
+        await append(channel, b"x" * ((1 << 20) - 1024))
+    await append(channel, b"x" * ((1 << 20) - 2048))

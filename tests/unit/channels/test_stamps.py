@@ -1,0 +1,130 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace_server.channels import stamps
+from millrace_server.channels.stamps import SEQUENCE_MAX, IntervalSet, Stamp, StampLedger
+from millrace_server.errors import BadArgumentError
+
+RANGES = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+def ledger_with(*ranges: tuple[int, int]) -> StampLedger:
+    ledger = StampLedger()
+    for first, last in ranges:
+        ledger.accept(Stamp("p", first, last))
+    return ledger
+
+
+@given(st.lists(RANGES, max_size=30), RANGES)
+def test_interval_set_of_any_ranges_is_the_set_of_their_numbers(
+    ranges: list[tuple[int, int]], asked: tuple[int, int]
+) -> None:
+    """Intervals stay apart and ascending, and gaps are exactly the numbers that were not added."""
+    known = set[int]()
+    intervals = IntervalSet()
+    for first, last in ranges:
+        intervals.add(first, last)
+        known.update(range(first, last + 1))
+    assert len(intervals) == sum(number - 1 not in known for number in known)
+    gaps = intervals.gaps(*asked)
+    missing = [number for first, last in gaps for number in range(first, last + 1)]
+    assert missing == [number for number in range(asked[0], asked[1] + 1) if number not in known]
+    assert intervals.touches(*asked) == any(number in known for number in range(asked[0] - 1, asked[1] + 2))
+    intervals.add(*asked)
+    assert intervals.gaps(*asked) == []
+
+
+@pytest.mark.parametrize("producer_id", ["", "ü", "a\n", "a\0", "x" * 129])
+def test_stamp_of_a_malformed_producer_is_refused(producer_id: str) -> None:
+    """A producer's id has 1 to 128 printable ASCII characters."""
+    with pytest.raises(BadArgumentError, match=r"stamp\.producer_id: is .*printable ASCII"):
+        Stamp(producer_id, 1, 1)
+
+
+def test_stamp_whose_last_lies_before_its_first_is_refused() -> None:
+    """A stamp names at least one number."""
+    with pytest.raises(BadArgumentError, match=r"stamp\.last_sequence: is 4; it must not be below .*, 5"):
+        Stamp("p", 5, 4)
+
+
+@pytest.mark.parametrize(("first", "last", "span"), [(0, 0, 1), (7, 9, 3), (0, SEQUENCE_MAX, SEQUENCE_MAX + 1)])
+def test_span_of_a_stamp_counts_its_numbers(first: int, last: int, span: int) -> None:
+    """Both ends are included, and numbers begin at 0."""
+    assert Stamp("p", first, last).span == span
+
+
+@pytest.mark.parametrize(
+    ("stamp", "event_count", "ranges"),
+    [
+        # Each number is one event.
+        (Stamp("p", 20, 22), 3, [(0, 3)]),
+        (Stamp("p", 10, 14), 5, []),
+        (Stamp("p", 8, 11), 4, [(0, 2)]),
+        (Stamp("p", 13, 16), 4, [(2, 4)]),
+        (Stamp("p", 9, 15), 7, [(0, 1), (6, 7)]),
+        (Stamp("p", 15, 15), 1, [(0, 1)]),
+        (Stamp("p", 0, 0), 1, [(0, 1)]),
+        # The stamp covers all or nothing.
+        (Stamp("p", 20, 20), 3, [(0, 3)]),
+        (Stamp("p", 0, 9), 3, [(0, 3)]),
+        (Stamp("p", 10, 14), 3, []),
+        (Stamp("p", 12, 12), 100, []),
+        (Stamp("p", 20, 20), 0, [(0, 0)]),
+        (Stamp("p", 10, 10), 0, []),
+        # Another producer's numbers are others.
+        (Stamp("q", 10, 14), 5, [(0, 5)]),
+    ],
+)
+def test_new_ranges_with_numbers_accepted_name_what_is_new(
+    stamp: Stamp, event_count: int, ranges: list[tuple[int, int]]
+) -> None:
+    """Of a producer that has stored 10 to 14, only the rest is new."""
+    assert ledger_with((10, 14)).new_ranges(stamp, event_count) == ranges
+
+
+def test_new_ranges_with_several_gaps_name_each() -> None:
+    """An overlap is cut off event by event, wherever it lies."""
+    assert ledger_with((1, 1), (3, 4), (6, 6)).new_ranges(Stamp("p", 0, 7), 8) == [(0, 1), (2, 3), (5, 6), (7, 8)]
+
+
+@pytest.mark.parametrize("stamp", [Stamp("p", 14, 15), Stamp("p", 0, 10), Stamp("p", 0, 99)])
+def test_new_ranges_of_a_whole_in_part_accepted_are_refused(stamp: Stamp) -> None:
+    """What is stored as a whole cannot be cut, and the refusal changes nothing."""
+    ledger = ledger_with((10, 14))
+    with pytest.raises(BadArgumentError, match="covers 5 events as a whole and overlaps in part"):
+        ledger.new_ranges(stamp, 5)
+    assert ledger.new_ranges(Stamp("p", 9, 15), 7) == [(0, 1), (6, 7)]
+
+
+def test_accept_of_the_largest_numbers_remembers_them() -> None:
+    """The whole range of 64 bits is there."""
+    ledger = ledger_with((SEQUENCE_MAX, SEQUENCE_MAX), (0, 0))
+    assert ledger.new_ranges(Stamp("p", SEQUENCE_MAX, SEQUENCE_MAX), 1) == []
+    assert ledger.new_ranges(Stamp("p", SEQUENCE_MAX - 1, SEQUENCE_MAX), 2) == [(0, 1)]
+    assert ledger.new_ranges(Stamp("p", 0, SEQUENCE_MAX), 1 << 64) == [(1, SEQUENCE_MAX)]
+
+
+def test_new_ranges_beyond_the_intervals_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that leaves gap after gap is stopped, but may fill its gaps and repeat itself."""
+    monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
+    ledger = ledger_with((1, 1), (3, 3), (5, 5))
+    with pytest.raises(BadArgumentError, match="has left 3 gaps in its numbers; fill some first"):
+        ledger.new_ranges(Stamp("p", 7, 7), 1)
+    assert ledger.new_ranges(Stamp("p", 3, 3), 1) == []
+    assert ledger.new_ranges(Stamp("p", 6, 6), 1) == [(0, 1)]
+    assert ledger.new_ranges(Stamp("q", 7, 7), 1) == [(0, 1)]
+    ledger.accept(Stamp("p", 2, 2))
+    assert ledger.new_ranges(Stamp("p", 7, 7), 1) == [(0, 1)]
+
+
+def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has stored nothing for longest is forgotten; a repeat counts as a sign of life."""
+    monkeypatch.setattr(stamps, "PRODUCERS_MAX", 2)
+    ledger = StampLedger()
+    for producer_id in ("a", "b", "a", "c"):
+        ledger.accept(Stamp(producer_id, 1, 1))
+    assert len(ledger) == 2
+    assert ledger.new_ranges(Stamp("a", 1, 1), 1) == []
+    assert ledger.new_ranges(Stamp("b", 1, 1), 1) == [(0, 1)]
+    assert ledger.new_ranges(Stamp("c", 1, 1), 1) == []

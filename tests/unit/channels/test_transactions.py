@@ -1,0 +1,142 @@
+import asyncio
+import itertools
+
+import pytest
+
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.transactions import Transaction, TxnLimit, TxnState
+from millrace_server.errors import LeaseExpiredError, MillraceError, OffsetGapError, TooManyTxnsError, TxnStateError
+from tests.channel_events import batch, numbered, window
+
+
+class Expiries:
+    """Transactions whose leases ran out."""
+
+    def __init__(self) -> None:
+        self.txns: list[Transaction] = []
+
+    def __call__(self, txn: Transaction) -> None:
+        self.txns.append(txn)
+        txn.end(TxnState.EXPIRED, None)
+
+
+def open_txn() -> Transaction:
+    return Transaction("t", 30, Expiries())
+
+
+LEGAL_MOVES = {(TxnState.OPEN, target) for target in (TxnState.COMMITTED, TxnState.ROLLED_BACK, TxnState.EXPIRED)}
+
+
+@pytest.mark.parametrize(("state", "target"), list(itertools.product(TxnState, TxnState)))
+async def test_end_in_each_state_moves_as_the_table_says(state: TxnState, target: TxnState) -> None:
+    """Of all pairs of states only those of the table are moves."""
+    txn = open_txn()
+    txn.state = state
+    if (state, target) in LEGAL_MOVES:
+        txn.end(target, None)
+        assert txn.state is target
+    else:
+        with pytest.raises(AssertionError):
+            txn.end(target, None)
+        assert txn.state is state
+
+
+async def test_end_of_a_transaction_drops_what_it_held() -> None:
+    """An ended transaction is remembered, its events are not; its receipt is, and its lease runs no more."""
+    expiries = Expiries()
+    txn = Transaction("t", 30, expiries)
+    txn.add_puts([window(b"a")])
+    txn.add_takes([batch(1, b"b")])
+    receipt = Receipt(5, 5)
+    txn.end(TxnState.COMMITTED, receipt)
+    assert (txn.puts, txn.takes, txn.receipt) == ([], [], receipt)
+    await asyncio.sleep(1000)
+    assert expiries.txns == []
+
+
+async def test_lease_of_a_transaction_that_runs_out_names_it() -> None:
+    """Whoever opened it is told which one expired, once."""
+    expiries = Expiries()
+    txn = Transaction("t", 30, expiries)
+    await asyncio.sleep(1000)
+    assert expiries.txns == [txn]
+
+
+async def test_add_puts_and_takes_count_apart() -> None:
+    """Events and bytes put, and events taken."""
+    txn = open_txn()
+    txn.add_puts([window(b"aa", b"b"), window(b"")])
+    txn.add_takes([batch(1, b"ccc")])
+    txn.add_puts([])
+    assert (txn.put_count, txn.put_body_bytes, txn.take_count) == (3, 3, 1)
+
+
+@pytest.mark.parametrize(("offset", "count"), [(None, 0), (3, 0), (2, 1), (0, 3)])
+async def test_count_from_an_offset_is_what_lies_behind_it(offset: int | None, count: int) -> None:
+    """That much of a repeat is known already."""
+    txn = open_txn()
+    txn.add_puts([window(b"a", b"b"), window(b"c")])
+    txn.add_takes([batch(1, b"a", b"b", b"c")])
+    assert txn.put_count_from(offset) == txn.take_count_from(offset) == count
+
+
+async def test_count_from_an_offset_beyond_the_end_is_a_gap() -> None:
+    """What lies between was never seen; the field is named."""
+    txn = open_txn()
+    with pytest.raises(OffsetGapError, match="put_offset: is 1; the transaction has 0"):
+        txn.put_count_from(1)
+    with pytest.raises(OffsetGapError, match="take_offset: is 18446744073709551615; the transaction has 0"):
+        txn.take_count_from((1 << 64) - 1)
+
+
+@pytest.mark.parametrize("count", range(6))
+async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
+    """Whole batches are passed over, one may be cut."""
+    txn = open_txn()
+    txn.add_takes([batch(1, b"a", b"b"), batch(7, b"c")])
+    txn.add_takes([batch(3, b"d", b"e")])
+    assert numbered(txn.last_taken(count)) == [(1, b"a"), (2, b"b"), (7, b"c"), (3, b"d"), (4, b"e")][5 - count :]
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "message"),
+    [
+        (TxnState.COMMITTED, TxnStateError, "the transaction is committed already"),
+        (TxnState.ROLLED_BACK, TxnStateError, "the transaction is rolled back already"),
+        (TxnState.EXPIRED, LeaseExpiredError, "without a call for its lease and was rolled back; begin a new one"),
+    ],
+)
+async def test_refuse_unless_open_when_ended_says_how(state: TxnState, kind: type[MillraceError], message: str) -> None:
+    """A later call learns how the transaction ended."""
+    txn = open_txn()
+    txn.refuse_unless_open()
+    txn.end(state, None)
+    with pytest.raises(kind, match=message) as refused:
+        txn.refuse_unless_open()
+    assert refused.value.metadata == {"txn_id": "t"}
+
+
+async def test_limit_when_reached_refuses_until_one_ends() -> None:
+    """The maximum is asked for anew each time: it may change."""
+    maximum = 2
+    limit = TxnLimit("channel 'a'", lambda: maximum)
+    limit.refuse_if_reached()
+    limit.count(2)
+    with pytest.raises(TooManyTxnsError, match="channel 'a' has 2 open transactions; at most 2 are allowed") as refused:
+        limit.refuse_if_reached()
+    assert refused.value.retry_delay_seconds == 1
+    maximum = 3
+    limit.refuse_if_reached()
+    limit.count(-2)
+    limit.refuse_if_reached()
+
+
+async def test_limit_is_idle_while_nothing_is_open() -> None:
+    """Whoever waits for the end of all transactions is told."""
+    limit = TxnLimit("the server", lambda: 5)
+    assert limit.is_idle.is_set()
+    limit.count(2)
+    limit.count(-1)
+    assert not limit.is_idle.is_set()
+    limit.count(-1)
+    assert limit.is_idle.is_set()

@@ -1,0 +1,109 @@
+"""An event loop whose clock jumps: whatever waits for time waits for none of ours.
+
+While anything is ready to run the clock stands still; when nothing is, it jumps to the next timer. So tests of leases,
+waits and keep-alives are quick, and say exactly when something happens.
+"""
+
+import asyncio
+import selectors
+from collections import deque
+from collections.abc import Callable, Coroutine
+from selectors import SelectorKey
+from typing import Any, Generic, TypeVar
+
+AnswerT = TypeVar("AnswerT")
+
+# Handles that run before a loop that never falls silent counts as broken.
+_TURNS_MAX = 100_000
+
+
+class StuckError(Exception):
+    """Returned when everything waits, and for no timer: without it the test would hang."""
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """A loop with a clock of its own, which begins at 0."""
+
+    _ready: deque[asyncio.Handle]
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_JumpingSelector(self._jump))
+
+    def time(self) -> float:
+        return self._now
+
+    def _jump(self, seconds: float) -> None:
+        self._now += seconds
+
+    async def settle(self) -> None:
+        """Runs whatever is ready and whatever that makes ready; the clock stands still."""
+        for _ in range(_TURNS_MAX):
+            await asyncio.sleep(0)
+            if not self._ready:
+                return
+        raise StuckError(f"there was still something to run after {_TURNS_MAX} turns")
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Never waits: tells the clock how long it would have waited."""
+
+    def __init__(self, jump: Callable[[float], None]) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        events = super().select(0)
+        if not events and timeout is None:
+            raise StuckError("everything waits, and for no timer")
+        if not events and timeout:
+            self._jump(timeout)
+        return events
+
+
+def _loop() -> VirtualClockLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockLoop), loop
+    return loop
+
+
+def now() -> float:
+    """Seconds on the virtual clock."""
+    return _loop().time()
+
+
+async def settle() -> None:
+    """Runs whatever is ready and whatever that makes ready; the clock stands still."""
+    await _loop().settle()
+
+
+class Call(Generic[AnswerT]):
+    """A call that runs beside the test."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, AnswerT]) -> None:
+        self._task = asyncio.get_running_loop().create_task(coroutine)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has answered, failed, or was cancelled."""
+        return self._task.done()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it ended because it was cancelled."""
+        return self._task.cancelled()
+
+    def cancel(self) -> None:
+        """Cancels it, from the next turn on."""
+        self._task.cancel()
+
+    async def answer(self) -> AnswerT:
+        """Its answer, waited for; raises what it raises."""
+        return await self._task
+
+
+async def started(coroutine: Coroutine[Any, Any, AnswerT]) -> Call[AnswerT]:
+    """Starts a call and runs it up to where it waits."""
+    call = Call(coroutine)
+    await settle()
+    return call
