@@ -1,0 +1,117 @@
+"""What is told about channels over HTTP: for Prometheus, and in the shape that Flume's users know."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.counters import ChannelCounters
+from millrace_server.channels.registry import ChannelRegistry
+
+_PREFIX = "millrace_channel_"
+_MILLISECONDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number of a channel."""
+
+    key: str
+    """Its name in JSON; Flume's where Flume has it."""
+
+    name: str
+    """Its name for Prometheus, behind `millrace_channel_`; a counter's ends in `_total` there."""
+
+    help: str
+    """What it is."""
+
+    read: Callable[[Channel], float]
+    """Its value now."""
+
+    is_flumes: bool = False
+    """Whether Flume has it under the same key, with the same meaning."""
+
+    def describe(self) -> str:
+        """The help text, which leads those who look for Flume's name to this one."""
+        return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
+
+
+GAUGES = (
+    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
+    Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.contents.queue.event_count, True),
+    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.contents.taken_count),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.contents.room.body_bytes),
+    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda c: c.config.body_bytes_max),
+    Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda c: c.open_transactions),
+    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda c: len(c.contents.takers)),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda c: len(c.contents.room.line)),
+    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda c: len(c.contents.ledger)),
+    Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", lambda c: int(c.claims.claim is not None)),
+    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.contents.first_sequence),
+    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.contents.next_sequence),
+)
+"""What goes up and down."""
+
+COUNTERS = (
+    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: _count(c).put_attempts, True),
+    Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: _count(c).put_successes, True),
+    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: _count(c).take_attempts, True),
+    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", lambda c: _count(c).take_successes, True),
+    Measure("CommitCount", "commits", "Transactions committed.", lambda c: _count(c).commits),
+    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda c: _count(c).rollbacks),
+    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: _count(c).leases_expired),
+    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: _count(c).deduplicated),
+)
+"""What only grows, from 0 when the server opens the channel."""
+
+
+def _count(channel: Channel) -> ChannelCounters:
+    return channel.contents.counters
+
+
+def describe_channels(channels: Iterable[Channel]) -> dict[str, dict[str, str | float]]:
+    """Each channel under `CHANNEL.name`, as Flume's JSON reporting has it, but with numbers as numbers.
+
+    Flume's keys have Flume's meanings; the other keys are ours.
+    """
+    return {f"CHANNEL.{channel.name}": _describe(channel) for channel in channels}
+
+
+def _describe(channel: Channel) -> dict[str, str | float]:
+    return {
+        "Type": "CHANNEL",
+        "ChannelType": channel.config.type,
+        "ChannelId": channel.channel_id,
+        **{measure.key: measure.read(channel) for measure in (*GAUGES, *COUNTERS)},
+        "ChannelFillPercentage": 100.0 * channel.contents.queue.event_count / channel.config.capacity,
+        "StartTime": int(channel.start_time * _MILLISECONDS),
+        "StopTime": 0,
+    }
+
+
+class ChannelCollector(Collector):
+    """Reads the channels anew at each scrape, so that nothing is counted twice and a deleted channel is gone."""
+
+    def __init__(self, registry: ChannelRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Each measure with one sample a channel."""
+        channels = self._registry.channels()
+        for measure in GAUGES:
+            gauge = GaugeMetricFamily(_PREFIX + measure.name, measure.describe(), labels=["channel"])
+            for channel in channels:
+                gauge.add_metric([channel.name], measure.read(channel))
+            yield gauge
+        for measure in COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + measure.name, measure.describe(), labels=["channel"])
+            for channel in channels:
+                counter.add_metric([channel.name], measure.read(channel))
+            yield counter
+        info = InfoMetricFamily(_PREFIX.removesuffix("_"), "What a channel is.", labels=["channel"])
+        for channel in channels:
+            info.add_metric([channel.name], {"channel_id": channel.channel_id, "type": channel.config.type})
+        yield info

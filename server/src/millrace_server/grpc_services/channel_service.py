@@ -1,0 +1,163 @@
+"""ChannelService: the data path."""
+
+from collections.abc import AsyncGenerator
+from contextlib import closing
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import BadArgumentError
+from millrace_server.grpc_services import answers
+from millrace_server.grpc_services.consuming import Consuming
+from millrace_server.grpc_services.durations import duration, seconds
+from millrace_server.grpc_services.requests import EventsRequest, events_of, form_of, parse_apart, stamp_of
+from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs, refusal
+from millrace_server.grpc_services.status import status_of
+
+NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
+"""The service's full name."""
+
+TXN_IDS_MAX = 1_000
+"""Transactions of one Commit."""
+
+
+class ChannelService:
+    """Serves ChannelService from a registry of channels."""
+
+    def __init__(self, registry: ChannelRegistry) -> None:
+        self._registry = registry
+
+    def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
+        """The service's methods by name."""
+        return {
+            "BeginTxn": rpcs.unary(pb.BeginTxnRequest, self._begin_txn),
+            "Put": rpcs.unary_with_events(pb.PutRequest, self._put),
+            "Take": rpcs.unary(pb.TakeRequest, self._take),
+            "Commit": rpcs.unary(pb.CommitRequest, self._commit),
+            "Rollback": rpcs.unary(pb.RollbackRequest, self._rollback),
+            "RenewTxn": rpcs.unary(pb.RenewTxnRequest, self._renew_txn),
+            "Append": rpcs.unary_with_events(pb.AppendRequest, self._append),
+            "AppendStream": rpcs.stream(self._append_stream),
+            "Consume": rpcs.stream(self._consume),
+            "Claim": rpcs.unary(pb.ClaimRequest, self._claim),
+            "Read": rpcs.server_stream(pb.ReadRequest, self._read),
+            "Acknowledge": rpcs.unary(pb.AcknowledgeRequest, self._acknowledge),
+            "Release": rpcs.unary(pb.ReleaseRequest, self._release),
+        }
+
+    async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
+        txn_id = request.txn_id if request.HasField("txn_id") else None
+        lease_seconds = seconds("lease", request.lease)
+        txn_id, lease_seconds = self._registry.get(request.channel).begin(txn_id, lease_seconds)
+        return pb.BeginTxnResponse(txn_id=txn_id, lease=duration(lease_seconds))
+
+    async def _put(self, request: pb.PutRequest, columns: bytes | None) -> pb.PutResponse:
+        put_offset = request.put_offset if request.HasField("put_offset") else None
+        channel = self._channel_of(request.txn_id)
+        return pb.PutResponse(put_count=channel.put(request.txn_id, events_of(request, columns), put_offset))
+
+    async def _take(self, request: pb.TakeRequest) -> bytes:
+        form = form_of(columns=request.columns)
+        wish = Wish(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
+        wait_seconds = seconds("wait", request.wait) if request.HasField("wait") else None
+        take_offset = request.take_offset if request.HasField("take_offset") else None
+        channel = self._channel_of(request.txn_id)
+        batches, take_count = await channel.take(request.txn_id, wish, wait_seconds, take_offset)
+        return answers.take_answer(batches, take_count, form)
+
+    async def _commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
+        txn_ids = request.txn_ids[:]
+        if not 0 < len(txn_ids) <= TXN_IDS_MAX:
+            raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
+        stamp = stamp_of(request)
+        receipt = await self._registry.transactions.common_channel_of(txn_ids).commit(txn_ids, stamp)
+        return pb.CommitResponse(
+            first_sequence=receipt.first_sequence,
+            last_sequence=receipt.last_sequence,
+            deduplicated=receipt.is_deduplicated,
+        )
+
+    async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
+        self._channel_of(request.txn_id).rollback(request.txn_id)
+        return pb.RollbackResponse()
+
+    async def _renew_txn(self, request: pb.RenewTxnRequest) -> pb.RenewTxnResponse:
+        return pb.RenewTxnResponse(lease=duration(self._channel_of(request.txn_id).renew(request.txn_id)))
+
+    async def _append(self, request: pb.AppendRequest, columns: bytes | None) -> pb.AppendResponse:
+        channel = self._registry.get(request.channel)
+        receipt = await channel.append(_some_events_of(request, columns), stamp_of(request))
+        return pb.AppendResponse(
+            first_sequence=receipt.first_sequence,
+            last_sequence=receipt.last_sequence,
+            deduplicated=receipt.is_deduplicated,
+        )
+
+    async def _append_stream(self, stream: MessageStream) -> None:
+        while (raw := await stream.read()) is not None:
+            await stream.write(await self._append_one(stream, raw))
+
+    async def _append_one(self, stream: MessageStream, raw: bytes) -> pb.AppendStreamResponse:
+        request = None
+        try:
+            with stream.admit(raw):
+                request, columns = parse_apart(pb.AppendStreamRequest, raw)
+                channel = self._registry.get(request.channel)
+                receipt = await channel.append(_some_events_of(request, columns), stamp_of(request))
+        except Exception as error:  # noqa: BLE001 - the answer to one request, not the end of the stream
+            return pb.AppendStreamResponse(error=status_of(refusal(error, request)))
+        return pb.AppendStreamResponse(
+            first_sequence=receipt.first_sequence,
+            last_sequence=receipt.last_sequence,
+            deduplicated=receipt.is_deduplicated,
+        )
+
+    async def _consume(self, stream: MessageStream) -> None:
+        await Consuming(self._registry, stream).run()
+
+    async def _claim(self, request: pb.ClaimRequest) -> pb.ClaimResponse:
+        lease_seconds = seconds("lease", request.lease)
+        channel = self._registry.get(request.channel)
+        claim = channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
+        return pb.ClaimResponse(
+            lease=duration(claim.lease.seconds),
+            first_sequence=channel.contents.first_sequence,
+            next_sequence=channel.contents.next_sequence,
+            epoch=claim.epoch,
+            channel_id=channel.channel_id,
+        )
+
+    async def _read(self, request: pb.ReadRequest) -> AsyncGenerator[bytes]:
+        channel = self._registry.get(request.channel)
+        form = form_of(columns=request.columns)
+        epoch = _epoch_of(request)
+        with closing(
+            channel.claims.read(request.reader_id, epoch, request.from_sequence, request.to_sequence)
+        ) as batches:
+            for batch in batches:
+                for part in channel.parts(batch, form):
+                    yield answers.encode(pb.ReadResponse(), pb.ReadResponse.BATCH_FIELD_NUMBER, [part], form)
+
+    async def _acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeResponse:
+        claims = self._registry.get(request.channel).claims
+        first_sequence = claims.acknowledge(request.reader_id, _epoch_of(request), request.through_sequence)
+        return pb.AcknowledgeResponse(first_sequence=first_sequence)
+
+    async def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
+        self._registry.get(request.channel).claims.release(request.reader_id, _epoch_of(request))
+        return pb.ReleaseResponse()
+
+    def _channel_of(self, txn_id: str) -> Channel:
+        return self._registry.transactions.channel_of(txn_id)
+
+
+def _some_events_of(request: EventsRequest, columns: bytes | None) -> list[StoredColumns]:
+    requests = events_of(request, columns)
+    if not requests:
+        raise BadArgumentError("events: has none; an append holds at least one event")
+    return requests
+
+
+def _epoch_of(request: pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:
+    return request.epoch if request.HasField("epoch") else None

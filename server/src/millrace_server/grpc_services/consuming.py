@@ -1,0 +1,114 @@
+"""Consume: deliveries down a stream, acks and nacks up."""
+
+import asyncio
+from collections.abc import Iterable
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.transactions import Transaction
+from millrace_server.errors import BadArgumentError, DrainingError
+from millrace_server.grpc_services import answers
+from millrace_server.grpc_services.requests import form_of, parse
+from millrace_server.grpc_services.rpc import MessageStream
+
+PREFETCH_DEFAULT = 8
+PREFETCH_MAX = 1_000
+
+
+class Consuming:
+    """One Consume stream.
+
+    Two tasks work on it: one lends events and sends them, while the other reads acks and nacks. When either ends, for
+    whatever reason, what was lent and not acknowledged returns at once.
+    """
+
+    def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
+        self._registry = registry
+        self._stream = stream
+        self._lent: dict[int, Transaction] = {}
+        self._delivered_count = 0
+        self._settled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves the stream to its end."""
+        start = await self._read_start()
+        channel = self._registry.get(start.channel)
+        if start.prefetch > PREFETCH_MAX:
+            raise BadArgumentError(f"start.prefetch: is {start.prefetch}; at most {PREFETCH_MAX} are allowed")
+        delivering = asyncio.ensure_future(self._deliver(channel, start))
+        listening = asyncio.ensure_future(self._listen(channel))
+        try:
+            await asyncio.wait({delivering, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await self._let_settle(delivering, listening)
+            for task in (delivering, listening):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (delivering, listening):
+                task.cancel()
+            for loan in self._lent.values():
+                channel.give_back(loan)
+
+    async def _let_settle(self, delivering: "asyncio.Future[None]", listening: "asyncio.Future[None]") -> None:
+        """While the server drains nothing new is delivered, but what is out may still be acknowledged."""
+        if delivering.done() and isinstance(delivering.exception(), DrainingError):
+            settling = asyncio.ensure_future(self._wait_until_below(1))
+            await asyncio.wait({settling, listening}, return_when=asyncio.FIRST_COMPLETED)
+            settling.cancel()
+
+    async def _wait_until_below(self, count: int) -> None:
+        """Waits until fewer deliveries than `count` are out."""
+        while len(self._lent) >= count:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def _read_start(self) -> pb.ConsumeRequest.Start:
+        raw = await self._stream.read()
+        if raw is not None:
+            with self._stream.admit(raw):
+                request = parse(pb.ConsumeRequest, raw)
+                if request.HasField("start"):
+                    return request.start
+        raise BadArgumentError("start: is missing; the first message of a Consume stream must be start")
+
+    async def _deliver(self, channel: Channel, start: pb.ConsumeRequest.Start) -> None:
+        form = form_of(columns=start.columns)
+        wish = Wish(events_max=start.max_events, body_bytes_max=start.max_bytes, form=form)
+        prefetch = start.prefetch or PREFETCH_DEFAULT
+        while True:
+            await self._wait_until_below(prefetch)
+            loan = await channel.lend(wish)
+            self._delivered_count += 1
+            self._lent[self._delivered_count] = loan
+            await self._stream.write(answers.delivery(self._delivered_count, loan.takes, form))
+
+    async def _listen(self, channel: Channel) -> None:
+        while (raw := await self._stream.read()) is not None:
+            with self._stream.admit(raw):
+                request = parse(pb.ConsumeRequest, raw)
+                # What was delivered of a channel that is deleted cannot be settled any more, and that must be said.
+                channel.contents.refuse_if_closed()
+                match request.WhichOneof("message"):
+                    case "ack":
+                        for loan in self._recall("ack", request.ack.delivery_ids):
+                            channel.settle(loan)
+                    case "nack":
+                        for loan in self._recall("nack", request.nack.delivery_ids):
+                            channel.give_back(loan)
+                    case other:
+                        raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
+            self._settled.set()
+
+    def _recall(self, field: str, delivery_ids: Iterable[int]) -> list[Transaction]:
+        """The loans of these deliveries, which are out no more."""
+        loans = []
+        for delivery_id in delivery_ids:
+            if not 0 < delivery_id <= self._delivered_count:
+                raise BadArgumentError(
+                    f"{field}.delivery_ids: holds {delivery_id}; this stream has delivered {self._delivered_count}"
+                )
+            # A delivery that was acknowledged before is passed over: acks are safe to repeat.
+            if loan := self._lent.pop(delivery_id, None):
+                loans.append(loan)
+        return loans

@@ -1,0 +1,84 @@
+"""What requests say, checked: a malformed part is refused with its name, what it was and what is allowed."""
+
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from millrace.columns import ColumnsError, columns_from_events
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from millrace.wire_format import place_of
+from millrace_server.channels.batches import Form, StoredColumns
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import BadArgumentError
+
+EventsRequest = pb.PutRequest | pb.AppendRequest | pb.AppendStreamRequest
+"""A request that brings events."""
+
+RequestT = TypeVar("RequestT", bound=Message)
+EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
+
+_COLUMNS_NAME = event_pb2.EventColumns.DESCRIPTOR.full_name
+
+
+class _WithStamp(Protocol):
+    @property
+    def stamp(self) -> event_pb2.ProducerStamp: ...
+
+    def HasField(self, field_name: str) -> bool: ...  # noqa: N802 - protobuf's name
+
+
+def parse(kind: type[RequestT], raw: bytes) -> RequestT:
+    """The request that the bytes hold."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise _no_message(kind, raw) from None
+
+
+def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT, bytes | None]:
+    """A request without its columns, and the columns as they came; None where it has none."""
+    place = place_of(kind.COLUMNS_FIELD_NUMBER, raw)
+    if place is not None:
+        try:
+            request = kind.FromString(raw[: place.head] + raw[place.end :])
+        except DecodeError:
+            raise _no_message(kind, raw) from None
+        return request, raw[place.content : place.end]
+    request = parse(kind, raw)
+    columns = request.columns.SerializeToString() if request.HasField("columns") else None
+    request.ClearField("columns")
+    return request, columns
+
+
+def _no_message(kind: type[Message], raw: bytes) -> BadArgumentError:
+    return BadArgumentError(f"request: its {len(raw)} bytes are no {kind.DESCRIPTOR.full_name}")
+
+
+def stamp_of(request: _WithStamp) -> Stamp | None:
+    """The request's stamp; None where it has none."""
+    if not request.HasField("stamp"):
+        return None
+    stamp = request.stamp
+    return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence)
+
+
+def events_of(request: EventsRequest, columns: bytes | None) -> list[StoredColumns]:
+    """The events of a request that was parsed apart, whichever form they came in; rows are turned into columns here."""
+    try:
+        if columns is None:
+            rows = ((event.headers, event.body) for event in request.events)
+            return [StoredColumns.of(made) for made in columns_from_events(rows)]
+        if request.events:
+            raise BadArgumentError("events: are given in rows and in columns; choose one form")
+        stored = StoredColumns.received(columns)
+    except ColumnsError as error:
+        raise BadArgumentError(str(error)) from None
+    except DecodeError:
+        raise BadArgumentError(f"columns: their bytes are no {_COLUMNS_NAME}") from None
+    return [stored] if stored.count else []
+
+
+def form_of(*, columns: bool) -> Form:
+    """The form that the caller wants."""
+    return Form.COLUMNS if columns else Form.ROWS

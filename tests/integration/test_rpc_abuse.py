@@ -1,0 +1,155 @@
+"""Callers that mean no good, or whose machine has lost its mind: the server goes on serving the others."""
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.grpc_services.server import STREAMS_MAX
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+from tests.process_figures import resident_bytes, thread_count
+from tests.raw_http2 import Frame, FrameKind, call_headers, raw_connection, reset
+from tests.rpc import Rpc, connected, events
+
+LIST_CHANNELS = "/millrace.v1.AdminService/ListChannels"
+PING, GOAWAY = FrameKind.PING, FrameKind.GOAWAY
+ENHANCE_YOUR_CALM = 11
+MIB = 1 << 20
+
+
+def faults_of(server: Millraced) -> list[dict[str, Any]]:
+    return [entry for entry in server.log if entry["level"] == "error"]
+
+
+@contextmanager
+def files_max(count: int) -> Iterator[None]:
+    """Processes started inside may have no more files open at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_rapid_reset_is_survived(shared_server: Millraced, rpc: Rpc) -> None:
+    """20,000 calls begun and cancelled at once cost little memory and no thread, and others are served meanwhile."""
+    pid = shared_server.process.pid
+    name = await rpc.make_channel()
+    before, threads = resident_bytes(pid), thread_count(pid)
+    async with raw_connection(shared_server.grpc) as abuser:
+        for hundred in range(200):
+            streams = range(200 * hundred + 1, 200 * hundred + 201, 2)
+            await abuser.send(
+                *(frame for number in streams for frame in (call_headers(number, LIST_CHANNELS), reset(number)))
+            )
+        assert (await rpc.append(name, b"a")).first_sequence == 1
+    assert resident_bytes(pid) - before < 128 * MIB
+    assert thread_count(pid) <= threads + 2
+    assert faults_of(shared_server) == []
+
+
+async def test_ping_flood_is_ended(shared_server: Millraced, rpc: Rpc) -> None:
+    """Whoever only pings is sent away with GOAWAY, too_many_pings."""
+    async with raw_connection(shared_server.grpc) as abuser:
+        goaway = None
+        while goaway is None:
+            await abuser.send(Frame(PING, 0, 0, bytes(8)))
+            while (answer := await abuser.receive()) is not None and answer.kind not in {PING, GOAWAY}:
+                pass
+            assert answer is not None
+            goaway = answer if answer.kind == GOAWAY else None
+        assert int.from_bytes(goaway.payload[4:8], "big") == ENHANCE_YOUR_CALM
+        assert b"too_many_pings" in goaway.payload
+        assert await abuser.receive_kind(GOAWAY) is None
+    await rpc.make_channel()
+
+
+async def test_calls_whose_request_never_comes_leave_others_their_slots(shared_server: Millraced, rpc: Rpc) -> None:
+    """A connection full of calls that have headers and no message costs some kilobytes each, and hinders nobody."""
+    before = resident_bytes(shared_server.process.pid)
+    half_a_message = b"\0" + MIB.to_bytes(4, "big")
+    async with raw_connection(shared_server.grpc) as abuser:
+        for number in range(1, 2 * STREAMS_MAX, 2):
+            await abuser.send(call_headers(number, LIST_CHANNELS), Frame(FrameKind.DATA, 0, number, half_a_message))
+        # One more is refused: so all the others are there.
+        await abuser.send(call_headers(2 * STREAMS_MAX + 1, LIST_CHANNELS))
+        refused = await abuser.receive_kind(FrameKind.RST_STREAM)
+        assert refused is not None
+        assert refused.stream == 2 * STREAMS_MAX + 1
+        name = await rpc.make_channel()
+        assert (await rpc.append(name, b"a")).first_sequence == 1
+        assert resident_bytes(shared_server.process.pid) - before < STREAMS_MAX * 32 * 1024
+    assert faults_of(shared_server) == []
+
+
+async def test_message_declared_huge_is_refused_at_once(shared_server: Millraced) -> None:
+    """The server neither waits for four gigabytes nor makes room for them."""
+    async with raw_connection(shared_server.grpc) as abuser:
+        await abuser.send(call_headers(1, LIST_CHANNELS), Frame(FrameKind.DATA, 0, 1, b"\0\xff\xff\xff\xff"))
+        answer = await abuser.receive_kind(FrameKind.HEADERS)
+        assert answer is not None
+        assert b"grpc-status\x018" in answer.payload
+
+
+async def test_connections_that_do_not_begin_are_closed(shared_server: Millraced) -> None:
+    """Whoever connects and says nothing, or half a greeting, or nonsense, is gone within the handshake's time."""
+
+    async def outlast(preface: bytes) -> float:
+        started = asyncio.get_running_loop().time()
+        async with raw_connection(shared_server.grpc, preface) as silent:
+            await silent.receive_all()
+        return asyncio.get_running_loop().time() - started
+
+    said_nothing, said_half, said_nonsense = await asyncio.gather(
+        outlast(b""), outlast(b"PRI * HTTP/2.0\r\n"), outlast(b"GET / HTTP/1.1\r\n\r\n")
+    )
+    assert max(said_nothing, said_half) < 15
+    assert said_nonsense < 5
+
+
+async def test_streams_cancelled_while_they_are_written_are_no_faults(shared_server: Millraced, rpc: Rpc) -> None:
+    """Readers who leave in the middle of large answers leave no trace in the log, and no transaction open."""
+    name = await rpc.make_channel(capacity=10_000, byte_capacity=1 << 30)
+    for _ in range(20):
+        await rpc.append(name, bytes(MIB))
+    async with connected(shared_server.grpc) as leaver:
+        for number in range(60):
+            start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name, max_events=1, prefetch=20))
+            consumed = leaver.channels.Consume(timeout=30.0)
+            await consumed.write(start)
+            peeked = leaver.admin.PeekEvents(admin_service_pb2.PeekEventsRequest(channel=name, max_events=20))
+            watched = leaver.admin.WatchChannels(admin_service_pb2.WatchChannelsRequest())
+            appended = leaver.channels.AppendStream(timeout=30.0)
+            await appended.write(pb.AppendStreamRequest(channel="none", events=events(b"a")))
+            for call in (consumed, peeked, watched, appended)[: number % 4 + 1]:
+                await call.read()
+            for call in (consumed, peeked, watched, appended):
+                call.cancel()
+    await rpc.until(name, open_transactions=0, queued_events=20)
+    assert faults_of(shared_server) == []
+
+
+async def test_connections_beyond_the_limit_are_closed(start_millraced: StartMillraced) -> None:
+    """As many connections as the process may open files for, less a few; those that are there go on."""
+    with files_max(256):
+        server = start_millraced()
+    async with connected(server.grpc) as rpc:
+        name = await rpc.make_channel()
+        idle = [await asyncio.open_connection(*server.grpc.split(":")) for _ in range(200)]
+        async with connected(server.grpc) as late:
+            with pytest.raises(aio.AioRpcError) as raised:
+                await late.append(name, b"a")
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await rpc.append(name, b"a")).first_sequence == 1
+        await rpc.make_channel()
+        for _, writer in idle:
+            writer.close()

@@ -1,0 +1,327 @@
+"""AdminService over the wire: making, changing, listing, watching, peeking at and emptying channels."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2 as pb
+from tests.rpc import Rpc, bodies_of, refused, rows_of, seconds, sequences_of
+
+MEMORY = pb.CHANNEL_TYPE_MEMORY
+NO_KEEP_ALIVE = seconds(0)
+
+
+async def create(rpc: Rpc, name: str, **limits: Any) -> pb.Channel:
+    request = pb.CreateChannelRequest(name=name, config=pb.ChannelConfig(**{"type": MEMORY} | limits))
+    answer: pb.CreateChannelResponse = await rpc.admin.CreateChannel(request)
+    return answer.channel
+
+
+async def update(rpc: Rpc, name: str, **limits: Any) -> pb.UpdateChannelResponse:
+    request = pb.UpdateChannelRequest(name=name, config=pb.ChannelConfig(**limits))
+    answer: pb.UpdateChannelResponse = await rpc.admin.UpdateChannel(request)
+    return answer
+
+
+async def test_create_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
+    """The answer says every limit that is in force."""
+    channel = await create(rpc, "defaults")
+    config = channel.config
+    assert (config.type, config.capacity, config.transaction_capacity) == (MEMORY, 100, 100)
+    assert (config.byte_capacity_buffer_percentage, config.open_transactions_max) == (20, 5_000)
+    assert (config.keep_alive, config.lease) == (seconds(3), seconds(30))
+    assert channel.gauges.body_bytes_max == config.byte_capacity * 80 // 100
+    assert (channel.gauges.first_sequence, channel.gauges.next_sequence) == (1, 1)
+    assert not channel.HasField("claim")
+    assert await rpc.look("defaults") == channel
+
+
+async def test_create_with_limits_has_them(rpc: Rpc) -> None:
+    """What was asked for is in force."""
+    limits = pb.ChannelConfig(
+        type=MEMORY,
+        capacity=7,
+        transaction_capacity=5,
+        byte_capacity=1000,
+        byte_capacity_buffer_percentage=0,
+        keep_alive=seconds(0),
+        lease=seconds(0.5),
+        open_transactions_max=1,
+    )
+    answer = await rpc.admin.CreateChannel(pb.CreateChannelRequest(name="limits", config=limits))
+    assert answer.channel.config == limits
+
+
+async def test_create_with_a_small_capacity_bows_the_default_transaction_capacity(rpc: Rpc) -> None:
+    """A default does not contradict what was asked for."""
+    assert (await create(rpc, "small", capacity=3)).config.transaction_capacity == 3
+
+
+async def test_create_of_a_name_that_exists_is_refused(rpc: Rpc) -> None:
+    """Also with the same limits: the caller is told that the channel is another's, or its own of before."""
+    name = await rpc.make_channel()
+    async with rpc.unchanged(name), refused(grpc.StatusCode.ALREADY_EXISTS, "CHANNEL_EXISTS", name) as caught:
+        await create(rpc, name, capacity=1)
+    assert caught.refusal.metadata["channel"] == name
+
+
+async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None:
+    """However many ask at once, one is told that it made the channel."""
+    answers = await asyncio.gather(*(create(rpc, "contended") for _ in range(20)), return_exceptions=True)
+    assert sum(isinstance(answer, pb.Channel) for answer in answers) == 1
+    codes = [answer.code() for answer in answers if isinstance(answer, aio.AioRpcError)]
+    assert codes == [grpc.StatusCode.ALREADY_EXISTS] * 19
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"type": 0}, "config.type: is CHANNEL_TYPE_UNSPECIFIED"),
+        ({"type": 99}, "config.type: is 99"),
+        ({"capacity": 0}, "config.capacity: is 0"),
+        ({"capacity": (1 << 64) - 1}, "config.capacity: is 18446744073709551615"),
+        ({"capacity": 5, "transaction_capacity": 6}, "must not be above capacity, 5"),
+        ({"transaction_capacity": 0}, "config.transaction_capacity: is 0"),
+        ({"byte_capacity": 0}, "config.byte_capacity: is 0"),
+        ({"byte_capacity": (1 << 64) - 1}, "config.byte_capacity: is 18446744073709551615"),
+        ({"byte_capacity_buffer_percentage": 100}, "config.byte_capacity_buffer_percentage: is 100"),
+        ({"keep_alive": seconds(-1)}, "config.keep_alive: is -1 s"),
+        ({"lease": seconds(-0.001)}, "config.lease: is -0.001 s"),
+        ({"lease": seconds(0)}, "config.lease"),
+        ({"open_transactions_max": 0}, "config.open_transactions_max: is 0"),
+        ({"open_transactions_max": 1 << 63}, "config.open_transactions_max: is 9223372036854775808"),
+    ],
+)
+async def test_create_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, Any], sentence: str) -> None:
+    """The message says which field, what it was and what is allowed; no channel is made."""
+    async with rpc.unchanged(), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", sentence):
+        await create(rpc, "refused", **limits)
+
+
+async def test_create_with_several_bad_limits_tells_all(rpc: Rpc) -> None:
+    """One answer names all that is wrong."""
+    async with rpc.unchanged(), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "capacity: .*lease: "):
+        await create(rpc, "refused", capacity=0, lease=seconds(0))
+
+
+async def test_create_of_other_types_is_refused(rpc: Rpc) -> None:
+    """File and spillable channels are not there yet, and the message says what there is."""
+    for kind in (pb.CHANNEL_TYPE_FILE, pb.CHANNEL_TYPE_SPILLABLE):
+        async with (
+            rpc.unchanged(),
+            refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "it must be CHANNEL_TYPE_MEMORY"),
+        ):
+            await create(rpc, "refused", type=kind)
+
+
+async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
+    """Absent fields stay; the answer says what is in force, and so does the next look."""
+    name = await rpc.make_channel(capacity=10, keep_alive=seconds(1))
+    answer = await update(rpc, name, capacity=20, byte_capacity_buffer_percentage=0, keep_alive=seconds(0))
+    assert (answer.applied, answer.message) == (True, "")
+    config = answer.channel.config
+    assert (config.capacity, config.byte_capacity_buffer_percentage, config.keep_alive) == (20, 0, seconds(0))
+    assert (config.transaction_capacity, config.lease) == (10, seconds(30))
+    assert (await rpc.look(name)).config == config
+
+
+async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(rpc: Rpc) -> None:
+    """Shrinking waits for the keep-alive, then leaves everything as it was."""
+    name = await rpc.make_channel(keep_alive=seconds(0.05))
+    await rpc.append(name, b"a", b"b")
+    async with rpc.unchanged(name):
+        answer = await update(rpc, name, capacity=1, transaction_capacity=1, lease=seconds(5))
+    assert not answer.applied
+    assert "holds 2 events" in answer.message
+    assert answer.channel.config.lease == seconds(30)
+
+
+async def test_update_that_waits_applies_when_there_is_room(rpc: Rpc) -> None:
+    """Shrinking takes effect as soon as the channel has emptied far enough."""
+    name = await rpc.make_channel(keep_alive=seconds(3600))
+    await rpc.append(name, b"a", b"b")
+    waiting = asyncio.ensure_future(update(rpc, name, capacity=1, transaction_capacity=1))
+    await rpc.until(name, waiting_commits=1)
+    await rpc.purge(name)
+    assert (await waiting).applied
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY"):
+        await rpc.append(name, b"a", b"b")
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"type": pb.CHANNEL_TYPE_FILE}, "a channel's type, here memory, cannot be changed"),
+        ({"capacity": 0}, "config.capacity: is 0"),
+        ({"transaction_capacity": 101}, "must not be above capacity, 100"),
+        ({"capacity": 50}, "must not be above capacity, 50"),
+        ({"keep_alive": seconds(-1)}, "config.keep_alive: is -1 s"),
+    ],
+)
+async def test_update_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, Any], sentence: str) -> None:
+    """Nothing of the change is made."""
+    name = await rpc.make_channel()
+    async with rpc.unchanged(name), refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", sentence):
+        await update(rpc, name, lease=seconds(5), **limits)
+
+
+async def test_delete_of_a_channel_in_use_needs_force(rpc: Rpc) -> None:
+    """Events or open transactions keep a channel; forced, everything in it ends."""
+    with_event, with_txn = await rpc.make_channel(), await rpc.make_channel()
+    await rpc.append(with_event, b"a")
+    txn_id = await rpc.begin(with_txn)
+    for name in (with_event, with_txn):
+        async with (
+            rpc.unchanged(name),
+            refused(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_NOT_EMPTY", "empty it first, or force"),
+        ):
+            await rpc.delete(name)
+        await rpc.delete(name, force=True)
+        async with refused(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND"):
+            await rpc.look(name)
+    async with refused(grpc.StatusCode.NOT_FOUND, "TXN_NOT_FOUND"):
+        await rpc.commit(txn_id)
+
+
+async def test_channel_made_again_is_another(rpc: Rpc) -> None:
+    """It has a new channel_id, and its sequences begin at 1."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    before = await rpc.look(name)
+    await rpc.delete(name, force=True)
+    after = await create(rpc, name)
+    assert after.channel_id != before.channel_id
+    assert (await rpc.append(name, b"b")).first_sequence == 1
+
+
+async def test_purge_leaves_what_is_taken(rpc: Rpc) -> None:
+    """Events of open transactions stay theirs, and return where they roll back."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b", b"c")
+    txn_id = await rpc.begin(name)
+    await rpc.take(txn_id, max_events=1)
+    assert await rpc.purge(name) == 2
+    await rpc.rollback(txn_id)
+    assert await rpc.peek(name) == [b"a"]
+
+
+async def test_list_is_sorted_by_name(rpc: Rpc) -> None:
+    """All channels, each as GetChannel tells it."""
+    for name in ("sorted-b", "sorted-a", "sorted-10"):
+        await create(rpc, name)
+    listed = await rpc.admin.ListChannels(pb.ListChannelsRequest())
+    names = [channel.name for channel in listed.channels]
+    assert names == sorted(names)
+    assert {"sorted-10", "sorted-a", "sorted-b"} <= set(names)
+
+
+async def test_watch_tells_at_once_and_again(rpc: Rpc) -> None:
+    """The first look comes at once, the next at the interval; names that are not there are left out."""
+    name = await rpc.make_channel()
+    request = pb.WatchChannelsRequest(names=[name, "not-there", "../x"], interval=seconds(0.1))
+    watched = rpc.admin.WatchChannels(request, timeout=20.0)
+    first = await watched.read()
+    assert [channel.name for channel in first.channels] == [name]
+    await rpc.append(name, b"a")
+    while (await watched.read()).channels[0].gauges.queued_events != 1:
+        pass
+    await rpc.delete(name, force=True)
+    while (await watched.read()).channels:
+        pass
+    watched.cancel()
+
+
+async def test_watch_without_names_tells_all(rpc: Rpc) -> None:
+    """Also channels that are made while the stream goes on."""
+    watched = rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(0.1)), timeout=20.0)
+    await watched.read()
+    name = await rpc.make_channel()
+    while name not in {channel.name for channel in (await watched.read()).channels}:
+        pass
+    watched.cancel()
+
+
+async def test_watch_with_a_negative_interval_is_refused(rpc: Rpc) -> None:
+    """A malformed interval is told, not corrected."""
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "interval: is -1 s"):
+        await rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(-1)), timeout=20.0).read()
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+async def test_peek_shows_without_taking(rpc: Rpc, *, in_columns: bool) -> None:
+    """Ten events unless told otherwise, from the oldest or from a sequence on; nothing is changed."""
+    name = await rpc.make_channel()
+    for number in range(0, 12, 3):
+        await rpc.append(name, *[b"%d" % event for event in range(number, number + 3)])
+    async with rpc.unchanged(name):
+        for from_sequence, max_events, sequences in (
+            (0, 0, range(1, 11)),
+            (0, 4, range(1, 5)),
+            (5, 100, range(5, 13)),
+            (13, 0, range(0)),
+            ((1 << 64) - 1, 0, range(0)),
+        ):
+            request = pb.PeekEventsRequest(
+                channel=name, from_sequence=from_sequence, max_events=max_events, columns=in_columns
+            )
+            batches = [answer.batch async for answer in rpc.admin.PeekEvents(request, timeout=20.0)]
+            assert rows_of(batches) == [(number, {}, b"%d" % (number - 1)) for number in sequences]
+            assert {batch.HasField("columns") for batch in batches} <= {in_columns}
+
+
+async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -> None:
+    """Also where somebody takes it at once; from the next event on unless a sequence is given."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b")
+    from_now = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True), timeout=20.0)
+    from_two = rpc.admin.PeekEvents(
+        pb.PeekEventsRequest(channel=name, follow=True, from_sequence=2, max_events=3), timeout=20.0
+    )
+    assert bodies_of([(await from_two.read()).batch]) == [b"b"]
+    # The first stream was opened before the second on the same connection, and has no event to show that it began.
+    taker = asyncio.ensure_future(rpc.take(await rpc.begin(name), wait=seconds(3600)))
+    await rpc.append(name, b"c")
+    await taker
+    await rpc.append(name, b"d", b"e")
+    assert [(await from_two.read()).batch.first_sequence for _ in range(2)] == [3, 4]
+    assert await from_two.read() is aio.EOF
+    answers = [await from_now.read() for _ in range(2)]
+    assert [(bodies_of([answer.batch]), answer.skipped_events) for answer in answers] == [
+        ([b"c"], 0),
+        ([b"d", b"e"], 0),
+    ]
+    from_now.cancel()
+
+
+async def test_peek_that_follows_too_slowly_is_told_how_many_it_missed(rpc: Rpc) -> None:
+    """A follower that does not read holds a bounded amount of memory, and the gap is counted."""
+    name = await rpc.make_channel(capacity=5000)
+    follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
+    await rpc.append(name, b"first")
+    assert bodies_of([(await follower.read()).batch]) == [b"first"]
+    for _ in range(40):
+        await rpc.append(name, *[bytes(40_000)] * 100)
+        await rpc.purge(name)
+    next_sequence, skipped = 2, 0
+    while next_sequence < 4002:
+        answer = await follower.read()
+        skipped += answer.skipped_events
+        [first, *_] = sequences = sequences_of([answer.batch])
+        assert first == next_sequence + answer.skipped_events
+        next_sequence = sequences[-1] + 1
+    assert skipped > 0
+    follower.cancel()
+
+
+async def test_peek_that_follows_a_channel_that_is_deleted_ends(rpc: Rpc) -> None:
+    """The onlooker is told that there is nothing more to see."""
+    name = await rpc.make_channel()
+    follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
+    await rpc.append(name, b"a")
+    await follower.read()
+    await rpc.delete(name, force=True)
+    async with refused(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "deleted"):
+        await follower.read()

@@ -1,0 +1,213 @@
+"""Claim, Read, Acknowledge and Release over the wire."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from tests.rpc import Rpc, bodies_of, refused, seconds, sequences_of
+
+READER = "reader-1"
+
+
+async def acknowledge(rpc: Rpc, channel: str, reader_id: str, through: int, epoch: int | None = None) -> int:
+    request = pb.AcknowledgeRequest(channel=channel, reader_id=reader_id, through_sequence=through, epoch=epoch)
+    answer: pb.AcknowledgeResponse = await rpc.channels.Acknowledge(request)
+    return answer.first_sequence
+
+
+async def release(rpc: Rpc, channel: str, reader_id: str, epoch: int | None = None) -> None:
+    await rpc.channels.Release(pb.ReleaseRequest(channel=channel, reader_id=reader_id, epoch=epoch))
+
+
+async def test_claim_tells_what_there_is(rpc: Rpc) -> None:
+    """The answer names the range, the epoch, the making of the channel and the lease."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b")
+    claim = await rpc.claim(name, READER, lease=seconds(7))
+    assert (claim.first_sequence, claim.next_sequence) == (1, 3)
+    assert claim.lease == seconds(7)
+    channel = await rpc.look(name)
+    assert claim.channel_id == channel.channel_id
+    assert (channel.claim.reader_id, channel.claim.epoch) == (READER, claim.epoch)
+    assert 0 < channel.claim.remaining.ToTimedelta().total_seconds() <= 7
+
+
+async def test_claim_again_renews_and_a_takeover_begins_a_new_epoch(rpc: Rpc) -> None:
+    """A reader's own claim is renewed with the lease that it asks for; a takeover is told apart by its epoch."""
+    name = await rpc.make_channel()
+    epochs = [(await rpc.claim(name, READER)).epoch for _ in range(2)]
+    taken_over = await rpc.claim(name, "reader-2", takeover=True)
+    assert [epoch - epochs[0] for epoch in (*epochs, taken_over.epoch)] == [0, 0, 1]
+    again = await rpc.claim(name, "reader-2", lease=seconds(3))
+    assert (again.epoch, again.lease) == (taken_over.epoch, seconds(3))
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+async def test_read_gives_a_range_as_often_as_asked(rpc: Rpc, *, in_columns: bool) -> None:
+    """Reading removes nothing; the range's start is included and its end excluded."""
+    name = await rpc.make_channel()
+    for bodies in ([b"a", b"b"], [b"c"], [b"d", b"e"]):
+        await rpc.append(name, *bodies)
+    claim = await rpc.claim(name, READER)
+    for _ in range(2):
+        batches = await rpc.read(name, READER, from_sequence=2, to_sequence=5, epoch=claim.epoch, columns=in_columns)
+        assert (sequences_of(batches), bodies_of(batches)) == ([2, 3, 4], [b"b", b"c", b"d"])
+        assert {batch.HasField("columns") for batch in batches} == {in_columns}
+    assert bodies_of(await rpc.read(name, READER)) == [b"a", b"b", b"c", b"d", b"e"]
+    assert await rpc.read(name, READER, from_sequence=3, to_sequence=3) == []
+    assert await rpc.read(name, READER, from_sequence=6) == []
+
+
+async def test_acknowledge_removes_what_lies_before(rpc: Rpc) -> None:
+    """Acknowledging is cumulative, cuts batches where it must, and may be repeated."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b", b"c")
+    await rpc.claim(name, READER)
+    assert [await acknowledge(rpc, name, READER, through) for through in (2, 2, 1, 0)] == [3, 3, 3, 3]
+    assert await rpc.peek(name) == [b"c"]
+    assert await acknowledge(rpc, name, READER, 3) == 4
+    assert (await rpc.look(name)).counters.event_take_success_count == 3
+
+
+async def test_release_leaves_the_rest_to_others(rpc: Rpc) -> None:
+    """After a release anybody takes again, and a take that waits gets what is there."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b")
+    await rpc.claim(name, READER)
+    await acknowledge(rpc, name, READER, 1)
+    await release(rpc, name, READER)
+    assert bodies_of((await rpc.take(await rpc.begin(name))).batches) == [b"b"]
+
+
+async def test_claim_when_its_lease_has_run_out_is_free(rpc: Rpc) -> None:
+    """A reader that says nothing for its lease loses the claim, but not its place."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b")
+    await rpc.claim(name, READER)
+    await acknowledge(rpc, name, READER, 1)
+    lost = await rpc.claim(name, READER, lease=seconds(0.05))
+    await rpc.until_not_claimed(name)
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED"):
+        await rpc.read(name, READER)
+    other = await rpc.claim(name, "reader-2")
+    assert (other.first_sequence, other.epoch) == (2, lost.epoch + 1)
+
+
+async def test_take_while_a_claim_lives_is_refused(rpc: Rpc) -> None:
+    """Takes, waiting ones too, are told whose the channel is, and for how long."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
+    await rpc.until(name, waiting_takes=1)
+    await rpc.claim(name, READER, lease=seconds(9))
+    for take in (waiting, rpc.take(txn_id), rpc.claim(name, "reader-2")):
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED", "'reader-1' has claimed") as caught:
+            await take
+        assert 0 < (caught.refusal.retry_delay_seconds or 0) <= 9
+        assert caught.refusal.metadata["reader_id"] == READER
+
+
+async def test_claim_while_events_are_taken_is_refused(rpc: Rpc) -> None:
+    """A log with holes is no log: TXNS_OPEN, with a delay to retry after."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    txn_id = await rpc.begin(name)
+    await rpc.take(txn_id)
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "TXNS_OPEN", "have taken 1 events") as caught:
+        await rpc.claim(name, READER)
+    assert caught.refusal.retry_delay_seconds
+    await rpc.rollback(txn_id)
+    await rpc.claim(name, READER)
+
+
+async def test_calls_with_a_stale_epoch_are_refused(rpc: Rpc) -> None:
+    """A reader whose claim was taken over changes nothing any more."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    stale = (await rpc.claim(name, READER)).epoch
+    await rpc.claim(name, READER, takeover=True)
+    for call in (
+        rpc.read(name, READER, epoch=stale),
+        acknowledge(rpc, name, READER, 1, stale),
+        release(rpc, name, READER, stale),
+    ):
+        sentence = f"is {stale}; .* has epoch {stale + 1}"
+        async with rpc.unchanged(name), refused(grpc.StatusCode.ABORTED, "STALE_EPOCH", sentence):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("is_claimed", "reason"), [(False, "NOT_CLAIMED"), (True, "CHANNEL_CLAIMED")], ids=["by nobody", "by another"]
+)
+async def test_calls_without_the_claim_are_refused(rpc: Rpc, *, is_claimed: bool, reason: str) -> None:
+    """Read, Acknowledge and Release need a living claim of the caller's own."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    if is_claimed:
+        await rpc.claim(name, "reader-2")
+    for call in (rpc.read(name, READER), acknowledge(rpc, name, READER, 1), release(rpc, name, READER)):
+        async with rpc.unchanged(name), refused(grpc.StatusCode.FAILED_PRECONDITION, reason):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("from_sequence", "to_sequence", "code", "reason"),
+    [
+        (1, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (1, 3, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (2, 5, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (0, (1 << 64) - 1, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (5, 5, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (5, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        ((1 << 64) - 1, 0, grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE"),
+        (3, 2, grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT"),
+    ],
+)
+async def test_read_beyond_what_is_there_is_refused(
+    rpc: Rpc, from_sequence: int, to_sequence: int, code: grpc.StatusCode, reason: str
+) -> None:
+    """Nothing is answered of a range that is acknowledged, not there yet, or upside down."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b", b"c")
+    await rpc.claim(name, READER)
+    await acknowledge(rpc, name, READER, 1)
+    async with rpc.unchanged(name), refused(code, reason):
+        await rpc.read(name, READER, from_sequence=from_sequence, to_sequence=to_sequence)
+
+
+async def test_acknowledge_beyond_the_end_is_refused(rpc: Rpc) -> None:
+    """What is not there yet cannot be acknowledged."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    await rpc.claim(name, READER)
+    async with rpc.unchanged(name), refused(grpc.StatusCode.OUT_OF_RANGE, "SEQUENCE_GONE", "2 is not there yet"):
+        await acknowledge(rpc, name, READER, 2)
+
+
+async def test_read_when_the_claim_is_taken_over_ends(rpc: Rpc) -> None:
+    """A reader in the middle of a range is told; the stream does not go on behind the new claim's back."""
+    name = await rpc.make_channel(capacity=1000, byte_capacity=1 << 30)
+    for _ in range(40):
+        await rpc.append(name, bytes(1 << 20))
+    await rpc.claim(name, READER)
+    stream = rpc.channels.Read(pb.ReadRequest(channel=name, reader_id=READER), timeout=30.0)
+    assert len((await stream.read()).batch.events) == 1
+    await rpc.claim(name, "reader-2", takeover=True)
+    async with refused(grpc.StatusCode.ABORTED, "STALE_EPOCH"):
+        while True:
+            assert await stream.read()
+
+
+async def test_epoch_of_a_channel_made_anew_is_a_later_one(rpc: Rpc) -> None:
+    """A reader of the former channel holds an epoch that the new one never grants: it is told so."""
+    name = await rpc.make_channel()
+    former = await rpc.claim(name, READER)
+    config = (await rpc.look(name)).config
+    await rpc.admin.DeleteChannel(admin_pb.DeleteChannelRequest(name=name))
+    await rpc.admin.CreateChannel(admin_pb.CreateChannelRequest(name=name, config=config))
+    assert (await rpc.claim(name, READER)).epoch > former.epoch
+    async with refused(grpc.StatusCode.ABORTED, "STALE_EPOCH"):
+        await acknowledge(rpc, name, READER, 0, former.epoch)

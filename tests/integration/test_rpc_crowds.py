@@ -1,0 +1,125 @@
+"""Many callers at once: calls, waiting takes, abandoned transactions, and what all of it costs."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from millrace.v1 import admin_service_pb2
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.grpc_services.server import STREAMS_MAX
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+from tests.process_figures import cpu_seconds, resident_bytes, thread_count
+from tests.rpc import Rpc, columns, connected, seconds, sequences_of
+
+CALLS = 4_000
+TAKERS = 1_000
+THREADS_MAX = 20
+
+
+@pytest.fixture
+def server(start_millraced: StartMillraced) -> Millraced:
+    """A server whose figures no other test spoils."""
+    return start_millraced("server.shutdown_grace_seconds = 0.0")
+
+
+@asynccontextmanager
+async def connections(server: Millraced, count: int) -> AsyncGenerator[list[Rpc]]:
+    async with AsyncExitStack() as opened:
+        yield [await opened.enter_async_context(connected(server.grpc)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("calls", "connection_count"), [(CALLS, 1), (STREAMS_MAX + 1_000, 1), (CALLS, 20)])
+async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, connection_count: int) -> None:
+    """None fails, also where one connection begins more of them than it may have under way; each stores its event."""
+    async with connections(server, connection_count) as rpcs:
+        name = await rpcs[0].make_channel(capacity=calls)
+        answers = await asyncio.gather(*(rpcs[index % len(rpcs)].append(name, b"a") for index in range(calls)))
+        assert sorted(answer.first_sequence for answer in answers) == list(range(1, calls + 1))
+        assert (await rpcs[0].look(name)).gauges.queued_events == calls
+        assert thread_count(server.process.pid) < THREADS_MAX
+
+
+@pytest.mark.parametrize("connection_count", [1, 10])
+async def test_takers_that_wait_cost_next_to_nothing(server: Millraced, connection_count: int) -> None:
+    """No thread and no time of a processor; a put over the same connection gets through, and wakes one of them."""
+    pid = server.process.pid
+    async with connections(server, connection_count) as rpcs:
+        rpc = rpcs[0]
+        name = await rpc.make_channel(capacity=TAKERS)
+        txn_ids = await asyncio.gather(*(rpc.begin(name) for _ in range(TAKERS)))
+        takes = {
+            asyncio.ensure_future(rpcs[index % connection_count].take(txn_id, wait=seconds(3600)))
+            for index, txn_id in enumerate(txn_ids)
+        }
+        await rpc.until(name, waiting_takes=TAKERS)
+        assert thread_count(pid) < THREADS_MAX
+        # What is measured is a second in which nothing happens.
+        before = cpu_seconds(pid)
+        await asyncio.sleep(1)
+        assert cpu_seconds(pid) - before <= 0.05
+
+        await rpc.append(name, b"a")
+        done, takes = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED)
+        assert [sequences_of(take.result().batches) for take in done] == [[1]]
+        assert (await rpc.look(name)).gauges.waiting_takes == TAKERS - 1
+
+        for _ in range(TAKERS - 1):
+            await rpc.append(name, b"a")
+        answers = await asyncio.gather(*takes)
+        assert sorted(sequence for answer in answers for sequence in sequences_of(answer.batches)) == [
+            *range(2, TAKERS + 1)
+        ]
+
+
+async def test_events_in_memory_cost_little_more_than_their_bytes(server: Millraced) -> None:
+    """1,000,000 events of 100 bytes, queued in batches of 1,000, take at most 1.3 times their bytes."""
+    pid = server.process.pid
+    body = bytes(range(100))
+    async with connected(server.grpc) as rpc:
+        name = await rpc.make_channel(capacity=1_000_000, transaction_capacity=1_000)
+        request = pb.AppendRequest(channel=name, columns=columns(*[body] * 1_000, host="web-1"))
+
+        async def fill(batches: int) -> None:
+            for _ in range(batches):
+                await rpc.channels.Append(request)
+
+        # What serving costs the first time is no part of what events cost.
+        await fill(20)
+        await rpc.purge(name)
+        before = resident_bytes(pid)
+        await fill(1_000)
+        assert (await rpc.look(name)).gauges.body_bytes == 100_000_000
+        assert resident_bytes(pid) - before <= 1.3 * 100_000_000
+        await rpc.purge(name)
+        assert resident_bytes(pid) - before <= 0.1 * 100_000_000
+
+
+async def test_abandoned_transactions_give_their_memory_back(server: Millraced) -> None:
+    """10,000 transactions that nobody ends are gone with their leases, and so is what they held."""
+    pid = server.process.pid
+    count, body_bytes = 10_000, 10_000
+    async with connected(server.grpc) as rpc:
+        name = await rpc.make_channel(open_transactions_max=count, lease=seconds(10))
+        numbers = iter(range(count))
+        resident = [resident_bytes(pid)]
+
+        async def keep_abandoning() -> None:
+            for _ in numbers:
+                await rpc.put(await rpc.begin(name), bytes(body_bytes))
+                resident.append(resident_bytes(pid))
+
+        async with asyncio.TaskGroup() as abandoning:
+            for _ in range(50):
+                abandoning.create_task(keep_abandoning())
+        held_bytes = max(resident) - resident[0]
+        # All of them at once, unless the machine is so slow that the first are gone before the last have come.
+        assert held_bytes > count * body_bytes * 0.5
+        watched = rpc.admin.WatchChannels(admin_service_pb2.WatchChannelsRequest(names=[name], interval=seconds(0.1)))
+        while (await watched.read()).channels[0].counters.lease_expired_count < count:
+            pass
+        watched.cancel()
+        # What remains is the memory of how they ended, and what Python keeps for the next ones.
+        assert resident_bytes(pid) - resident[0] < held_bytes * 0.4

@@ -1,0 +1,251 @@
+"""What bounds memory: the sizes of messages and metadata, and the bytes of requests in work."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2, event_pb2
+from millrace.v1 import channel_service_pb2 as pb
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+from tests.rpc import NO_WAIT, Rpc, bodies_of, columns, connected, refused, seconds
+
+KIB = 1024
+MESSAGE_BYTES_MAX = 64 * KIB
+CONFIG_TOML = f"""
+[server]
+message_bytes_max = {MESSAGE_BYTES_MAX}
+shutdown_grace_seconds = 0.0
+"""
+SERVICE = "/millrace.v1.ChannelService"
+ADMIN = "/millrace.v1.AdminService"
+
+
+@pytest.fixture
+def small_server(start_millraced: StartMillraced) -> Millraced:
+    """A server whose messages are small, so that limits are near."""
+    return start_millraced(CONFIG_TOML)
+
+
+@pytest.fixture
+async def rpc(small_server: Millraced) -> AsyncGenerator[Rpc]:
+    async with connected(small_server.grpc) as connection:
+        yield connection
+
+
+def many_small() -> list[event_pb2.EventColumns]:
+    return [columns(*[b"body"] * 1000, host="web-1") for _ in range(5)]
+
+
+def few_large() -> list[event_pb2.EventColumns]:
+    return [columns(bytes(30 * KIB), b"", bytes(20 * KIB)) for _ in range(5)]
+
+
+def one_large_header_for_all() -> list[event_pb2.EventColumns]:
+    """A few bytes for each event in columns, kilobytes for each in rows."""
+    return [columns(*[b"x"] * 500, key="v" * 9 * KIB)]
+
+
+def many_headers() -> list[event_pb2.EventColumns]:
+    return [columns(*[b"x"] * 3, **{f"key-{number}": "v" * 20 for number in range(256)}) for _ in range(6)]
+
+
+def sparse_headers() -> list[event_pb2.EventColumns]:
+    headers = [
+        event_pb2.HeaderColumn(
+            key=f"k{number}", sizes=[2 if index == number else 0 for index in range(100)], values=b"v"
+        )
+        for number in range(100)
+    ]
+    return [event_pb2.EventColumns(count=100, body_sizes=[1] * 100, bodies=b"x" * 100, headers=headers)] * 5
+
+
+CONTENTS = [many_small, few_large, one_large_header_for_all, many_headers, sparse_headers]
+
+
+async def unary(rpc: Rpc, method: str, request: Any) -> bytes:
+    call: Any = rpc.connection.unary_unary(f"{SERVICE}/{method}")
+    answer: bytes = await call(request.SerializeToString(), timeout=30.0)
+    return answer
+
+
+async def taken(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
+    txn_id = await rpc.begin(name)
+    while True:
+        answer = await unary(rpc, "Take", pb.TakeRequest(txn_id=txn_id, wait=NO_WAIT, columns=in_columns))
+        if not pb.TakeResponse.FromString(answer).batches:
+            await rpc.rollback(txn_id)
+            return
+        yield answer
+
+
+async def consumed(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
+    method: Any = rpc.connection.stream_stream(f"{SERVICE}/Consume")
+    stream = method(timeout=30.0)
+    start = pb.ConsumeRequest.Start(channel=name, columns=in_columns, prefetch=1000)
+    await stream.write(pb.ConsumeRequest(start=start).SerializeToString())
+    left = (await rpc.look(name)).gauges
+    left_count = left.queued_events + left.taken_events
+    while left_count:
+        answer = await stream.read()
+        yield answer
+        left_count -= count_of(pb.ConsumeResponse.FromString(answer).batches)
+    stream.cancel()
+    await rpc.until(name, taken_events=0)
+
+
+async def read(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
+    await rpc.claim(name, "reader")
+    method: Any = rpc.connection.unary_stream(f"{SERVICE}/Read")
+    request = pb.ReadRequest(channel=name, reader_id="reader", columns=in_columns)
+    async for answer in method(request.SerializeToString(), timeout=30.0):
+        yield answer
+    await rpc.channels.Release(pb.ReleaseRequest(channel=name, reader_id="reader"))
+
+
+async def peeked(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
+    method: Any = rpc.connection.unary_stream(f"{ADMIN}/PeekEvents")
+    request = admin_service_pb2.PeekEventsRequest(channel=name, max_events=1_000_000, columns=in_columns)
+    async for answer in method(request.SerializeToString(), timeout=30.0):
+        yield answer
+
+
+def count_of(batches: Any) -> int:
+    return sum(batch.columns.count or len(batch.events) for batch in batches)
+
+
+def batches_in(kind: Any, answers: list[bytes]) -> list[event_pb2.EventBatch]:
+    parsed = [kind.FromString(answer) for answer in answers]
+    return [batch for answer in parsed for batch in (answer.batches if hasattr(answer, "batches") else [answer.batch])]
+
+
+@pytest.mark.parametrize("contents", CONTENTS)
+async def test_answers_never_exceed_the_message_limit(rpc: Rpc, contents: Any) -> None:
+    """Whatever is stored comes back, by every call that gives events, in messages that stay within the limit."""
+    name = await rpc.make_channel(capacity=100_000, transaction_capacity=100_000)
+    stored = contents()
+    for batch in stored:
+        await rpc.channels.Append(pb.AppendRequest(channel=name, columns=batch))
+    expected = [(1, sum(batch.count for batch in stored))]
+    for in_columns in (False, True):
+        for kind, answering in (
+            (pb.TakeResponse, taken),
+            (pb.ConsumeResponse, consumed),
+            (pb.ReadResponse, read),
+            (admin_service_pb2.PeekEventsResponse, peeked),
+        ):
+            answers = [answer async for answer in answering(rpc, name, in_columns=in_columns)]
+            assert max(map(len, answers)) <= MESSAGE_BYTES_MAX, (kind, in_columns)
+            batches = batches_in(kind, answers)
+            ends = [(batch.first_sequence, batch.first_sequence + count_of([batch]) - 1) for batch in batches]
+            assert [last + 1 for _, last in ends[:-1]] == [first for first, _ in ends[1:]]
+            assert [(ends[0][0], ends[-1][1])] == expected
+
+
+async def test_event_that_would_not_fit_an_answer_is_refused(rpc: Rpc) -> None:
+    """What was stored can always be fetched: the largest body that is taken in comes back in both forms."""
+    name = await rpc.make_channel(byte_capacity=1 << 30)
+    low, high = 1, MESSAGE_BYTES_MAX - 64
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "EVENT_TOO_LARGE", r"events\[0\]: .* would not fit an answer"):
+        await rpc.append(name, bytes(high))
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            await rpc.append(name, bytes(middle))
+        except aio.AioRpcError:
+            high = middle - 1
+        else:
+            low = middle
+        await rpc.purge(name)
+    assert low > MESSAGE_BYTES_MAX * 0.7
+    await rpc.append(name, bytes(low))
+    for in_columns in (False, True):
+        txn_id = await rpc.begin(name)
+        assert [len(body) for body in bodies_of((await rpc.take(txn_id, columns=in_columns)).batches)] == [low]
+        await rpc.rollback(txn_id)
+
+
+async def test_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -> None:
+    """RESOURCE_EXHAUSTED, before a handler sees it; the connection and the channel go on."""
+    name = await rpc.make_channel()
+    async with rpc.unchanged(name):
+        with pytest.raises(aio.AioRpcError) as raised:
+            await rpc.append(name, bytes(MESSAGE_BYTES_MAX))
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in (raised.value.details() or "")
+
+
+async def test_compressed_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -> None:
+    """What counts is the size after decompression: a bomb is not inflated."""
+    name = await rpc.make_channel()
+    request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(50 << 20))])
+    with pytest.raises(aio.AioRpcError) as raised:
+        await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(10_000))])
+    answer = await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
+    assert answer.first_sequence == 1
+
+
+@pytest.mark.parametrize("value_bytes", [15_000, 16_384, 100_000])
+async def test_metadata_above_16_kib_is_refused_by_grpc(rpc: Rpc, value_bytes: int) -> None:
+    """Less than that passes."""
+    call = rpc.admin.ListChannels(
+        admin_service_pb2.ListChannelsRequest(), metadata=(("x-test", "v" * value_bytes),), timeout=30.0
+    )
+    if value_bytes < 16_000:
+        assert list((await call).channels) == []
+        return
+    with pytest.raises(aio.AioRpcError) as raised:
+        await call
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def waiting_appends(rpc: Rpc, name: str, count: int) -> list["asyncio.Task[pb.AppendResponse]"]:
+    """Appends of almost a whole message each, to a channel without room."""
+    before = (await rpc.look(name)).gauges.waiting_commits
+    appends = [asyncio.ensure_future(rpc.append(name, bytes(40 * KIB))) for _ in range(count)]
+    await rpc.until(name, waiting_commits=before + count)
+    return appends
+
+
+async def test_requests_in_work_are_bounded_for_each_connection(small_server: Millraced, rpc: Rpc) -> None:
+    """What one connection may have in work is two messages; more is OVERLOADED, and others are not hindered."""
+    name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
+    await rpc.append(name, b"full")
+    appends = await waiting_appends(rpc, name, 3)
+    async with rpc.unchanged(name), refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "this conn") as caught:
+        await rpc.append(name, bytes(40 * KIB))
+    assert caught.refusal.retry_delay_seconds
+    async with connected(small_server.grpc) as other:
+        appends += await waiting_appends(other, name, 1)
+        for _ in appends:
+            await rpc.purge(name)
+            await asyncio.wait(appends, return_when=asyncio.FIRST_COMPLETED)
+            appends = [append for append in appends if not append.done()]
+        assert appends == []
+    # What was in work is done, and its bytes are free again.
+    await rpc.purge(name)
+    assert (await rpc.append(name, bytes(40 * KIB))).first_sequence == 6
+
+
+async def test_requests_in_work_are_bounded_in_all(small_server: Millraced, rpc: Rpc) -> None:
+    """All connections together may have eight messages in work; calls that need next to nothing still pass."""
+    name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
+    await rpc.append(name, b"full")
+    async with AsyncExitStack() as connections:
+        others = [await connections.enter_async_context(connected(small_server.grpc)) for _ in range(5)]
+        appends = [append for other in others[:4] for append in await waiting_appends(other, name, 3)]
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "the server that are being handled"):
+            await others[4].append(name, bytes(40 * KIB))
+        assert (await rpc.look(name)).gauges.waiting_commits == 12
+        for append in appends:
+            append.cancel()
+        await rpc.until(name, waiting_commits=0)
+        await rpc.purge(name)
+        assert (await others[4].append(name, bytes(40 * KIB))).first_sequence == 2

@@ -1,0 +1,449 @@
+"""Bad input over the wire: each with its code, its reason and its sentence, and nothing changed."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2, event_pb2
+from millrace.v1 import channel_service_pb2 as pb
+from tests.rpc import Refusal, Rpc, columns, events, refused, seconds
+
+INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+
+U64_MAX = (1 << 64) - 1
+NO_PROTOBUF = b"\xff\xff no protobuf"
+SERVICES = {
+    module.DESCRIPTOR.services_by_name[name].full_name: module.DESCRIPTOR.services_by_name[name]
+    for module, name in ((pb, "ChannelService"), (admin_service_pb2, "AdminService"))
+}
+
+
+async def answer_to(rpc: Rpc, service: str, method: str, request: bytes) -> Any:
+    """The first answer to a request of raw bytes, whatever shape the call has."""
+    path, call = f"/{service}/{method}", SERVICES[service].methods_by_name[method]
+    if call.client_streaming:
+        both_ways: Any = rpc.connection.stream_stream(path)
+        stream = both_ways(timeout=30.0)
+        await stream.write(request)
+        return await stream.read()
+    if call.server_streaming:
+        one_way: Any = rpc.connection.unary_stream(path)
+        return await one_way(request, timeout=30.0).read()
+    unary: Any = rpc.connection.unary_unary(path)
+    return await unary(request, timeout=30.0)
+
+
+ALL_METHODS = [(service, method) for service, described in SERVICES.items() for method in described.methods_by_name]
+
+
+@pytest.mark.parametrize(("service", "method"), ALL_METHODS)
+async def test_bytes_that_are_no_protobuf_are_refused(rpc: Rpc, service: str, method: str) -> None:
+    """Every call tells that it could not read its request, and which message it wanted."""
+    wanted = SERVICES[service].methods_by_name[method].input_type.full_name
+    sentence = f"request: its {len(NO_PROTOBUF)} bytes are no {wanted}"
+    if method == "AppendStream":
+        answer = pb.AppendStreamResponse.FromString(await answer_to(rpc, service, method, NO_PROTOBUF))
+        refusal = Refusal.of_status(answer.error)
+        assert (refusal.code, refusal.reason, refusal.message) == (INVALID_ARGUMENT, "BAD_ARGUMENT", sentence)
+        return
+    async with refused(INVALID_ARGUMENT, "BAD_ARGUMENT", re.escape(sentence)):
+        await answer_to(rpc, service, method, NO_PROTOBUF)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
+    """Half of a message is no message."""
+    name = await rpc.make_channel()
+    whole = pb.AppendRequest(channel=name, columns=columns(b"aaaa", key="value")).SerializeToString()
+    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are no millrace.v1.AppendRequest"):
+        await answer_to(rpc, "millrace.v1.ChannelService", "Append", whole[:-cut])
+
+
+async def test_text_that_is_no_utf_8_is_refused(rpc: Rpc) -> None:
+    """Names and headers are text; a body may be any bytes."""
+    name = await rpc.make_channel()
+    whole = pb.AppendRequest(channel=name, events=[event_pb2.Event(headers={"key": "value"}, body=b"\xff")])
+    broken = whole.SerializeToString().replace(b"value", b"va\xffue")
+    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT"):
+        await answer_to(rpc, "millrace.v1.ChannelService", "Append", broken)
+
+
+BAD_NAMES = ["../x", "", "a\0b", "x" * 300, "%2e", "%2e%2e%2fx", "caf\u00e9", "\u202ex", ".", "..", "-a", "A", "a/b"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+@pytest.mark.parametrize(
+    ("service", "method"),
+    [
+        (service, method)
+        for service, method in ALL_METHODS
+        if {"name", "channel"} & {field.name for field in SERVICES[service].methods_by_name[method].input_type.fields}
+        and method != "AppendStream"
+    ],
+)
+async def test_bad_names_are_refused_wherever_a_name_is_taken(rpc: Rpc, service: str, method: str, name: str) -> None:
+    """BAD_NAME, quoting no more of the name than fits a line and no control character; no channel is made."""
+    kind = SERVICES[service].methods_by_name[method].input_type._concrete_class
+    request = kind(**{"channel" if "channel" in kind.DESCRIPTOR.fields_by_name else "name": name})
+    if method == "Append":
+        request.events.add(body=b"a")
+    async with rpc.unchanged(), refused(INVALID_ARGUMENT, "BAD_NAME", "channel: is .*; it must match") as caught:
+        await answer_to(rpc, service, method, request.SerializeToString())
+    message = caught.refusal.message
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda name: pb.BeginTxnRequest(channel=name),
+        lambda name: pb.AppendRequest(channel=name, events=events(b"a")),
+        lambda name: pb.ClaimRequest(channel=name, reader_id="r"),
+        lambda name: pb.ReadRequest(channel=name, reader_id="r"),
+        lambda name: pb.AcknowledgeRequest(channel=name, reader_id="r"),
+        lambda name: pb.ReleaseRequest(channel=name, reader_id="r"),
+        lambda name: pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name)),
+        lambda name: admin_service_pb2.UpdateChannelRequest(name=name),
+        lambda name: admin_service_pb2.DeleteChannelRequest(name=name),
+        lambda name: admin_service_pb2.GetChannelRequest(name=name),
+        lambda name: admin_service_pb2.PeekEventsRequest(channel=name),
+        lambda name: admin_service_pb2.PurgeChannelRequest(name=name),
+    ],
+)
+async def test_unknown_channel_is_not_found(rpc: Rpc, request_of: Callable[[str], Message]) -> None:
+    """CHANNEL_NOT_FOUND with the name, and none is made by accident."""
+    request = request_of("not-there")
+    method = type(request).__name__.removesuffix("Request")
+    [service] = [service for service, described in SERVICES.items() if method in described.methods_by_name]
+    async with rpc.unchanged(), refused(NOT_FOUND, "CHANNEL_NOT_FOUND", "called 'not-there'; create it") as caught:
+        await answer_to(rpc, service, method, request.SerializeToString())
+    assert caught.refusal.metadata == {"channel": "not-there"}
+    assert caught.refusal.retry_delay_seconds is None
+
+
+def renew(rpc: Rpc, txn_id: str) -> Awaitable[pb.RenewTxnResponse]:
+    answer: Awaitable[pb.RenewTxnResponse] = rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
+    return answer
+
+
+TXN_CALLS: dict[str, Callable[[Rpc, str], Awaitable[object]]] = {
+    "put": lambda rpc, txn_id: rpc.put(txn_id, b"x"),
+    "take": lambda rpc, txn_id: rpc.take(txn_id),
+    "commit": lambda rpc, txn_id: rpc.commit(txn_id),
+    "rollback": lambda rpc, txn_id: rpc.rollback(txn_id),
+    "renew": renew,
+}
+
+
+@pytest.mark.parametrize("call", TXN_CALLS)
+@pytest.mark.parametrize("txn_id", ["never begun", "", "nul\0", "x" * 100_000], ids=lambda it: f"{it[:12]!a}")
+async def test_unknown_transaction_is_not_found(rpc: Rpc, call: str, txn_id: str) -> None:
+    """TXN_NOT_FOUND with the id, cut short where it is long."""
+    async with refused(NOT_FOUND, "TXN_NOT_FOUND", "never begun, ended long ago") as caught:
+        await TXN_CALLS[call](rpc, txn_id)
+    if txn_id:
+        assert txn_id.startswith(caught.refusal.metadata["txn_id"])
+        assert len(caught.refusal.metadata["txn_id"]) <= 256
+    else:
+        assert caught.refusal.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("ending", "refused_calls", "sentence"),
+    [
+        ("commit", ["put", "take", "rollback", "renew"], "is committed already"),
+        ("rollback", ["put", "take", "commit", "renew"], "is rolled back already"),
+    ],
+)
+async def test_calls_on_an_ended_transaction_are_refused(
+    rpc: Rpc, ending: str, refused_calls: list[str], sentence: str
+) -> None:
+    """TXN_STATE says how it ended, and what it did stays done."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    await rpc.put(txn_id, b"a")
+    await TXN_CALLS[ending](rpc, txn_id)
+    for call in refused_calls:
+        async with rpc.unchanged(name), refused(FAILED_PRECONDITION, "TXN_STATE", sentence) as caught:
+            await TXN_CALLS[call](rpc, txn_id)
+        assert caught.refusal.metadata == {"txn_id": txn_id}
+    async with rpc.unchanged(name), refused(FAILED_PRECONDITION, "TXN_STATE", "use another id"):
+        await rpc.begin(name, txn_id=txn_id)
+
+
+@pytest.mark.parametrize("call", ["put", "take", "commit", "renew"])
+async def test_calls_after_the_lease_ran_out_are_refused(rpc: Rpc, call: str) -> None:
+    """LEASE_EXPIRED: the puts are gone, what was taken is back, and a rollback is content."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    txn_id = await rpc.begin(name, lease=seconds(0.05))
+    await rpc.take(txn_id)
+    await rpc.until(name, open_transactions=0)
+    async with rpc.unchanged(name), refused(grpc.StatusCode.ABORTED, "LEASE_EXPIRED", "begin a new one"):
+        await TXN_CALLS[call](rpc, txn_id)
+    await rpc.rollback(txn_id)
+    assert await rpc.peek(name) == [b"a"]
+    assert (await rpc.look(name)).counters.lease_expired_count == 1
+
+
+async def test_commit_with_another_channels_transaction_changes_neither(rpc: Rpc) -> None:
+    """TXN_STATE names both channels; each transaction stays open and commits by itself."""
+    one, other = await rpc.make_channel(), await rpc.make_channel()
+    txn_ids = [await rpc.begin(name) for name in (one, other)]
+    for txn_id in txn_ids:
+        await rpc.put(txn_id, b"a")
+    async with rpc.unchanged(one, other), refused(FAILED_PRECONDITION, "TXN_STATE", f"'{one}' and '{other}'"):
+        await rpc.commit(*txn_ids)
+    for txn_id in txn_ids:
+        assert (await rpc.commit(txn_id)).first_sequence == 1
+
+
+@pytest.mark.parametrize(
+    ("others", "code", "reason", "sentence"),
+    [
+        (["unknown"], NOT_FOUND, "TXN_NOT_FOUND", "never begun"),
+        (["ended"], FAILED_PRECONDITION, "TXN_STATE", "is rolled back already"),
+        (["good"], INVALID_ARGUMENT, "BAD_ARGUMENT", "names a transaction twice"),
+        (["good"] * 1000, INVALID_ARGUMENT, "BAD_ARGUMENT", "has 1001 ids; 1 to 1000 are allowed"),
+    ],
+    ids=["unknown", "ended", "twice", "too many"],
+)
+async def test_commit_with_one_bad_id_leaves_the_good_one_open(
+    rpc: Rpc, others: list[str], code: grpc.StatusCode, reason: str, sentence: str
+) -> None:
+    """All or none: what was good can still be committed."""
+    name = await rpc.make_channel()
+    txn_ids = {"good": await rpc.begin(name), "ended": await rpc.begin(name), "unknown": "unknown"}
+    await rpc.put(txn_ids["good"], b"a")
+    await rpc.rollback(txn_ids["ended"])
+    async with rpc.unchanged(name), refused(code, reason, sentence):
+        await rpc.commit(txn_ids["good"], *(txn_ids[other] for other in others))
+    assert (await rpc.commit(txn_ids["good"])).first_sequence == 1
+
+
+async def test_begin_with_another_channels_id_is_refused(rpc: Rpc) -> None:
+    """Ids are one namespace for the server."""
+    one, other = await rpc.make_channel(), await rpc.make_channel()
+    txn_id = await rpc.begin(one)
+    async with rpc.unchanged(one, other), refused(FAILED_PRECONDITION, "TXN_STATE", f"channel '{one}', not '{other}'"):
+        await rpc.begin(other, txn_id=txn_id)
+
+
+async def test_begin_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
+    """TOO_MANY_TXNS, with a delay to retry after; one that ends makes room."""
+    name = await rpc.make_channel(open_transactions_max=1)
+    txn_id = await rpc.begin(name)
+    async with rpc.unchanged(name), refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_TXNS") as caught:
+        await rpc.begin(name)
+    assert caught.refusal.retry_delay_seconds
+    await rpc.rollback(txn_id)
+    await rpc.begin(name)
+
+
+def stamp(first: int, last: int, producer_id: str = "p") -> event_pb2.ProducerStamp:
+    return event_pb2.ProducerStamp(producer_id=producer_id, first_sequence=first, last_sequence=last)
+
+
+def broken_columns(**fields: Any) -> event_pb2.EventColumns:
+    encoded = columns(b"aa", b"b", key="v")
+    broken = event_pb2.EventColumns(**fields)
+    for field in fields:
+        encoded.ClearField(field)
+    encoded.MergeFrom(broken)
+    return encoded
+
+
+BAD_EVENTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "both forms": ({"events": events(b"a"), "columns": columns(b"a")}, "BAD_ARGUMENT", "in rows and in columns"),
+    "a large body": ({"events": events(bytes(81))}, "EVENT_TOO_LARGE", "81 bytes; the channel holds 80 in all"),
+    "a large body in columns": ({"columns": columns(b"a", bytes(81))}, "EVENT_TOO_LARGE", "a body has 81 bytes"),
+    "too many events": ({"events": events(*[b""] * 6)}, "TXN_CAPACITY", "would put 6 events; .* is 5"),
+    "too many bytes": ({"events": events(*[bytes(30)] * 3)}, "TXN_CAPACITY", "would put 90 body bytes; .* holds 80"),
+    "257 headers": (
+        {"events": [event_pb2.Event(headers={str(number): "" for number in range(257)})]},
+        "BAD_ARGUMENT",
+        "an event has 257 headers; at most 256",
+    ),
+    "a wrong count": ({"columns": broken_columns(count=3)}, "BAD_ARGUMENT", "body_sizes: has 2 entries; .* is 3"),
+    "a huge count": ({"columns": broken_columns(count=(1 << 32) - 1)}, "BAD_ARGUMENT", "columns.count is 4294967295"),
+    "a wrong sum": ({"columns": broken_columns(bodies=b"aab?")}, "BAD_ARGUMENT", "bodies: has 4 bytes; .* sum to 3"),
+    "a key twice": (
+        {"columns": broken_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[1], values=b"")] * 2)},
+        "BAD_ARGUMENT",
+        "a key comes twice",
+    ),
+    "wrong header sizes": (
+        {"columns": broken_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[1, 1, 1])])},
+        "BAD_ARGUMENT",
+        r"headers\[0\].sizes: has 3 entries",
+    ),
+    "values that are no text": (
+        {"columns": broken_columns(headers=[event_pb2.HeaderColumn(key="k", sizes=[2], values=b"\xff")])},
+        "BAD_ARGUMENT",
+        r"headers\[0\].values: is not UTF-8 at byte 0",
+    ),
+    "columns without count": ({"columns": broken_columns(count=0)}, "BAD_ARGUMENT", "columns.count is 0"),
+}
+
+
+@pytest.mark.parametrize("call", ["Put", "Append", "AppendStream"])
+@pytest.mark.parametrize(("fields", "reason", "sentence"), BAD_EVENTS.values(), ids=BAD_EVENTS)
+async def test_bad_events_are_refused_whole(
+    rpc: Rpc, call: str, fields: dict[str, Any], reason: str, sentence: str
+) -> None:
+    """None of the request is stored, and the transaction stays usable."""
+    name = await rpc.make_channel(capacity=10, transaction_capacity=5, byte_capacity=100)
+    txn_id = await rpc.begin(name)
+    async with rpc.unchanged(name):
+        match call:
+            case "Put":
+                async with refused(INVALID_ARGUMENT, reason, sentence):
+                    await rpc.channels.Put(pb.PutRequest(txn_id=txn_id, **fields))
+            case "Append":
+                async with refused(INVALID_ARGUMENT, reason, sentence):
+                    await rpc.channels.Append(pb.AppendRequest(channel=name, **fields))
+            case _:
+                request = pb.AppendStreamRequest(channel=name, **fields).SerializeToString()
+                answer = await answer_to(rpc, "millrace.v1.ChannelService", "AppendStream", request)
+                refusal = Refusal.of_status(pb.AppendStreamResponse.FromString(answer).error)
+                assert (refusal.code, refusal.reason) == (INVALID_ARGUMENT, reason)
+                assert re.search(sentence, refusal.message)
+    assert await rpc.put(txn_id, b"a") == 1
+
+
+async def test_puts_that_add_up_beyond_the_capacity_are_refused(rpc: Rpc) -> None:
+    """The put that would pass the capacity is refused whole; what fits still goes in."""
+    name = await rpc.make_channel(transaction_capacity=3)
+    txn_id = await rpc.begin(name)
+    await rpc.put(txn_id, b"a", b"b")
+    async with refused(INVALID_ARGUMENT, "TXN_CAPACITY", "would put 4 events; transaction_capacity is 3"):
+        await rpc.put(txn_id, b"c", b"d")
+    assert await rpc.put(txn_id, b"c") == 3
+    await rpc.commit(txn_id)
+    assert await rpc.peek(name) == [b"a", b"b", b"c"]
+
+
+async def test_take_where_nothing_remains_of_the_capacity_is_refused(rpc: Rpc) -> None:
+    """More than remains is cut; where nothing remains it is TXN_CAPACITY."""
+    name = await rpc.make_channel(transaction_capacity=2)
+    await rpc.append(name, b"a", b"b")
+    await rpc.append(name, b"c")
+    txn_id = await rpc.begin(name)
+    assert (await rpc.take(txn_id, max_events=(1 << 32) - 1)).take_count == 2
+    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "TXN_CAPACITY", "has taken 2 events, all that"):
+        await rpc.take(txn_id)
+
+
+BAD_CALLS: dict[str, tuple[Callable[[Rpc, str, str], Awaitable[object]], str, str]] = {
+    "an append of nothing": (lambda rpc, name, _: rpc.append(name), "BAD_ARGUMENT", "at least one event"),
+    "a commit of nothing": (lambda rpc, _, __: rpc.commit(), "BAD_ARGUMENT", "txn_ids: has 0 ids"),
+    "a gap in put_offset": (lambda rpc, _, txn: rpc.put(txn, b"a", put_offset=2), "OFFSET_GAP", "is 2; .* has 1"),
+    "a huge put_offset": (lambda rpc, _, txn: rpc.put(txn, b"a", put_offset=U64_MAX), "OFFSET_GAP", str(U64_MAX)),
+    "a gap in take_offset": (lambda rpc, _, txn: rpc.take(txn, take_offset=1), "OFFSET_GAP", "is 1; .* has 0"),
+    "an empty txn_id": (lambda rpc, name, _: rpc.begin(name, txn_id=""), "BAD_ARGUMENT", "txn_id: is ''"),
+    "a long txn_id": (lambda rpc, name, _: rpc.begin(name, txn_id="x" * 129), "BAD_ARGUMENT", "129 characters"),
+    "a txn_id with NUL": (lambda rpc, name, _: rpc.begin(name, txn_id="a\0"), "BAD_ARGUMENT", r"is 'a\\x00'"),
+    "a txn_id beyond ASCII": (lambda rpc, name, _: rpc.begin(name, txn_id="é"), "BAD_ARGUMENT", r"is '\\xe9'"),
+    "a negative lease": (lambda rpc, name, _: rpc.begin(name, lease=seconds(-1)), "BAD_ARGUMENT", "lease: is -1 s"),
+    "a hugely negative lease": (
+        lambda rpc, name, _: rpc.begin(name, lease=Duration(seconds=-(1 << 63))),
+        "BAD_ARGUMENT",
+        "must not be negative",
+    ),
+    "a lease of mixed signs": (
+        lambda rpc, name, _: rpc.begin(name, lease=Duration(seconds=1, nanos=-1)),
+        "BAD_ARGUMENT",
+        "have the sign of the seconds",
+    ),
+    "a lease of too many nanos": (
+        lambda rpc, name, _: rpc.begin(name, lease=Duration(nanos=1_000_000_000)),
+        "BAD_ARGUMENT",
+        "nanos must lie between",
+    ),
+    "a negative wait": (lambda rpc, _, txn: rpc.take(txn, wait=seconds(-0.5)), "BAD_ARGUMENT", "wait: is -0.5 s"),
+    "a negative lease of a claim": (
+        lambda rpc, name, _: rpc.claim(name, "r", lease=seconds(-1)),
+        "BAD_ARGUMENT",
+        "lease: is -1 s",
+    ),
+    "an empty reader_id": (lambda rpc, name, _: rpc.claim(name, ""), "BAD_ARGUMENT", "reader_id: is ''"),
+    "a long reader_id": (lambda rpc, name, _: rpc.claim(name, "x" * 200), "BAD_ARGUMENT", "200 characters"),
+    "an empty producer_id": (
+        lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(1, 1, "")),
+        "BAD_ARGUMENT",
+        "stamp.producer_id: is ''",
+    ),
+    "a stamp upside down": (
+        lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(2, 1)),
+        "BAD_ARGUMENT",
+        "stamp.last_sequence: is 1; it must not be below stamp.first_sequence, 2",
+    ),
+    "an overlapping stamp": (
+        lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(5, 7)),
+        "BAD_ARGUMENT",
+        "stamp: 5 to 7 covers 1 events as a whole and overlaps in part",
+    ),
+    "an overlapping stamp of a commit": (
+        lambda rpc, _, txn: rpc.commit(txn, stamp=stamp(0, U64_MAX)),
+        "BAD_ARGUMENT",
+        "it must be all new or all stored",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "reason", "sentence"), BAD_CALLS.values(), ids=BAD_CALLS)
+async def test_bad_arguments_are_refused(
+    rpc: Rpc, call: Callable[[Rpc, str, str], Awaitable[object]], reason: str, sentence: str
+) -> None:
+    """The sentence says which field, what it was and what is allowed; the transaction stays open."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"stored", stamp=stamp(5, 5))
+    txn_id = await rpc.begin(name)
+    await rpc.put(txn_id, b"put")
+    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, reason, sentence) as caught:
+        await call(rpc, name, txn_id)
+    assert caught.refusal.retry_delay_seconds is None
+    assert await rpc.peek(name) == [b"stored"]
+    assert (await rpc.commit(txn_id)).first_sequence == 2
+
+
+@pytest.mark.parametrize("wait", [seconds(3601), Duration(seconds=(1 << 63) - 1, nanos=999_999_999)])
+async def test_huge_waits_are_capped(rpc: Rpc, wait: Duration) -> None:
+    """A wait beyond the limit is no error: a take waits for as long as it may."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    assert (await rpc.take(await rpc.begin(name), wait=wait)).take_count == 1
+
+
+@pytest.mark.parametrize("limit", [{"max_events": (1 << 32) - 1}, {"max_bytes": U64_MAX}])
+async def test_huge_limits_of_a_take_are_no_limits(rpc: Rpc, limit: dict[str, int]) -> None:
+    """What cannot be reached does not matter."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b")
+    assert (await rpc.take(await rpc.begin(name), **limit)).take_count == 2
+
+
+async def test_unknown_methods_are_unimplemented(rpc: Rpc) -> None:
+    """A client of a newer contract is told so by gRPC itself."""
+    call: Any = rpc.connection.unary_unary("/millrace.v1.ChannelService/Fly")
+    with pytest.raises(aio.AioRpcError) as raised:
+        await call(b"", timeout=30.0)
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_unknown_fields_are_passed_over(rpc: Rpc) -> None:
+    """A request of a newer contract does what this server knows of it."""
+    name = await rpc.make_channel()
+    newer = pb.AppendRequest(channel=name, events=events(b"a")).SerializeToString() + b"\xa2\x06\x03new"
+    answer = await answer_to(rpc, "millrace.v1.ChannelService", "Append", newer)
+    assert pb.AppendResponse.FromString(answer).first_sequence == 1

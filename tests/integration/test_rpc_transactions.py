@@ -1,0 +1,264 @@
+"""BeginTxn, Put, Take, Commit, Rollback and RenewTxn over the wire."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from tests.millraced import Millraced
+from tests.rpc import Rpc, bodies_of, connected, refused, rows_of, seconds, sequences_of
+
+NO_KEEP_ALIVE = seconds(0)
+
+
+async def test_begin_without_an_id_makes_one(rpc: Rpc) -> None:
+    """Each call opens another transaction, with the channel's lease."""
+    name = await rpc.make_channel(lease=seconds(12.5))
+    first, second = [await rpc.channels.BeginTxn(pb.BeginTxnRequest(channel=name)) for _ in range(2)]
+    assert first.txn_id != second.txn_id
+    assert first.lease == seconds(12.5)
+    assert (await rpc.look(name)).gauges.open_transactions == 2
+
+
+async def test_begin_with_a_known_id_returns_that_transaction(rpc: Rpc) -> None:
+    """A repeat opens nothing, and gives the lease that was granted."""
+    name = await rpc.make_channel()
+    request = pb.BeginTxnRequest(channel=name, txn_id=f"{name} mine", lease=seconds(7))
+    answers = [await rpc.channels.BeginTxn(request) for _ in range(2)]
+    assert {(answer.txn_id, answer.lease.seconds) for answer in answers} == {(f"{name} mine", 7)}
+    assert (await rpc.look(name)).gauges.open_transactions == 1
+
+
+@pytest.mark.parametrize("asked", [seconds(3601), seconds(315_576_000_000)])
+async def test_begin_with_a_long_lease_grants_an_hour(rpc: Rpc, asked: Duration) -> None:
+    """A lease above the limit is capped, and the answer says so."""
+    name = await rpc.make_channel()
+    answer = await rpc.channels.BeginTxn(pb.BeginTxnRequest(channel=name, lease=asked))
+    assert answer.lease == seconds(3600)
+
+
+async def test_renew_says_the_lease(rpc: Rpc) -> None:
+    """The lease that was granted begins again."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name, lease=seconds(9))
+    answer = await rpc.channels.RenewTxn(pb.RenewTxnRequest(txn_id=txn_id))
+    assert answer.lease == seconds(9)
+
+
+@pytest.mark.parametrize("puts_columns", [False, True])
+@pytest.mark.parametrize("takes_columns", [False, True])
+async def test_take_in_either_form_gives_what_was_put_in_either_form(
+    rpc: Rpc, *, puts_columns: bool, takes_columns: bool
+) -> None:
+    """Headers and bodies come back as they were, and sequences count from 1, whatever form is spoken."""
+    contents = [({"host": "web-1", "π": "3,14 €"}, b"one"), ({"host": "web-2"}, b""), ({}, bytes(range(256)))]
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    if puts_columns:
+        encoded = columns_of(contents)
+        request = pb.PutRequest(txn_id=txn_id, columns=encoded)
+    else:
+        rows = [event_pb2.Event(headers=headers, body=body) for headers, body in contents]
+        request = pb.PutRequest(txn_id=txn_id, events=rows)
+    assert (await rpc.channels.Put(request)).put_count == 3
+    receipt = await rpc.commit(txn_id)
+    assert (receipt.first_sequence, receipt.last_sequence, receipt.deduplicated) == (1, 3, False)
+    taken = await rpc.take(await rpc.begin(name), columns=takes_columns)
+    assert rows_of(taken.batches) == [
+        (sequence, headers, body) for sequence, (headers, body) in enumerate(contents, start=1)
+    ]
+    assert {batch.HasField("columns") for batch in taken.batches} == {takes_columns}
+    assert taken.take_count == 3
+
+
+def columns_of(contents: list[tuple[dict[str, str], bytes]]) -> event_pb2.EventColumns:
+    return event_pb2.EventColumns(
+        count=3,
+        body_sizes=[len(body) for _, body in contents],
+        bodies=b"".join(body for _, body in contents),
+        headers=[
+            event_pb2.HeaderColumn(key="host", sizes=[6, 6, 0], values=b"web-1web-2"),
+            event_pb2.HeaderColumn(key="π", sizes=[len("3,14 €".encode()) + 1, 0, 0], values="3,14 €".encode()),
+        ],
+    )
+
+
+async def test_put_without_commit_is_invisible(rpc: Rpc) -> None:
+    """Nobody sees a transaction's puts, not even its own takes, until it commits."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    assert await rpc.put(txn_id, b"a") == 1
+    assert not (await rpc.take(txn_id)).batches
+    assert not (await rpc.take(await rpc.begin(name))).batches
+    assert await rpc.peek(name) == []
+    await rpc.commit(txn_id)
+    assert await rpc.peek(name) == [b"a"]
+
+
+async def test_put_of_nothing_changes_nothing(rpc: Rpc) -> None:
+    """A put without events, in either form, is counted as the none that it is."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    await rpc.put(txn_id, b"a")
+    assert await rpc.put(txn_id) == 1
+    empty = pb.PutRequest(txn_id=txn_id, columns=event_pb2.EventColumns())
+    assert (await rpc.channels.Put(empty)).put_count == 1
+
+
+async def test_put_with_an_offset_stores_each_event_once(rpc: Rpc) -> None:
+    """A repeat, also one that brings more than was lost, adds only what the transaction has not."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    for offset, bodies in [(0, [b"a", b"b"]), (0, [b"a", b"b"]), (1, [b"b", b"c"]), (3, [b"d"])]:
+        await rpc.put(txn_id, *bodies, put_offset=offset)
+    await rpc.commit(txn_id)
+    assert await rpc.peek(name) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_take_with_an_offset_sends_again_what_was_lost(rpc: Rpc) -> None:
+    """What lies beyond the offset comes again, and nothing new with it."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a", b"b", b"c")
+    txn_id = await rpc.begin(name)
+    lost = await rpc.take(txn_id, max_events=2, take_offset=0)
+    again = await rpc.take(txn_id, max_events=2, take_offset=0)
+    assert again == lost
+    rest = await rpc.take(txn_id, take_offset=2)
+    assert (bodies_of(rest.batches), rest.take_count) == ([b"c"], 3)
+
+
+async def test_take_from_an_empty_channel_answers_when_the_wait_passed(rpc: Rpc) -> None:
+    """An absent wait is the channel's keep-alive; then the answer holds no batches."""
+    name = await rpc.make_channel(keep_alive=seconds(0.3))
+    txn_id = await rpc.begin(name)
+    started = asyncio.get_running_loop().time()
+    answer = await rpc.channels.Take(pb.TakeRequest(txn_id=txn_id))
+    assert (list(answer.batches), answer.take_count) == ([], 0)
+    assert 0.25 < asyncio.get_running_loop().time() - started < 10
+
+
+async def test_take_that_waits_answers_as_soon_as_there_is_any_event(rpc: Rpc) -> None:
+    """A waiting take neither polls nor waits for as many as it asked for."""
+    name = await rpc.make_channel()
+    waiting = asyncio.ensure_future(rpc.take(await rpc.begin(name), max_events=100, wait=seconds(3600)))
+    await rpc.until(name, waiting_takes=1)
+    await rpc.append(name, b"a")
+    assert bodies_of((await waiting).batches) == [b"a"]
+
+
+async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
+    """max_bytes bounds the bodies of an answer; a first event that is larger comes alone."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"aaa", b"bb", b"cccccc")
+    txn_id = await rpc.begin(name)
+    answers = [await rpc.take(txn_id, max_bytes=5) for _ in range(3)]
+    assert [bodies_of(answer.batches) for answer in answers] == [[b"aaa", b"bb"], [b"cccccc"], []]
+
+
+async def test_rollback_returns_events_to_their_places(rpc: Rpc) -> None:
+    """Whatever the order of rollbacks, the queue is in the order of sequences again."""
+    name = await rpc.make_channel()
+    await rpc.append(name, *[bytes([65 + number]) for number in range(6)])
+    txn_ids = [await rpc.begin(name) for _ in range(3)]
+    for txn_id in txn_ids:
+        await rpc.take(txn_id, max_events=2)
+    for txn_id in (txn_ids[2], txn_ids[0], txn_ids[1]):
+        await rpc.rollback(txn_id)
+    taken = await rpc.take(await rpc.begin(name))
+    assert sequences_of(taken.batches) == [1, 2, 3, 4, 5, 6]
+    assert b"".join(bodies_of(taken.batches)) == b"ABCDEF"
+
+
+async def test_commit_removes_takes_and_stores_puts_together(rpc: Rpc) -> None:
+    """A full channel swaps one for one, since takes make room for puts of the same transaction."""
+    name = await rpc.make_channel(capacity=2, keep_alive=NO_KEEP_ALIVE)
+    await rpc.append(name, b"a", b"b")
+    txn_id = await rpc.begin(name)
+    await rpc.take(txn_id, max_events=1)
+    await rpc.put(txn_id, b"c")
+    receipt = await rpc.commit(txn_id)
+    assert (receipt.first_sequence, receipt.last_sequence) == (3, 3)
+    assert await rpc.peek(name) == [b"b", b"c"]
+
+
+async def test_commit_of_several_stores_them_in_the_order_of_their_ids(rpc: Rpc) -> None:
+    """Transactions of one channel commit together, in the order that the request gives."""
+    name = await rpc.make_channel()
+    first, second = await rpc.begin(name), await rpc.begin(name)
+    await rpc.put(first, b"1")
+    await rpc.put(second, b"2")
+    receipt = await rpc.commit(second, first)
+    assert (receipt.first_sequence, receipt.last_sequence) == (1, 2)
+    assert await rpc.peek(name) == [b"2", b"1"]
+    assert await rpc.commit(second, first) == receipt
+    assert await rpc.commit(first) == receipt
+
+
+async def test_commit_of_nothing_succeeds(rpc: Rpc) -> None:
+    """With no puts stored both sequences are 0, and the repeat says so again."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    assert await rpc.commit(txn_id) == pb.CommitResponse()
+    assert await rpc.commit(txn_id) == pb.CommitResponse()
+
+
+async def test_rollback_twice_succeeds(rpc: Rpc) -> None:
+    """A repeat of a rollback says so again."""
+    name = await rpc.make_channel()
+    txn_id = await rpc.begin(name)
+    await rpc.rollback(txn_id)
+    await rpc.rollback(txn_id)
+    assert (await rpc.look(name)).counters.rollback_count == 1
+
+
+async def test_commit_without_room_leaves_the_transaction_open(rpc: Rpc) -> None:
+    """CHANNEL_FULL comes after the keep-alive, with a delay to retry after; then there is room, and it commits."""
+    name = await rpc.make_channel(capacity=1, keep_alive=seconds(0.1))
+    await rpc.append(name, b"a")
+    txn_id = await rpc.begin(name)
+    await rpc.put(txn_id, b"b")
+    async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL", "holds 1 events of 1") as caught:
+        await rpc.commit(txn_id)
+    assert caught.refusal.retry_delay_seconds
+    await rpc.purge(name)
+    assert (await rpc.commit(txn_id)).first_sequence == 2
+
+
+async def test_commit_that_waits_goes_on_when_there_is_room(rpc: Rpc) -> None:
+    """A commit that found no room is answered as soon as another makes some."""
+    name = await rpc.make_channel(capacity=1, keep_alive=seconds(3600))
+    await rpc.append(name, b"a")
+    putting, taking = await rpc.begin(name), await rpc.begin(name)
+    await rpc.put(putting, b"b")
+    await rpc.take(taking)
+    waiting = asyncio.ensure_future(rpc.commit(putting))
+    await rpc.until(name, waiting_commits=1)
+    await rpc.commit(taking)
+    assert (await waiting).first_sequence == 2
+
+
+async def test_commit_with_a_stamp_stores_each_number_once(rpc: Rpc) -> None:
+    """An overlap is cut off event by event, also when another transaction brings it."""
+    name = await rpc.make_channel()
+    receipts = []
+    for first, bodies in [(0, [b"0", b"1"]), (1, [b"1", b"2"])]:
+        txn_id = await rpc.begin(name)
+        await rpc.put(txn_id, *bodies)
+        stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=first, last_sequence=first + 1)
+        receipts.append(await rpc.commit(txn_id, stamp=stamp))
+    assert [(it.first_sequence, it.last_sequence, it.deduplicated) for it in receipts] == [(1, 2, False), (3, 3, True)]
+    assert await rpc.peek(name) == [b"0", b"1", b"2"]
+
+
+async def test_take_over_another_connection_works_on_the_same_transaction(shared_server: Millraced, rpc: Rpc) -> None:
+    """A transaction belongs to its channel, not to the connection that began it."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    txn_id = await rpc.begin(name)
+    async with connected(shared_server.grpc) as other:
+        assert bodies_of((await other.take(txn_id)).batches) == [b"a"]
+    await rpc.commit(txn_id)
+    assert await rpc.peek(name) == []

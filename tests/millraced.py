@@ -1,0 +1,114 @@
+"""A real server process for tests."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+
+
+class MillracedError(Exception):
+    """Returned when a server did not do what a test waits for; holds its log."""
+
+
+class Millraced:
+    """One running server.
+
+    Attributes:
+        grpc: Where gRPC listens, `host:port`.
+        http: Where HTTP listens, `host:port`.
+        process: The process; its standard error is read here already.
+        data_dir: Where it keeps its data.
+        log: What it has logged so far, as parsed entries.
+        other_output: Lines of its standard error that are no log entries; a good server writes none.
+    """
+
+    def __init__(self, arguments: Sequence[str], data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.log: list[dict[str, Any]] = []
+        self.other_output: list[str] = []
+        self._news = threading.Condition()
+        self._is_closed = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "millrace_server", "serve", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            serving = self.wait_for("serving", START_SECONDS_MAX)
+        except MillracedError:
+            self.kill()
+            raise
+        self.grpc: str = serving["grpc"]
+        self.http: str = serving["http"]
+
+    def wait_for(self, event: str, timeout_seconds: float = STOP_SECONDS_MAX) -> dict[str, Any]:
+        """The first log entry with this event, as soon as it is there."""
+        give_up = time.monotonic() + timeout_seconds
+        with self._news:
+            while not (found := [entry for entry in self.log if entry["event"] == event]):
+                if self._is_closed or not self._news.wait(give_up - time.monotonic()):
+                    raise MillracedError(f"never logged {event!r}, but {self.log} and {self.other_output}")
+            return found[0]
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits until the process has ended and its log is read; returns its exit code."""
+        code = self.process.wait(STOP_SECONDS_MAX)
+        self._reader.join(STOP_SECONDS_MAX)
+        return code
+
+    def stop(self) -> int:
+        """Stops the server gracefully; returns its exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Ends the process at once, where it still runs."""
+        self.process.kill()
+        self.wait()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                with self._news:
+                    self._sort_in(line)
+                    self._news.notify_all()
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+
+    def _sort_in(self, line: str) -> None:
+        try:
+            self.log.append(json.loads(line))
+        except ValueError:
+            self.other_output.append(line)
+
+
+def run_millraced(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "millrace_server", *map(str, arguments)],
+        capture_output=True,
+        check=False,
+        cwd=cwd,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
+        timeout=START_SECONDS_MAX,
+    )

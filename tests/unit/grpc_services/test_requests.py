@@ -1,0 +1,162 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.columns import ColumnsCutter, columns_from_events
+from millrace.v1 import admin_service_pb2, event_pb2
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.channels.batches import Form, StoredColumns
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import BadArgumentError, MillraceError
+from millrace_server.grpc_services.requests import EventsRequest, events_of, form_of, parse, parse_apart, stamp_of
+
+KINDS = [pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest]
+LARGE = 20_000
+"""Bytes of a body that make a request worth taking apart."""
+
+
+def columns(*bodies: bytes, **headers: str) -> event_pb2.EventColumns:
+    [encoded] = columns_from_events((headers, body) for body in bodies)
+    return encoded
+
+
+def rows_of(requests: list[StoredColumns]) -> list[tuple[dict[str, str], bytes]]:
+    cutters = [ColumnsCutter(event_pb2.EventColumns.FromString(stored.raw)) for stored in requests]
+    return [row for cutter in cutters for row in cutter.rows(0, cutter.count)]
+
+
+def received(kind: Any, raw: bytes) -> tuple[EventsRequest, list[StoredColumns]]:
+    request: EventsRequest
+    request, encoded = parse_apart(kind, raw)
+    assert not request.HasField("columns")
+    return request, events_of(request, encoded)
+
+
+@pytest.mark.parametrize("kind", [pb.TakeRequest, admin_service_pb2.ListChannelsRequest, *KINDS])
+def test_parse_of_bytes_that_are_no_message_says_which_was_wanted(kind: type[Message]) -> None:
+    """BAD_ARGUMENT names the message and how many bytes came."""
+    with pytest.raises(BadArgumentError, match=rf"request: its 3 bytes are no millrace.v1.{kind.__name__}"):
+        parse(kind, b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("body_bytes", [0, 10, LARGE])
+def test_parse_apart_of_columns_keeps_them_as_they_came(kind: type[EventsRequest], body_bytes: int) -> None:
+    """What is stored are the very bytes of the request's columns, whether it is small or large."""
+    sent = columns(bytes(body_bytes), b"b", host="web-1")
+    raw = kind(columns=sent).SerializeToString()
+    _, [stored] = received(kind, raw)
+    assert stored.raw == sent.SerializeToString()
+    assert (stored.count, stored.body_bytes) == (2, body_bytes + 1)
+
+
+@pytest.mark.parametrize("body_bytes", [10, LARGE])
+def test_parse_apart_leaves_all_else_of_the_request(body_bytes: int) -> None:
+    """Name, stamp and offset are there as if the whole had been parsed."""
+    stamp = event_pb2.ProducerStamp(producer_id="p", first_sequence=3, last_sequence=4)
+    append, _ = received(
+        pb.AppendRequest,
+        pb.AppendRequest(channel="orders", stamp=stamp, columns=columns(bytes(body_bytes))).SerializeToString(),
+    )
+    assert append == pb.AppendRequest(channel="orders", stamp=stamp)
+    put, _ = received(
+        pb.PutRequest,
+        pb.PutRequest(txn_id="t", put_offset=0, columns=columns(bytes(body_bytes))).SerializeToString(),
+    )
+    assert put == pb.PutRequest(txn_id="t", put_offset=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parse_apart_of_columns_in_pieces_joins_them_as_protobuf_does(kind: type[EventsRequest]) -> None:
+    """A field that comes twice is one message; whoever sends such a thing gets what protobuf makes of it."""
+    pieces = [event_pb2.EventColumns(count=2, body_sizes=[LARGE]), event_pb2.EventColumns(body_sizes=[1])]
+    pieces[1].bodies = bytes(LARGE) + b"b"
+    raw = b"".join(kind(columns=piece).SerializeToString() for piece in pieces)
+    _, requests = received(kind, raw)
+    assert rows_of(requests) == [({}, bytes(LARGE)), ({}, b"b")]
+
+
+@pytest.mark.parametrize("body_bytes", [10, LARGE])
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw + b"\x0a", lambda raw: raw + b"\x0a\x01\xff"])
+def test_parse_apart_of_broken_bytes_refuses(spoil: Callable[[bytes], bytes], body_bytes: int) -> None:
+    """Cut short, half a field behind, or text that is no text: BAD_ARGUMENT, as for any other request."""
+    raw = spoil(pb.AppendRequest(columns=columns(bytes(body_bytes))).SerializeToString())
+    with pytest.raises(BadArgumentError, match=rf"request: its {len(raw)} bytes are no millrace.v1.AppendRequest"):
+        parse_apart(pb.AppendRequest, raw)
+
+
+@given(st.binary(max_size=200), st.integers(0, LARGE + 200))
+def test_events_of_any_bytes_are_events_or_a_refusal(garbage: bytes, position: int) -> None:
+    """Bytes spoilt anywhere never get further than here, but as events that hold together."""
+    whole = pb.AppendRequest(channel="orders", columns=columns(bytes(LARGE), b"", key="value")).SerializeToString()
+    raw = whole[:position] + garbage + whole[position + len(garbage) :]
+    try:
+        _, requests = received(pb.AppendRequest, raw)
+    except MillraceError:
+        return
+    assert len(rows_of(requests)) == sum(stored.count for stored in requests)
+    assert sum(len(body) for _, body in rows_of(requests)) == sum(stored.body_bytes for stored in requests)
+
+
+@given(
+    st.lists(st.tuples(st.dictionaries(st.text(max_size=3), st.text(max_size=5), max_size=3), st.binary(max_size=9)))
+)
+def test_events_of_rows_are_the_same_events(rows: list[tuple[dict[str, str], bytes]]) -> None:
+    """Headers and bodies come through the change of form."""
+    sent = [event_pb2.Event(headers=headers, body=body) for headers, body in rows]
+    _, requests = received(pb.AppendRequest, pb.AppendRequest(events=sent).SerializeToString())
+    assert rows_of(requests) == rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("body_bytes", [10, LARGE])
+def test_events_of_both_forms_are_refused(kind: type[EventsRequest], body_bytes: int) -> None:
+    """One request speaks one form."""
+    request = kind(events=[event_pb2.Event()], columns=columns(bytes(body_bytes)))
+    with pytest.raises(BadArgumentError, match="in rows and in columns; choose one form"):
+        received(kind, request.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_events_of_a_request_without_any_are_none(kind: type[EventsRequest], *, is_given: bool) -> None:
+    """No events, and columns that hold none, are both nothing."""
+    request = kind(columns=event_pb2.EventColumns() if is_given else None)
+    assert received(kind, request.SerializeToString())[1] == []
+
+
+@pytest.mark.parametrize("body_bytes", [10, LARGE])
+def test_events_of_columns_that_contradict_themselves_are_refused(body_bytes: int) -> None:
+    """The sentence names the field, also where the bodies were never parsed."""
+    sent = columns(bytes(body_bytes))
+    sent.bodies += b"?"
+    raw = pb.AppendRequest(columns=sent).SerializeToString()
+    with pytest.raises(BadArgumentError, match=rf"bodies: has {body_bytes + 1} bytes; .* sum to {body_bytes}"):
+        received(pb.AppendRequest, raw)
+
+
+@pytest.mark.parametrize("body_bytes", [10, LARGE])
+def test_events_of_columns_that_are_no_message_are_refused(body_bytes: int) -> None:
+    """A header's name must be text."""
+    raw = pb.AppendRequest(columns=columns(bytes(body_bytes), key="v")).SerializeToString().replace(b"key", b"k\xffy")
+    with pytest.raises(BadArgumentError, match=r"are no millrace.v1.(AppendRequest|EventColumns)"):
+        received(pb.AppendRequest, raw)
+
+
+def test_stamp_of_a_request_is_checked() -> None:
+    """Absent is None; what is there must be a stamp."""
+    assert stamp_of(pb.AppendRequest()) is None
+    good = event_pb2.ProducerStamp(producer_id="p", first_sequence=0, last_sequence=9)
+    assert stamp_of(pb.CommitRequest(stamp=good)) == Stamp("p", 0, 9)
+    with pytest.raises(BadArgumentError, match=r"stamp\.producer_id"):
+        stamp_of(pb.AppendRequest(stamp=event_pb2.ProducerStamp()))
+
+
+def test_form_of_a_request_is_rows_unless_it_asks_for_columns() -> None:
+    """Simple clients get what is simple."""
+    assert form_of(columns=False) is Form.ROWS
+    assert form_of(columns=True) is Form.COLUMNS

@@ -1,0 +1,78 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace_server.files import make_directories, write_atomically
+
+
+def test_write_atomically_replaces_the_content(tmp_path: Path) -> None:
+    """The new content is there whole, and nothing else is left."""
+    path = tmp_path / "file"
+    write_atomically(path, b"a longer old content")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_write_atomically_makes_files_that_only_the_owner_reads(tmp_path: Path) -> None:
+    """What a server keeps is nobody else's business, unless said otherwise."""
+    write_atomically(tmp_path / "mine", b"")
+    write_atomically(tmp_path / "ours", b"", mode=0o644)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "ours")] == [0o600, 0o644]
+
+
+def test_write_atomically_when_a_crash_left_a_temporary_file_overwrites_it(tmp_path: Path) -> None:
+    """What was left behind neither stops a write nor leaks into it, not even as a link."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"untouched")
+    (tmp_path / "file.tmp").symlink_to(elsewhere)
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert elsewhere.read_bytes() == b"untouched"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_write_atomically_when_the_disk_fails_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A failing fsync or rename is told, and the old content stays."""
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os if call == "fsync" else Path, call, fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_write_atomically_syncs_content_then_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content is on the disk before the name points at it, and the name before the call returns."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        is_directory = Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path.resolve()
+        steps.append("fsync directory" if is_directory else "fsync file")
+        fsync(descriptor)
+
+    def traced_replace(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(Path, "replace", traced_replace)
+    write_atomically(tmp_path / "file", b"new")
+    assert steps == ["fsync file", "rename", "fsync directory"]
+
+
+def test_make_directories_makes_what_is_missing(tmp_path: Path) -> None:
+    """Directories above come too, and one that is there is left alone."""
+    make_directories(tmp_path / "a" / "b")
+    make_directories(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,295 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millrace_server.settings import FILE_BYTES_MAX, MIB, ServerSettings, Settings, SettingsError, load_settings
+
+DESIGN_EXAMPLE = """
+[server]
+listen = "127.0.0.1:7070"          # port 0: any free one
+http_listen = "127.0.0.1:7071"
+data_dir = "millrace-data"
+message_bytes_max = 67108864
+open_transactions_max = 10000
+
+[channels.orders]
+type = "memory"
+capacity = 1000000
+transaction_capacity = 10000
+byte_capacity = 8589934592
+keep_alive_seconds = 3
+lease_seconds = 30.0
+"""
+
+MANY_PROBLEMS = """
+sinks = {}
+[server]
+lisen = "127.0.0.1:0"
+http_listen = "nowhere"
+message_bytes_max = "5"
+reflection = 1
+shutdown_grace_seconds = nan
+[channels.orders]
+type = "file"
+capacity = 0
+keep_alive_seconds = -1
+[channels.pay.ments]
+type = "memory"
+[channels."BAD name\\n"]
+type = "memory"
+lease_seconds = 0
+"""
+
+
+def load(directory: Path, toml: str | bytes, overrides: Mapping[str, str] | None = None) -> Settings:
+    path = directory / "millrace.toml"
+    path.write_bytes(toml.encode() if isinstance(toml, str) else toml)
+    return load_settings(path, overrides)
+
+
+def problems_of(directory: Path, toml: str | bytes, overrides: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load(directory, toml, overrides)
+    return caught.value.problems
+
+
+def test_load_without_a_file_gives_the_documented_defaults() -> None:
+    """A server needs no configuration."""
+    defaults = load_settings()
+    assert defaults.channels == {}
+    assert defaults.server == ServerSettings(
+        listen="127.0.0.1:7070",
+        http_listen="127.0.0.1:7071",
+        data_dir=Path("millrace-data"),
+        message_bytes_max=64 * MIB,
+        open_transactions_max=10_000,
+        inflight_bytes_max=512 * MIB,
+        inflight_bytes_per_connection_max=128 * MIB,
+        reflection=True,
+        channelz=True,
+        shutdown_grace_seconds=10.0,
+        allow_plaintext=False,
+    )
+
+
+def test_load_of_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    """An empty file says nothing."""
+    assert load(tmp_path, "") == load_settings()
+
+
+def test_load_of_the_documented_example_gives_what_it_says(tmp_path: Path) -> None:
+    """The example is good, and whole numbers do for seconds."""
+    loaded = load(tmp_path, DESIGN_EXAMPLE)
+    orders = loaded.channels["orders"]
+    assert (orders.capacity, orders.transaction_capacity, orders.keep_alive_seconds) == (1_000_000, 10_000, 3.0)
+
+
+def test_load_with_a_byte_order_mark_reads_the_file(tmp_path: Path) -> None:
+    """Editors that begin files with a byte order mark are forgiven."""
+    assert load(tmp_path, b"\xef\xbb\xbf[server]\nreflection = false\n").server.reflection is False
+
+
+def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
+    """All problems come at once, each with its path, what it was and what is allowed."""
+    assert problems_of(tmp_path, MANY_PROBLEMS) == [
+        'server.http_listen: is "nowhere"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
+        'server.message_bytes_max: is "5"; it must be a whole number from 4_096 to 1_073_741_824',
+        "server.reflection: is 1; it must be true or false",
+        "server.shutdown_grace_seconds: is nan; it must be a number from 0 to 3_600",
+        "server.lisen: is not known; did you mean listen?",
+        'channels.orders.type: is "file"; it must be "memory"',
+        "channels.orders.capacity: is 0; it must be a whole number from 1 to 1_000_000_000",
+        "channels.orders.keep_alive_seconds: is -1; it must be a number from 0 to 3_600",
+        'channels.pay.type: is missing; it must be "memory"',
+        (
+            "channels.pay.ments: is a table where none is allowed; "
+            'if the channel\'s name has dots, write [channels."pay.ments"]'
+        ),
+        'channels."BAD name\\n": is not a name that is allowed here; it must match [a-z0-9][a-z0-9._-]{0,63}',
+        'channels."BAD name\\n".lease_seconds: is 0; it must be a number above 0, at most 3_600',
+        "sinks: is not known; allowed are channels, server",
+    ]
+
+
+@pytest.mark.parametrize("channel_type", ["file", "spillable", "jdbc", ""])
+def test_load_when_a_channel_type_is_not_there_says_which_is(tmp_path: Path, channel_type: str) -> None:
+    """Types that do not exist yet are refused like those that never will."""
+    toml = f'[channels.orders]\ntype = "{channel_type}"\n'
+    assert problems_of(tmp_path, toml) == [f'channels.orders.type: is "{channel_type}"; it must be "memory"']
+
+
+@pytest.mark.parametrize("value", ["true", '"100"', "1.5", "[1]", "{}", "1979-05-27", "-1", "0", "0xffffffffffff"])
+def test_load_when_a_capacity_is_no_whole_number_refuses_it(tmp_path: Path, value: str) -> None:
+    """TOML has types: nothing is turned into a number."""
+    problems = problems_of(
+        tmp_path, f'[channels.orders]\ntype = "memory"\ntransaction_capacity = 1\ncapacity = {value}\n'
+    )
+    assert len(problems) == 1
+    assert problems[0].startswith("channels.orders.capacity: is ")
+    assert problems[0].endswith("; it must be a whole number from 1 to 1_000_000_000")
+
+
+def test_load_when_a_transaction_may_hold_more_than_the_channel_refuses_it(tmp_path: Path) -> None:
+    """Checks between a channel's fields are told at the field."""
+    toml = '[channels.orders]\ntype = "memory"\ncapacity = 5\ntransaction_capacity = 7\n'
+    assert problems_of(tmp_path, toml) == [
+        "channels.orders.transaction_capacity: is 7; it must not be above capacity, 5"
+    ]
+
+
+def test_load_when_a_small_channel_says_no_more_bows_the_default(tmp_path: Path) -> None:
+    """A channel of 5 events needs no word about its transactions."""
+    assert load(tmp_path, '[channels.a]\ntype = "memory"\ncapacity = 5\n').channels["a"].transaction_capacity == 5
+
+
+@pytest.mark.parametrize(
+    ("server", "problem"),
+    [
+        (
+            "inflight_bytes_max = 4096",
+            "server.inflight_bytes_max: is 4096; it must not be below server.message_bytes_max, 67108864",
+        ),
+        (
+            "message_bytes_max = 4096\ninflight_bytes_max = 8192\ninflight_bytes_per_connection_max = 8193",
+            "server.inflight_bytes_per_connection_max: is 8193; it must not be above server.inflight_bytes_max, 8192",
+        ),
+        (
+            'http_listen = "127.0.0.1:7070"',
+            'server.http_listen: is "127.0.0.1:7070"; it must be another address than server.listen',
+        ),
+        ('data_dir = ""', 'server.data_dir: is ""; it must be the path of a directory of its own'),
+        ('data_dir = "a\\u0000b"', 'server.data_dir: is "a\\u0000b"; it must be the path of a directory of its own'),
+        ("data_dir = 3", "server.data_dir: is 3; it must be a path in quotes"),
+        ("listen = 7070", "server.listen: is 7070; it must be text"),
+    ],
+)
+def test_load_when_fields_do_not_fit_together_says_so(tmp_path: Path, server: str, problem: str) -> None:
+    """Checks between fields name both."""
+    assert problems_of(tmp_path, f"[server]\n{server}\n") == [problem]
+
+
+def test_load_with_a_smaller_bound_in_all_bows_the_default_per_connection(tmp_path: Path) -> None:
+    """No one connection's default is above what all may have."""
+    server = load(tmp_path, "[server]\nmessage_bytes_max = 8192\ninflight_bytes_max = 10000\n").server
+    assert server.inflight_bytes_per_connection_max == 10_000
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "mill.example.com:7070", "192.168.0.1:0"])
+@pytest.mark.parametrize("field", ["listen", "http_listen"])
+def test_load_when_others_could_connect_asks_for_consent(tmp_path: Path, field: str, address: str) -> None:
+    """Without TLS a server leaves the machine only where told so in plain words."""
+    toml = f'[server]\n{field} = "{address}"\n'
+    [problem] = problems_of(tmp_path, toml)
+    assert problem == (
+        f'server.{field}: is "{address}", which other machines can reach, and there is no TLS yet; '
+        "it must be a loopback address, or server.allow_plaintext must be true"
+    )
+    assert load(tmp_path, toml + "allow_plaintext = true\n").server.allow_plaintext is True
+
+
+@pytest.mark.parametrize("address", ["[::1]:7070", "localhost:0", "127.0.0.1:0"])
+def test_load_with_a_loopback_address_needs_no_consent(tmp_path: Path, address: str) -> None:
+    """What stays on the machine may be plain."""
+    assert load(tmp_path, f'[server]\nlisten = "{address}"\n').server.listen == address
+
+
+def test_load_with_port_0_twice_takes_two_free_ports(tmp_path: Path) -> None:
+    """Two times any free port is not the same address."""
+    server = load(tmp_path, '[server]\nlisten = "127.0.0.1:0"\nhttp_listen = "127.0.0.1:0"\n').server
+    assert server.listen == server.http_listen
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a.b", "a-b_c.d", "x" * 64])
+def test_load_with_a_good_channel_name_takes_it(tmp_path: Path, name: str) -> None:
+    """Names are small letters, digits, dots, hyphens and underscores."""
+    assert list(load(tmp_path, f'[channels."{name}"]\ntype = "memory"\n').channels) == [name]
+
+
+@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "A", "é", "../x", "a/b", "%2e", "a\\n", "a\\u0000", "x" * 65])
+def test_load_with_a_bad_channel_name_refuses_it(tmp_path: Path, name: str) -> None:
+    """Names that could mean something to a file system, a log or a URL are refused."""
+    problems = problems_of(tmp_path, f'[channels."{name}"]\ntype = "memory"\n')
+    assert len(problems) == 1
+    assert problems[0].endswith("it must match [a-z0-9][a-z0-9._-]{0,63}")
+    assert problems[0].isascii()
+    assert problems[0].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ("a = [[", "line 1, column 7: is not TOML: Invalid value"),
+        ("[server]\nlisten =\n", "line 2, column 9: is not TOML: Invalid value"),
+        ("[server]\n[server]\n", "line 2, column 8: is not TOML: Cannot declare ('server',) twice"),
+        ('a = "x', "line 1, column 7: is not TOML: Unterminated string"),
+        (b"a = 1\n\nb = '\xfc'\n", "line 3: is not UTF-8, the only encoding that TOML has"),
+        ("a = 1".encode("utf-16"), "line 1: is not UTF-8, the only encoding that TOML has"),
+        ("a = " + "[" * 100_000, "is nested too deeply"),
+        ("#" * (FILE_BYTES_MAX + 1), f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"),
+    ],
+)
+def test_load_when_the_file_is_no_toml_says_where(tmp_path: Path, toml: str | bytes, problem: str) -> None:
+    """Syntax errors come with line and column."""
+    assert problems_of(tmp_path, toml) == [problem]
+
+
+def test_load_with_a_number_beyond_python_says_that_it_is_no_toml(tmp_path: Path) -> None:
+    """Numbers of thousands of digits are refused without a traceback."""
+    assert problems_of(tmp_path, "a = " + "9" * 5_000)[0].startswith("is not TOML: ")
+    assert "a whole number of 20000 bits" in problems_of(tmp_path, "[server]\nmessage_bytes_max = 0x" + "f" * 5_000)[0]
+
+
+def test_load_when_the_file_cannot_be_read_says_why(tmp_path: Path) -> None:
+    """A missing file, a directory and an impossible name are told apart."""
+    for path, why in (
+        (tmp_path / "none.toml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (Path("a\0b"), "no file can have such a name"),
+    ):
+        with pytest.raises(SettingsError, match=why) as caught:
+            load_settings(path)
+        assert caught.value.source == str(path)
+
+
+def test_load_with_overrides_prefers_them(tmp_path: Path) -> None:
+    """The command line counts more than the file, also where the file is wrong."""
+    loaded = load(tmp_path, '[server]\nlisten = "nowhere"\n', {"listen": "127.0.0.1:0", "data_dir": "/srv"})
+    assert (loaded.server.listen, loaded.server.data_dir) == ("127.0.0.1:0", Path("/srv"))
+
+
+def test_load_with_overrides_when_server_is_no_table_tells_that(tmp_path: Path) -> None:
+    """Overrides need a table to override."""
+    assert problems_of(tmp_path, "server = 3\n", {"listen": "127.0.0.1:0"}) == ["server: is 3; it must be a table"]
+
+
+def test_load_with_a_bad_override_names_the_command_line() -> None:
+    """Without a file it is the command line that is wrong."""
+    with pytest.raises(SettingsError, match=r'^command line: server\.listen: is "x"; it must be host:port'):
+        load_settings(None, {"listen": "x"})
+
+
+TOML_VALUES = st.one_of(
+    st.booleans().map(lambda value: "true" if value else "false"),
+    st.integers(-(1 << 70), 1 << 70).map(str),
+    st.sampled_from(["nan", "inf", "-inf", "1e400", "0.5", '""', '"x"', "[]", "{}", "[{}]", "{a = 1}", "00:00:00"]),
+)
+KEYS = st.sampled_from([*ServerSettings.model_fields, "capacity", "type", "x", '"\\u0000"', "channels", "server"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.sampled_from(["server", "channels.a", '"\\n"', "channels"]), KEYS, TOML_VALUES), max_size=8)
+)
+def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lines: list[tuple[str, str, str]]) -> None:
+    """Whatever a file says, the outcome is a configuration or printable sentences, never another error."""
+    toml = "\n".join(f"{table}.{key} = {value}" for table, key, value in lines)
+    problems = ["none"]
+    try:
+        load(tmp_path, toml)
+    except SettingsError as error:
+        problems = error.problems
+    assert problems
+    assert all(problem.isprintable() for problem in problems), problems
