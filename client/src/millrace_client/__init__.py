@@ -1,0 +1,128 @@
+"""The client of Millrace, transactional channels as a gRPC service.
+
+    import millrace_client as millrace
+
+    with millrace.connect("127.0.0.1:7070") as client:
+        orders = client.channel("orders")
+        orders.append([b"one", b"two"])
+        with orders.transaction() as txn:
+            for batch in txn.take():
+                for event in batch:
+                    print(event.sequence, event.body)
+
+`millrace_client.aio` is the same for asyncio. What may go wrong is in `millrace_client.errors`, one class a reason, and
+all of them are `MillraceError`s.
+"""
+
+from millrace_client.admin import Admin
+from millrace_client.channel import Channel
+from millrace_client.channel_info import (
+    ChannelConfig,
+    ChannelCounters,
+    ChannelGauges,
+    ChannelInfo,
+    ChannelLimits,
+    ChannelType,
+    ChannelUpdate,
+    ClaimStatus,
+)
+from millrace_client.claim import Claim
+from millrace_client.client import Client, connect
+from millrace_client.consume import Deliveries, Delivery
+from millrace_client.errors import (
+    BadArgumentError,
+    BadNameError,
+    BytesFullError,
+    CancelledError,
+    ChannelClaimedError,
+    ChannelExistsError,
+    ChannelFullError,
+    ChannelNotEmptyError,
+    ChannelNotFoundError,
+    ClientClosedError,
+    ClientForkedError,
+    CorruptError,
+    DeadlineError,
+    DiskFullError,
+    DrainingError,
+    EventTooLargeError,
+    InternalError,
+    LeaseExpiredError,
+    LogFailedError,
+    MessageTooLargeError,
+    MillraceError,
+    NotClaimedError,
+    OffsetGapError,
+    OverloadedError,
+    RefusedError,
+    ReplayingError,
+    SequenceGoneError,
+    StaleEpochError,
+    StreamEndedError,
+    TooManyTxnsError,
+    TxnCapacityError,
+    TxnNotFoundError,
+    TxnsOpenError,
+    TxnStateError,
+    UnavailableError,
+)
+from millrace_client.events import Batch, Event, Receipt, Stamp
+from millrace_client.transaction import Transaction
+
+__all__ = [
+    "Admin",
+    "BadArgumentError",
+    "BadNameError",
+    "Batch",
+    "BytesFullError",
+    "CancelledError",
+    "Channel",
+    "ChannelClaimedError",
+    "ChannelConfig",
+    "ChannelCounters",
+    "ChannelExistsError",
+    "ChannelFullError",
+    "ChannelGauges",
+    "ChannelInfo",
+    "ChannelLimits",
+    "ChannelNotEmptyError",
+    "ChannelNotFoundError",
+    "ChannelType",
+    "ChannelUpdate",
+    "Claim",
+    "ClaimStatus",
+    "Client",
+    "ClientClosedError",
+    "ClientForkedError",
+    "CorruptError",
+    "DeadlineError",
+    "Deliveries",
+    "Delivery",
+    "DiskFullError",
+    "DrainingError",
+    "Event",
+    "EventTooLargeError",
+    "InternalError",
+    "LeaseExpiredError",
+    "LogFailedError",
+    "MessageTooLargeError",
+    "MillraceError",
+    "NotClaimedError",
+    "OffsetGapError",
+    "OverloadedError",
+    "Receipt",
+    "RefusedError",
+    "ReplayingError",
+    "SequenceGoneError",
+    "StaleEpochError",
+    "Stamp",
+    "StreamEndedError",
+    "TooManyTxnsError",
+    "Transaction",
+    "TxnCapacityError",
+    "TxnNotFoundError",
+    "TxnStateError",
+    "TxnsOpenError",
+    "UnavailableError",
+    "connect",
+]

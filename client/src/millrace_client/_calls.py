@@ -1,0 +1,329 @@
+"""The calls that the client makes: what is sent, how long an answer may take, what becomes of it.
+
+Nothing here waits; both faces carry out the same calls.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from millrace.wire_format import field_head
+from millrace_client import _decoding, _methods
+from millrace_client._decoding import ClaimGrant, Taken
+from millrace_client._methods import Method
+from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate
+from millrace_client.errors import BadArgumentError
+from millrace_client.events import Batch, Receipt, Stamp
+
+KEEP_ALIVE_SECONDS = 60.0
+"""How long the server may wait where that is up to the channel: the longest keep-alive that needs no longer timeout."""
+SERVER_WAIT_SECONDS_MAX = 3_600.0
+"""The server waits no longer than this, whatever it is asked."""
+
+_UINT32_MAX = (1 << 32) - 1
+_UINT64_MAX = (1 << 64) - 1
+
+T = TypeVar("T")
+_MessageT = TypeVar("_MessageT", bound=Message)
+_Fields = ParamSpec("_Fields")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call with one request."""
+
+    method: Method[Any, Any]
+    request: Any
+    decode: Callable[[Any], T]
+    """Makes what the user gets of an answer."""
+    wait_seconds: float | None = 0.0
+    """How long the server may wait before it answers, beyond the client's timeout; on a stream before each answer.
+    None: as long as it likes."""
+    channel: str = ""
+    """What it is about, for errors."""
+    txn_id: str = ""
+    """Likewise."""
+
+
+def begin_txn(channel: str, txn_id: str, lease_seconds: float | None) -> Call[float]:
+    """Opens a transaction; gives the lease."""
+    request = _made(pb.BeginTxnRequest, channel=channel, txn_id=txn_id, lease=_duration("lease_seconds", lease_seconds))
+    return Call(_methods.BEGIN_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
+
+
+def put(channel: str, txn_id: str, columns: bytes, put_offset: int) -> Call[int]:
+    """Puts encoded columns; gives the events put so far."""
+    head = _made(pb.PutRequest, txn_id=txn_id, put_offset=put_offset)
+    request = _with_columns(head, pb.PutRequest.COLUMNS_FIELD_NUMBER, columns)
+    return Call(_methods.PUT, request, _put_count, channel=channel, txn_id=txn_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLimits:
+    """How much to take and how long to wait; see `Transaction.take`."""
+
+    max_events: int = 0
+    max_bytes: int = 0
+    wait_seconds: float | None = None
+
+
+def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Call[Taken]:
+    """Takes events."""
+    request = _made(
+        pb.TakeRequest,
+        txn_id=txn_id,
+        max_events=_within("max_events", limits.max_events, _UINT32_MAX),
+        max_bytes=_within("max_bytes", limits.max_bytes, _UINT64_MAX),
+        wait=_duration("wait_seconds", _capped(limits.wait_seconds)),
+        take_offset=take_offset,
+        columns=True,
+    )
+    wait_seconds = KEEP_ALIVE_SECONDS if limits.wait_seconds is None else max(_capped(limits.wait_seconds) or 0.0, 0.0)
+    return Call(_methods.TAKE, request, _decoding.taken, wait_seconds, channel, txn_id)
+
+
+def commit(channel: str, txn_id: str, stamp: Stamp | None) -> Call[Receipt]:
+    """Commits a transaction."""
+    request = _made(pb.CommitRequest, txn_ids=[txn_id], stamp=_stamp(stamp))
+    return Call(_methods.COMMIT, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel, txn_id)
+
+
+def rollback(channel: str, txn_id: str) -> Call[None]:
+    """Rolls a transaction back."""
+    request = _made(pb.RollbackRequest, txn_id=txn_id)
+    return Call(_methods.ROLLBACK, request, _decoding.nothing, channel=channel, txn_id=txn_id)
+
+
+def renew_txn(channel: str, txn_id: str) -> Call[float]:
+    """Renews a transaction's lease; gives it."""
+    request = _made(pb.RenewTxnRequest, txn_id=txn_id)
+    return Call(_methods.RENEW_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
+
+
+def append(channel: str, columns: bytes, stamp: Stamp) -> Call[Receipt]:
+    """Appends encoded columns."""
+    head = _made(pb.AppendRequest, channel=channel, stamp=_stamp(stamp))
+    request = _with_columns(head, pb.AppendRequest.COLUMNS_FIELD_NUMBER, columns)
+    return Call(_methods.APPEND, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeLimits:
+    """How much to deliver at once, and when to end; see `Channel.consume`."""
+
+    max_events: int = 0
+    max_bytes: int = 0
+    prefetch: int = 0
+    idle_seconds: float | None = None
+
+
+def consume_start(channel: str, limits: ConsumeLimits) -> pb.ConsumeRequest:
+    """The first message of a Consume stream."""
+    start = _made(
+        pb.ConsumeRequest.Start,
+        channel=channel,
+        max_events=_within("max_events", limits.max_events, _UINT32_MAX),
+        max_bytes=_within("max_bytes", limits.max_bytes, _UINT64_MAX),
+        prefetch=_within("prefetch", limits.prefetch, _UINT32_MAX),
+        columns=True,
+    )
+    return pb.ConsumeRequest(start=start)
+
+
+def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Call[ClaimGrant]:
+    """Claims a channel, or renews the claim."""
+    request = _made(
+        pb.ClaimRequest,
+        channel=channel,
+        reader_id=reader_id,
+        lease=_duration("lease_seconds", lease_seconds),
+        takeover=takeover,
+    )
+    return Call(_methods.CLAIM, request, _decoding.claim_grant, channel=channel)
+
+
+def read(channel: str, reader_id: str, from_sequence: int, to_sequence: int, epoch: int | None) -> Call[Batch]:
+    """Reads a range; each answer is a batch."""
+    request = _made(
+        pb.ReadRequest,
+        channel=channel,
+        reader_id=reader_id,
+        from_sequence=_within("from_sequence", from_sequence, _UINT64_MAX),
+        to_sequence=_within("to_sequence", to_sequence, _UINT64_MAX),
+        epoch=_epoch(epoch),
+        columns=True,
+    )
+    return Call(_methods.READ, request, _decoding.read_batch, channel=channel)
+
+
+def acknowledge(channel: str, reader_id: str, through_sequence: int, epoch: int | None) -> Call[int]:
+    """Removes what was read; gives the oldest sequence that is left."""
+    request = _made(
+        pb.AcknowledgeRequest,
+        channel=channel,
+        reader_id=reader_id,
+        through_sequence=_within("through_sequence", through_sequence, _UINT64_MAX),
+        epoch=_epoch(epoch),
+    )
+    return Call(_methods.ACKNOWLEDGE, request, _first_sequence, channel=channel)
+
+
+def release(channel: str, reader_id: str, epoch: int | None) -> Call[None]:
+    """Ends a claim."""
+    request = _made(pb.ReleaseRequest, channel=channel, reader_id=reader_id, epoch=_epoch(epoch))
+    return Call(_methods.RELEASE, request, _decoding.nothing, channel=channel)
+
+
+def create_channel(name: str, config: ChannelConfig) -> Call[ChannelInfo]:
+    """Makes a channel."""
+    request = _made(admin_pb.CreateChannelRequest, name=name, config=_config(config, config.type or ChannelType.MEMORY))
+    return Call(_methods.CREATE_CHANNEL, request, _channel, channel=name)
+
+
+def update_channel(name: str, config: ChannelConfig) -> Call[ChannelUpdate]:
+    """Changes a channel's limits."""
+    request = _made(admin_pb.UpdateChannelRequest, name=name, config=_config(config, config.type))
+    return Call(_methods.UPDATE_CHANNEL, request, _decoding.channel_update, KEEP_ALIVE_SECONDS, name)
+
+
+def delete_channel(name: str, *, force: bool) -> Call[None]:
+    """Deletes a channel."""
+    request = _made(admin_pb.DeleteChannelRequest, name=name, force=force)
+    return Call(_methods.DELETE_CHANNEL, request, _decoding.nothing, channel=name)
+
+
+def list_channels() -> Call[list[ChannelInfo]]:
+    """All channels."""
+    return Call(_methods.LIST_CHANNELS, admin_pb.ListChannelsRequest(), _decoding.channel_infos)
+
+
+def get_channel(name: str) -> Call[ChannelInfo]:
+    """One channel."""
+    return Call(_methods.GET_CHANNEL, _made(admin_pb.GetChannelRequest, name=name), _channel, channel=name)
+
+
+def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[ChannelInfo]]:
+    """Channels again and again; each answer is one look."""
+    request = _made(
+        admin_pb.WatchChannelsRequest, names=names, interval=_duration("interval_seconds", interval_seconds)
+    )
+    return Call(_methods.WATCH_CHANNELS, request, _decoding.channel_infos, interval_seconds)
+
+
+def peek(channel: str, from_sequence: int, max_events: int, *, follow: bool) -> Call[Batch]:
+    """A look at events; each answer is a batch. A follower may see nothing for long."""
+    request = _made(
+        admin_pb.PeekEventsRequest,
+        channel=channel,
+        from_sequence=_within("from_sequence", from_sequence, _UINT64_MAX),
+        max_events=_within("max_events", max_events, _UINT64_MAX),
+        follow=follow,
+        columns=True,
+    )
+    return Call(_methods.PEEK_EVENTS, request, _decoding.peeked_batch, None if follow else 0.0, channel)
+
+
+def purge_channel(name: str) -> Call[int]:
+    """Empties a channel; gives the number of events removed."""
+    return Call(_methods.PURGE_CHANNEL, _made(admin_pb.PurgeChannelRequest, name=name), _purged_count, channel=name)
+
+
+def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
+    return _decoding.seconds_of(answer.lease)
+
+
+def _put_count(answer: pb.PutResponse) -> int:
+    return answer.put_count
+
+
+def _first_sequence(answer: pb.AcknowledgeResponse) -> int:
+    return answer.first_sequence
+
+
+def _purged_count(answer: admin_pb.PurgeChannelResponse) -> int:
+    return answer.purged_count
+
+
+def _channel(answer: admin_pb.CreateChannelResponse | admin_pb.GetChannelResponse) -> ChannelInfo:
+    return _decoding.channel_info(answer.channel)
+
+
+def _with_columns(head: pb.PutRequest | pb.AppendRequest, field_number: int, columns: bytes) -> bytes:
+    """The encoded request: its other fields, then the columns."""
+    return b"".join((head.SerializeToString(), field_head(field_number, len(columns)), columns))
+
+
+def _stamp(stamp: Stamp | None) -> event_pb2.ProducerStamp | None:
+    if stamp is None:
+        return None
+    return _made(
+        event_pb2.ProducerStamp,
+        producer_id=stamp.producer_id,
+        first_sequence=_within("stamp.first_sequence", stamp.first_sequence, _UINT64_MAX),
+        last_sequence=_within("stamp.last_sequence", stamp.last_sequence, _UINT64_MAX),
+    )
+
+
+def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb.ChannelConfig:
+    numbers = {kind: number for number, kind in _decoding.CHANNEL_TYPES.items()}
+    return admin_pb.ChannelConfig(
+        type=admin_pb.CHANNEL_TYPE_UNSPECIFIED if channel_type is None else numbers[channel_type],
+        capacity=_within_if_said("capacity", config.capacity, _UINT64_MAX),
+        transaction_capacity=_within_if_said("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
+        byte_capacity=_within_if_said("byte_capacity", config.byte_capacity, _UINT64_MAX),
+        byte_capacity_buffer_percentage=_within_if_said(
+            "byte_capacity_buffer_percentage", config.byte_capacity_buffer_percentage, _UINT32_MAX
+        ),
+        keep_alive=_duration("keep_alive_seconds", config.keep_alive_seconds),
+        lease=_duration("lease_seconds", config.lease_seconds),
+        open_transactions_max=_within_if_said("open_transactions_max", config.open_transactions_max, _UINT64_MAX),
+    )
+
+
+def _made(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
+    """Makes a message.
+
+    Raises:
+        BadArgumentError: A text is not UTF-8.
+    """
+    try:
+        return kind(*args, **fields)
+    except UnicodeEncodeError as error:
+        field = next((name for name, value in fields.items() if value is error.object), "argument")
+        raise BadArgumentError(f"{field}: is {error.object!r}; it must be UTF-8") from None
+
+
+def _epoch(epoch: int | None) -> int | None:
+    return _within_if_said("epoch", epoch, _UINT64_MAX)
+
+
+def _within_if_said(field: str, value: int | None, maximum: int) -> int | None:
+    return None if value is None else _within(field, value, maximum)
+
+
+def _within(field: str, value: int, maximum: int) -> int:
+    """The value, where the wire can carry it; what it may be beyond that, the server decides."""
+    if not 0 <= value <= maximum:
+        raise BadArgumentError(f"{field}: is {value}; 0 to {maximum} are allowed")
+    return value
+
+
+def _capped(seconds: float | None) -> float | None:
+    return None if seconds is None else min(seconds, SERVER_WAIT_SECONDS_MAX)
+
+
+def _duration(field: str, seconds: float | None) -> Duration | None:
+    if seconds is None:
+        return None
+    duration = Duration()
+    try:
+        duration.FromNanoseconds(round(seconds * 1e9))
+    except (ValueError, OverflowError):
+        raise BadArgumentError(f"{field}: is {seconds}; it must be a finite number of seconds") from None
+    return duration

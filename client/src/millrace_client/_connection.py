@@ -1,0 +1,181 @@
+"""The synchronous way to a server."""
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import _methods
+from millrace_client._calls import Call
+from millrace_client._failures import Failures
+from millrace_client._flows import Flow
+from millrace_client._forks import FORKS, forked_error
+from millrace_client._methods import Method
+from millrace_client._settings import ConnectionSettings, Numbering
+from millrace_client._watchdog import Watchdog
+from millrace_client.errors import ClientClosedError, MillraceError
+
+T = TypeVar("T")
+
+
+class Finishable(Protocol):
+    """A stream that is to end in order."""
+
+    def finish(self) -> None:
+        """Ends it; waits until that is done, within the client's timeout."""
+
+
+class _Opened:
+    """What belongs to one process."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        FORKS.refuse_if_spoiled()
+        self.process_id = os.getpid()
+        self.numbering = Numbering()
+        self.watchdog = Watchdog()
+        options = settings.all_options()
+        self.channel = (
+            grpc.insecure_channel(settings.endpoint, options)
+            if settings.credentials is None
+            else grpc.secure_channel(settings.endpoint, settings.credentials, options)
+        )
+        self._unary: dict[Method[Any, Any], grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
+        self._streaming: dict[Method[Any, Any], grpc.UnaryStreamMultiCallable[Any, Any]] = {}
+        self.consume: grpc.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = (
+            self.channel.stream_stream(_methods.CONSUME.path, _methods.CONSUME.serialize, _methods.CONSUME.parse)
+        )
+
+    def unary(self, method: Method[Any, Any]) -> "grpc.UnaryUnaryMultiCallable[Any, Any]":
+        if (known := self._unary.get(method)) is None:
+            # Two threads may both get here; then one of two equal objects is kept.
+            known = self._unary[method] = self.channel.unary_unary(method.path, method.serialize, method.parse)
+        return known
+
+    def streaming(self, method: Method[Any, Any]) -> "grpc.UnaryStreamMultiCallable[Any, Any]":
+        if (known := self._streaming.get(method)) is None:
+            known = self._streaming[method] = self.channel.unary_stream(method.path, method.serialize, method.parse)
+        return known
+
+
+class Connection:
+    """Carries out calls. Opened by the first of them, in the process that makes it; safe to share by threads."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.failures = Failures(settings.endpoint)
+        self._opening = threading.Lock()
+        self._opened: _Opened | None = None
+        self._is_closed = False
+        self.streams: set[Finishable] = set()
+        """Streams that are open, added and removed by themselves."""
+        # One token for each call. Threads may add to a set and take from it without a lock.
+        self._calls: set[object] = set()
+        FORKS.watch(self)
+
+    def opened(self) -> _Opened:
+        """What calls are made with.
+
+        Raises:
+            ClientClosedError: The client is closed.
+            ClientForkedError: It belongs to the process that this one was forked from.
+        """
+        opened = self._opened
+        if opened is None or self._is_closed:
+            opened = self._open()
+        if opened.process_id != os.getpid():
+            raise forked_error(opened.process_id)
+        return opened
+
+    def _open(self) -> _Opened:
+        with self._opening:
+            if self._is_closed:
+                raise ClientClosedError("the client is closed")
+            if self._opened is None:
+                self._opened = _Opened(self.settings)
+            return self._opened
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls or streams are under way."""
+        return bool(self._calls or self.streams)
+
+    def run(self, call: Call[T]) -> T:
+        """Carries out a call with one answer."""
+        make = self.opened().unary(call.method)
+        timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
+        token = object()
+        self._calls.add(token)
+        try:
+            answer = make(call.request, timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
+        except grpc.RpcError as failure:
+            raise self.failures.error_of(failure, call.channel, call.txn_id) from None
+        except ValueError as error:
+            raise self.error_if_closed(error) from None
+        finally:
+            self._calls.discard(token)
+        return call.decode(answer)
+
+    def drive(self, flow: Flow[T]) -> T:
+        """Carries out the calls of a flow."""
+        try:
+            call = next(flow)
+            while True:
+                try:
+                    result = self.run(call)
+                except BaseException as error:  # noqa: BLE001 - the flow decides, and raises it again
+                    call = flow.throw(error)
+                else:
+                    call = flow.send(result)
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
+
+    def stream(self, call: Call[T]) -> Iterator[T]:
+        """Carries out a call with many answers, from the first asked for until its iterator is closed or dropped."""
+        opened = self.opened()
+        try:
+            answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
+        except ValueError as error:
+            raise self.error_if_closed(error) from None
+        seconds = math.inf if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
+        watch = opened.watchdog.watch(answers.cancel)
+        self._calls.add(watch)
+        try:
+            while True:
+                watch.arm(seconds)
+                try:
+                    answer = next(answers)
+                except StopIteration:
+                    return
+                except grpc.RpcError as failure:
+                    if watch.has_fired:
+                        raise self.failures.deadline_error(call.channel) from None
+                    raise self.failures.error_of(failure, call.channel) from None
+                finally:
+                    watch.disarm()
+                yield call.decode(answer)
+                self.opened()
+        finally:
+            self._calls.discard(watch)
+            watch.close()
+            if opened.process_id == os.getpid():
+                answers.cancel()
+
+    def error_if_closed(self, error: ValueError) -> MillraceError | ValueError:
+        """What to raise where gRPC refused a call: it may have been closed by another thread meanwhile."""
+        return ClientClosedError("the client is closed") if self._is_closed else error
+
+    def close(self) -> None:
+        """Ends streams in order, then cuts off what is under way; in a forked process only forgets."""
+        for stream in tuple(self.streams):
+            with suppress(MillraceError):
+                stream.finish()
+        with self._opening:
+            was_closed, self._is_closed = self._is_closed, True
+        if self._opened is not None and not was_closed and self._opened.process_id == os.getpid():
+            self._opened.channel.close()

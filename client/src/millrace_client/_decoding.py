@@ -1,0 +1,140 @@
+"""Answers of the wire, turned into what users see."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import UTC
+from typing import TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from millrace_client.channel_info import (
+    ChannelCounters,
+    ChannelGauges,
+    ChannelInfo,
+    ChannelLimits,
+    ChannelType,
+    ChannelUpdate,
+    ClaimStatus,
+)
+from millrace_client.events import Batch, Receipt
+
+CHANNEL_TYPES = {
+    admin_pb.CHANNEL_TYPE_MEMORY: ChannelType.MEMORY,
+    admin_pb.CHANNEL_TYPE_FILE: ChannelType.FILE,
+    admin_pb.CHANNEL_TYPE_SPILLABLE: ChannelType.SPILLABLE,
+}
+"""By their number on the wire."""
+
+_NANOSECONDS = 1e-9
+_CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a Take brought."""
+
+    batches: list[Batch]
+    take_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGrant:
+    """What a Claim brought."""
+
+    first_sequence: int
+    next_sequence: int
+    epoch: int
+    channel_id: str
+    lease_seconds: float
+
+
+def seconds_of(duration: Duration) -> float:
+    """A duration of the wire."""
+    return duration.seconds + duration.nanos * _NANOSECONDS
+
+
+def nothing(_answer: object) -> None:
+    """For answers that say nothing."""
+
+
+def receipt(answer: pb.CommitResponse | pb.AppendResponse) -> Receipt:
+    """What was stored."""
+    return Receipt(answer.first_sequence, answer.last_sequence, answer.deduplicated)
+
+
+def batches(wire_batches: Iterable[event_pb2.EventBatch]) -> list[Batch]:
+    """Batches in columns."""
+    return [Batch(batch.first_sequence, batch.columns) for batch in wire_batches]
+
+
+def taken(answer: pb.TakeResponse) -> Taken:
+    """Taken events."""
+    return Taken(batches(answer.batches), answer.take_count)
+
+
+def claim_grant(answer: pb.ClaimResponse) -> ClaimGrant:
+    """A claim."""
+    return ClaimGrant(
+        first_sequence=answer.first_sequence,
+        next_sequence=answer.next_sequence,
+        epoch=answer.epoch,
+        channel_id=answer.channel_id,
+        lease_seconds=seconds_of(answer.lease),
+    )
+
+
+def read_batch(answer: pb.ReadResponse) -> Batch:
+    """Events read through a claim."""
+    return Batch(answer.batch.first_sequence, answer.batch.columns)
+
+
+def peeked_batch(answer: admin_pb.PeekEventsResponse) -> Batch:
+    """Events looked at."""
+    return Batch(answer.batch.first_sequence, answer.batch.columns, skipped_events=answer.skipped_events)
+
+
+def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
+    """A channel as it stands."""
+    return ChannelInfo(
+        name=channel.name,
+        channel_id=channel.channel_id,
+        config=_limits(channel.config),
+        gauges=_counts(ChannelGauges, channel.gauges),
+        counters=_counts(ChannelCounters, channel.counters),
+        claim=_claim_status(channel.claim) if channel.HasField("claim") else None,
+        start_time=channel.start_time.ToDatetime(UTC),
+    )
+
+
+def channel_infos(answer: admin_pb.ListChannelsResponse | admin_pb.WatchChannelsResponse) -> list[ChannelInfo]:
+    """Channels as they stand, by name."""
+    return [channel_info(channel) for channel in answer.channels]
+
+
+def channel_update(answer: admin_pb.UpdateChannelResponse) -> ChannelUpdate:
+    """What became of an update."""
+    return ChannelUpdate(channel=channel_info(answer.channel), applied=answer.applied, message=answer.message)
+
+
+def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
+    return ChannelLimits(
+        type=CHANNEL_TYPES[config.type],
+        capacity=config.capacity,
+        transaction_capacity=config.transaction_capacity,
+        byte_capacity=config.byte_capacity,
+        byte_capacity_buffer_percentage=config.byte_capacity_buffer_percentage,
+        keep_alive_seconds=seconds_of(config.keep_alive),
+        lease_seconds=seconds_of(config.lease),
+        open_transactions_max=config.open_transactions_max,
+    )
+
+
+def _counts(kind: type[_CountsT], message: admin_pb.ChannelGauges | admin_pb.ChannelCounters) -> _CountsT:
+    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
+
+
+def _claim_status(claim: admin_pb.ClaimStatus) -> ClaimStatus:
+    return ClaimStatus(reader_id=claim.reader_id, epoch=claim.epoch, remaining_seconds=seconds_of(claim.remaining))

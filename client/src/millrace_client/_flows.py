@@ -1,0 +1,249 @@
+"""What takes several calls, written once for both faces.
+
+A flow is a generator: it yields calls, gets their results sent in or their errors thrown in, and returns what the user
+gets. Each face drives flows in its own way, by waiting or by awaiting.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from millrace.columns import ColumnsCutter
+from millrace.v1 import event_pb2
+from millrace_client import _calls
+from millrace_client._calls import Call, TakeLimits
+from millrace_client._decoding import ClaimGrant
+from millrace_client._service_config import REQUEST_BYTES_MAX
+from millrace_client._settings import Numbering
+from millrace_client.errors import (
+    BadArgumentError,
+    EventTooLargeError,
+    LeaseExpiredError,
+    MillraceError,
+    TxnStateError,
+)
+from millrace_client.events import Batch, Receipt, Stamp
+
+T = TypeVar("T")
+Flow: TypeAlias = Generator[Call[Any], Any, T]
+
+REQUEST_HEAD_BYTES_MAX = 4096
+"""What a request holds beside its columns: names, ids and a stamp, all short."""
+
+_HAS_ENDED = frozenset({"TXN_STATE", "TXN_NOT_FOUND", "LEASE_EXPIRED"})
+
+
+def append(
+    channel: str,
+    batches: Sequence[event_pb2.EventColumns],
+    stamp: Stamp | None,
+    numbering: Numbering,
+    txn_id: str,
+) -> Flow[Receipt]:
+    """Stores events, all or none: in one call, or where they do not fit into one in a transaction."""
+    event_count = sum(columns.count for columns in batches)
+    if not event_count:
+        raise BadArgumentError("events: there are none; at least one is needed", channel=channel)
+    parts = encoded_parts(batches)
+    if stamp is not None:
+        return (yield from _append_stamped(channel, parts, stamp, txn_id))
+    try:
+        return (yield from _append_stamped(channel, parts, numbering.next_stamp(channel, event_count), txn_id))
+    except BaseException:
+        numbering.note_gap(channel)
+        raise
+
+
+def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: str) -> Flow[Receipt]:
+    if len(parts) == 1:
+        receipt: Receipt = yield _calls.append(channel, parts[0], stamp)
+        return receipt
+    txn = TxnFlows(channel, txn_id, lease_seconds=None)
+    yield from txn.begin()
+    try:
+        yield from txn.put(parts)
+        return (yield from txn.commit(stamp))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from txn.leave(error)
+        raise
+
+
+def encoded_parts(
+    batches: Sequence[event_pb2.EventColumns], bytes_max: int = REQUEST_BYTES_MAX - REQUEST_HEAD_BYTES_MAX
+) -> list[bytes]:
+    """Encodes batches; one that is larger than a request may be is cut until its parts are not.
+
+    Raises:
+        EventTooLargeError: One event alone is too large.
+    """
+    parts: list[bytes] = []
+    for columns in batches:
+        parts.extend(_parts_within(columns, bytes_max))
+    return parts
+
+
+def _parts_within(columns: event_pb2.EventColumns, bytes_max: int) -> list[bytes]:
+    encoded = columns.SerializeToString()
+    if len(encoded) <= bytes_max:
+        return [encoded]
+    if columns.count <= 1:
+        raise EventTooLargeError(f"events: one has {len(encoded)} bytes; a request holds at most {bytes_max}")
+    cutter = ColumnsCutter(columns)
+    middle = columns.count // 2
+    halves = (cutter.cut(0, middle), cutter.cut(middle, columns.count))
+    return [part for half in halves for part in _parts_within(half, bytes_max)]
+
+
+class TxnFlows:
+    """One transaction, as far as its client knows.
+
+    A put or take whose answer never came may have been done all the same. gRPC has repeated it before, so this is rare;
+    but committing then could store what the user believes lost, or remove what the user never saw. So such a
+    transaction refuses to commit. A take can be made good by taking again, which brings the same events.
+    """
+
+    def __init__(self, channel: str, txn_id: str, lease_seconds: float | None) -> None:
+        self.channel = channel
+        self.txn_id = txn_id
+        self.lease_seconds = lease_seconds
+        self.put_count = 0
+        self.take_count = 0
+        self.receipt: Receipt | None = None
+        self.has_ended = False
+        self._is_put_in_doubt = False
+        self._is_take_in_doubt = False
+
+    def begin(self) -> Flow[None]:
+        """Opens it on the server."""
+        self.lease_seconds = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
+
+    def put(self, parts: Sequence[bytes]) -> Flow[int]:
+        """Puts encoded columns; gives the events put so far."""
+        self._refuse_doubts(take=False)
+        for index, part in enumerate(parts):
+            try:
+                self.put_count = yield _calls.put(self.channel, self.txn_id, part, self.put_count)
+            except BaseException as error:
+                # With a part of the events put, trying all of them again would put that part twice.
+                self._is_put_in_doubt = index > 0 or not _is_refusal(error)
+                raise
+        return self.put_count
+
+    def take(self, limits: TakeLimits) -> Flow[list[Batch]]:
+        """Takes events; what a lost answer held comes again."""
+        self._refuse_doubts(take=False)
+        try:
+            taken = yield _calls.take(self.channel, self.txn_id, limits, self.take_count)
+        except BaseException as error:
+            self._is_take_in_doubt = self._is_take_in_doubt or not _is_refusal(error)
+            raise
+        self.take_count = taken.take_count
+        self._is_take_in_doubt = False
+        batches: list[Batch] = taken.batches
+        return batches
+
+    def renew(self) -> Flow[float]:
+        """Renews the lease; gives it."""
+        self.lease_seconds = yield _calls.renew_txn(self.channel, self.txn_id)
+        return self.lease_seconds
+
+    def commit(self, stamp: Stamp | None) -> Flow[Receipt]:
+        """Commits; a repeat gives the same receipt."""
+        self._refuse_doubts(take=True)
+        try:
+            receipt: Receipt = yield _calls.commit(self.channel, self.txn_id, stamp)
+        except MillraceError as error:
+            self.has_ended = error.reason in _HAS_ENDED
+            raise
+        self.receipt = receipt
+        self.has_ended = True
+        return receipt
+
+    def rollback(self) -> Flow[None]:
+        """Rolls back; a repeat does nothing."""
+        yield _calls.rollback(self.channel, self.txn_id)
+        self.has_ended = True
+
+    def leave(self, error: BaseException | None) -> Flow[None]:
+        """Ends it where its block is left: commits, or rolls back where there is an error already.
+
+        The first error is the one that is seen; what goes wrong while rolling back becomes a note of it.
+        """
+        if self.has_ended:
+            return
+        if error is not None:
+            yield from self._roll_back_after(error)
+            return
+        try:
+            yield from self.commit(None)
+        except GeneratorExit:
+            raise
+        except BaseException as commit_error:
+            yield from self._roll_back_after(commit_error)
+            raise
+
+    def _roll_back_after(self, error: BaseException) -> Flow[None]:
+        if self.has_ended:
+            return
+        try:
+            yield from self.rollback()
+        except MillraceError as rollback_error:
+            if rollback_error.reason == TxnStateError.default_reason:
+                error.add_note(f"transaction {self.txn_id} had been committed all the same")
+            elif rollback_error.reason not in _HAS_ENDED:
+                error.add_note(f"rolling back transaction {self.txn_id} failed too: {rollback_error}")
+
+    def _refuse_doubts(self, *, take: bool) -> None:
+        what = "put" if self._is_put_in_doubt else "take" if take and self._is_take_in_doubt else None
+        if what:
+            raise TxnStateError(
+                f"the transaction's last {what} failed, and may have been done all the same; roll back and begin anew",
+                channel=self.channel,
+                txn_id=self.txn_id,
+            )
+
+
+class ClaimFlows:
+    """One claim, as far as its client knows."""
+
+    def __init__(self, channel: str, reader_id: str, lease_seconds: float | None, grant: ClaimGrant) -> None:
+        self.channel = channel
+        self.reader_id = reader_id
+        self.grant = grant
+        self._lease_seconds = lease_seconds
+        self._is_released = False
+
+    def renew(self) -> Flow[float]:
+        """Renews the lease; gives it."""
+        grant: ClaimGrant = yield _calls.claim(self.channel, self.reader_id, self._lease_seconds, takeover=False)
+        # A channel that was made anew counts its epochs anew.
+        if (grant.epoch, grant.channel_id) == (self.grant.epoch, self.grant.channel_id):
+            return grant.lease_seconds
+        # The claim had ended, and this was a new one; somebody else may have read in between.
+        yield _calls.release(self.channel, self.reader_id, grant.epoch)
+        raise LeaseExpiredError(
+            f"the claim of reader {self.reader_id} had ended with its lease or its channel; claim again",
+            channel=self.channel,
+        )
+
+    def release(self) -> Flow[None]:
+        """Ends the claim."""
+        yield _calls.release(self.channel, self.reader_id, self.grant.epoch)
+        self._is_released = True
+
+    def leave(self, error: BaseException | None) -> Flow[None]:
+        """Ends the claim where its block is left, unless it was before; the first error is the one that is seen."""
+        if self._is_released:
+            return
+        try:
+            yield from self.release()
+        except MillraceError as release_error:
+            if error is None:
+                raise
+            error.add_note(f"releasing the claim of reader {self.reader_id} failed too: {release_error}")
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tells whether the server has said that it did nothing."""
+    return isinstance(error, MillraceError) and error.is_outcome_known

@@ -1,0 +1,81 @@
+"""The one table of methods: where each is, what it takes and what it answers."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+
+RequestT = TypeVar("RequestT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method(Generic[RequestT, AnswerT]):
+    """One method."""
+
+    service: str
+    name: str
+    request: type[RequestT]
+    answer: type[AnswerT]
+
+    @property
+    def path(self) -> str:
+        """Where it is, as HTTP/2 has it."""
+        return f"/{self.service}/{self.name}"
+
+    def serialize(self, request: RequestT | bytes) -> bytes:
+        """The request as gRPC sends it; one that is encoded already stays as it is."""
+        return request if isinstance(request, bytes) else request.SerializeToString()
+
+    def parse(self, encoded: bytes) -> AnswerT:
+        """The answer that the bytes hold."""
+        return self.answer.FromString(encoded)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether gRPC may repeat it: not where the client itself sends a stream."""
+        return not _DESCRIPTORS[self.name].client_streaming
+
+
+_DESCRIPTORS: dict[str, MethodDescriptor] = {
+    method.name: method
+    for file in (pb, admin_pb)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def _method(request: type[RequestT], answer: type[AnswerT]) -> Method[RequestT, AnswerT]:
+    # Messages are named after their method.
+    name = request.DESCRIPTOR.name.removesuffix("Request")
+    return Method(_DESCRIPTORS[name].containing_service.full_name, name, request, answer)
+
+
+BEGIN_TXN = _method(pb.BeginTxnRequest, pb.BeginTxnResponse)
+PUT = _method(pb.PutRequest, pb.PutResponse)
+TAKE = _method(pb.TakeRequest, pb.TakeResponse)
+COMMIT = _method(pb.CommitRequest, pb.CommitResponse)
+ROLLBACK = _method(pb.RollbackRequest, pb.RollbackResponse)
+RENEW_TXN = _method(pb.RenewTxnRequest, pb.RenewTxnResponse)
+APPEND = _method(pb.AppendRequest, pb.AppendResponse)
+CONSUME = _method(pb.ConsumeRequest, pb.ConsumeResponse)
+CLAIM = _method(pb.ClaimRequest, pb.ClaimResponse)
+READ = _method(pb.ReadRequest, pb.ReadResponse)
+ACKNOWLEDGE = _method(pb.AcknowledgeRequest, pb.AcknowledgeResponse)
+RELEASE = _method(pb.ReleaseRequest, pb.ReleaseResponse)
+
+CREATE_CHANNEL = _method(admin_pb.CreateChannelRequest, admin_pb.CreateChannelResponse)
+UPDATE_CHANNEL = _method(admin_pb.UpdateChannelRequest, admin_pb.UpdateChannelResponse)
+DELETE_CHANNEL = _method(admin_pb.DeleteChannelRequest, admin_pb.DeleteChannelResponse)
+LIST_CHANNELS = _method(admin_pb.ListChannelsRequest, admin_pb.ListChannelsResponse)
+GET_CHANNEL = _method(admin_pb.GetChannelRequest, admin_pb.GetChannelResponse)
+WATCH_CHANNELS = _method(admin_pb.WatchChannelsRequest, admin_pb.WatchChannelsResponse)
+PEEK_EVENTS = _method(admin_pb.PeekEventsRequest, admin_pb.PeekEventsResponse)
+PURGE_CHANNEL = _method(admin_pb.PurgeChannelRequest, admin_pb.PurgeChannelResponse)
+
+METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Method))
+"""All of them."""

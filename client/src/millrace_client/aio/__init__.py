@@ -1,0 +1,18 @@
+"""The client for asyncio: the same as `millrace_client`, with `await`, `async with` and `async for`.
+
+    import millrace_client.aio as millrace
+
+    async with millrace.connect("127.0.0.1:7070") as client:
+        receipt = await client.channel("orders").append([b"one", b"two"])
+
+Events, batches, limits and errors are those of `millrace_client`.
+"""
+
+from millrace_client.aio.admin import Admin
+from millrace_client.aio.channel import Channel
+from millrace_client.aio.claim import Claim
+from millrace_client.aio.client import Client, connect
+from millrace_client.aio.consume import Deliveries, Delivery
+from millrace_client.aio.transaction import Transaction
+
+__all__ = ["Admin", "Channel", "Claim", "Client", "Deliveries", "Delivery", "Transaction", "connect"]

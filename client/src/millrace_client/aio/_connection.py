@@ -1,0 +1,167 @@
+"""The way to a server for asyncio."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar, cast
+
+import grpc
+from grpc import aio
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import _methods
+from millrace_client._calls import Call
+from millrace_client._failures import Failures
+from millrace_client._flows import Flow
+from millrace_client._forks import FORKS, forked_error
+from millrace_client._methods import Method
+from millrace_client._settings import ConnectionSettings, Numbering
+from millrace_client.errors import ClientClosedError, MillraceError
+
+T = TypeVar("T")
+
+
+class Finishable(Protocol):
+    """A stream that is to end in order."""
+
+    async def finish(self) -> None:
+        """Ends it; waits until that is done, within the client's timeout."""
+
+
+class _Opened:
+    """What belongs to one process and one event loop."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        FORKS.refuse_if_spoiled()
+        self.process_id = os.getpid()
+        self.numbering = Numbering()
+        options = settings.all_options()
+        self.channel = (
+            aio.insecure_channel(settings.endpoint, options)
+            if settings.credentials is None
+            else aio.secure_channel(settings.endpoint, settings.credentials, options)
+        )
+        self._unary: dict[Method[Any, Any], aio.UnaryUnaryMultiCallable[Any, Any]] = {}
+        self._streaming: dict[Method[Any, Any], aio.UnaryStreamMultiCallable[Any, Any]] = {}
+        self.consume: aio.StreamStreamMultiCallable[pb.ConsumeRequest, pb.ConsumeResponse] = self.channel.stream_stream(
+            _methods.CONSUME.path, _methods.CONSUME.serialize, _methods.CONSUME.parse
+        )
+
+    def unary(self, method: Method[Any, Any]) -> "aio.UnaryUnaryMultiCallable[Any, Any]":
+        if (known := self._unary.get(method)) is None:
+            known = self._unary[method] = self.channel.unary_unary(method.path, method.serialize, method.parse)
+        return known
+
+    def streaming(self, method: Method[Any, Any]) -> "aio.UnaryStreamMultiCallable[Any, Any]":
+        if (known := self._streaming.get(method)) is None:
+            known = self._streaming[method] = self.channel.unary_stream(method.path, method.serialize, method.parse)
+        return known
+
+
+class Connection:
+    """Carries out calls. Opened by the first of them, in the event loop that makes it, and bound to that."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self.failures = Failures(settings.endpoint)
+        self._opened: _Opened | None = None
+        self._is_closed = False
+        self.streams: set[Finishable] = set()
+        """Streams that are open, added and removed by themselves."""
+        FORKS.watch(self)
+
+    def opened(self) -> _Opened:
+        """What calls are made with.
+
+        Raises:
+            ClientClosedError: The client is closed.
+            ClientForkedError: It belongs to the process that this one was forked from.
+        """
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
+        if self._opened is None:
+            self._opened = _Opened(self.settings)
+        if self._opened.process_id != os.getpid():
+            raise forked_error(self._opened.process_id)
+        return self._opened
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is open: a thread of grpc.aio polls for all connections, calls or no calls."""
+        return self._opened is not None and not self._is_closed
+
+    async def run(self, call: Call[T]) -> T:
+        """Carries out a call with one answer."""
+        make = self.opened().unary(call.method)
+        timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
+        try:
+            answer = await make(call.request, timeout=timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
+        except grpc.RpcError as failure:
+            raise self.failures.error_of(failure, call.channel, call.txn_id) from None
+        except asyncio.CancelledError:
+            raise self.error_if_cut_off(call.channel, call.txn_id) from None
+        return call.decode(answer)
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Carries out the calls of a flow."""
+        try:
+            call = next(flow)
+            while True:
+                try:
+                    result = await self.run(call)
+                except GeneratorExit:
+                    # Whoever waited is gone, so nothing can be awaited any more.
+                    flow.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the flow decides, and raises it again
+                    call = flow.throw(error)
+                else:
+                    call = flow.send(result)
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
+
+    async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
+        """Carries out a call with many answers, from the first asked for until its iterator is closed or dropped."""
+        opened = self.opened()
+        answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
+        seconds = None if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
+        try:
+            while (answer := await self.read(answers, seconds, call.channel)) is not None:
+                yield call.decode(answer)
+                self.opened()
+        finally:
+            if opened.process_id == os.getpid():
+                answers.cancel()
+
+    async def read(
+        self, answers: "aio.UnaryStreamCall[Any, T] | aio.StreamStreamCall[Any, T]", seconds: float | None, channel: str
+    ) -> T | None:
+        """The next answer of a stream, within so long; None once it has ended."""
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await answers.read()
+        except TimeoutError:
+            raise self.failures.deadline_error(channel) from None
+        except grpc.RpcError as failure:
+            raise self.failures.error_of(failure, channel) from None
+        except asyncio.CancelledError:
+            raise self.error_if_cut_off(channel) from None
+        return None if answer is aio.EOF else cast("T", answer)
+
+    def error_if_cut_off(self, channel: str, txn_id: str = "") -> BaseException:
+        """What to raise where an await was cancelled: closing the client cancels too, and that is no task's end."""
+        task = asyncio.current_task()
+        if self._is_closed and not (task and task.cancelling()):
+            return self.failures.closed_error(channel, txn_id)
+        return asyncio.CancelledError()
+
+    async def close(self) -> None:
+        """Ends streams in order, then cuts off what is under way; in a forked process only forgets."""
+        for stream in tuple(self.streams):
+            with suppress(MillraceError):
+                await stream.finish()
+        was_closed, self._is_closed = self._is_closed, True
+        if self._opened is not None and not was_closed and self._opened.process_id == os.getpid():
+            await self._opened.channel.close(None)

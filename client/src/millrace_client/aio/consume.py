@@ -1,0 +1,216 @@
+"""Deliveries for asyncio."""
+
+import asyncio
+import os
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import _calls
+from millrace_client._calls import ConsumeLimits
+from millrace_client._delivered import DeliveredEvents, Settlement, settling_requests
+from millrace_client.aio._connection import Connection
+from millrace_client.errors import DeadlineError, MillraceError, StreamEndedError
+
+
+class Delivery(DeliveredEvents):
+    """Events to work on, then to `ack` or `nack` as a whole; see `millrace_client.Delivery`."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: "ConsumeStream", answer: pb.ConsumeResponse) -> None:
+        super().__init__(answer)
+        self._stream = stream
+
+    async def ack(self) -> None:
+        """Removes the events from the channel; waits until that is sent. Repeating it is harmless.
+
+        Raises:
+            StreamEndedError: Too late: the events have returned to the channel.
+        """
+        await self._stream.settle(Settlement(self.delivery_id, is_ack=True))
+
+    async def nack(self) -> None:
+        """Returns the events to their places in the channel; waits until that is sent.
+
+        Raises:
+            StreamEndedError: Too late: they have returned already.
+        """
+        await self._stream.settle(Settlement(self.delivery_id, is_ack=False))
+
+
+class Deliveries:
+    """Deliveries as they come: an asynchronous iterator of `Delivery`, and a context manager. See `Channel.consume`."""
+
+    def __init__(self, connection: Connection, channel: str, limits: ConsumeLimits) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._limits = limits
+        self._stream: ConsumeStream | None = None
+        self._is_closed = False
+        # Says at once what is wrong with the limits.
+        self._start = _calls.consume_start(channel, limits)
+
+    async def aclose(self) -> None:
+        """Ends the stream: acks that were made are done, what was not acknowledged returns to the channel.
+
+        Raises:
+            MillraceError: The server could not be told in time; then it finds out by itself.
+        """
+        self._is_closed = True
+        if self._stream is not None:
+            await self._stream.finish()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._stream is None:
+            self._stream = ConsumeStream(self._connection, self._channel, self._limits.idle_seconds)
+            await self._stream.start(self._start)
+        answer = await self._stream.next_answer()
+        if answer is None:
+            raise StopAsyncIteration
+        return Delivery(self._stream, answer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.aclose()
+        except MillraceError as close_error:
+            if error is None:
+                raise
+            error.add_note(f"ending the deliveries failed too: {close_error}")
+
+    def __del__(self) -> None:
+        # Deliveries hold the stream, not this object: so a loop that is left drops it, whatever is kept of its events.
+        if (stream := getattr(self, "_stream", None)) is not None:
+            stream.abandon()
+
+
+class ConsumeStream:
+    """One Consume stream; see `millrace_client.consume.ConsumeStream`."""
+
+    def __init__(self, connection: Connection, channel: str, idle_seconds: float | None) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._idle_seconds = idle_seconds
+        self._timeout_seconds = connection.settings.timeout_seconds
+        self._is_ending = False
+        self._has_ended = False
+        self._settlements: list[Settlement] = []
+        # gRPC sends one message at a time; settlements that gather meanwhile go together.
+        self._sending = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._answer: asyncio.Task[pb.ConsumeResponse | None] | None = None
+        self._loop = asyncio.get_running_loop()
+        opened = connection.opened()
+        self._process_id = opened.process_id
+        self._call = opened.consume(wait_for_ready=connection.settings.wait_for_ready)
+        connection.streams.add(self)
+
+    async def start(self, start: pb.ConsumeRequest) -> None:
+        """Sends the first message."""
+        # Where it cannot be sent, reading tells why.
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await self._call.write(start)
+
+    async def settle(self, settlement: Settlement) -> None:
+        """Tells the server what is to become of a delivery."""
+        if self._is_ending or self._has_ended:
+            raise StreamEndedError("the deliveries have ended; what was not acknowledged has returned to the channel")
+        self._settlements.append(settlement)
+        # gRPC ends the whole stream where a write is cancelled; whoever waits for this one may be.
+        await asyncio.shield(self._loop.create_task(self._send_settlements()))
+
+    async def _send_settlements(self) -> None:
+        async with self._sending:
+            gathered, self._settlements = self._settlements, []
+            for request in settling_requests(gathered):
+                # A stream that breaks here shows in the next read.
+                with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                    await self._call.write(request)
+
+    async def next_answer(self) -> pb.ConsumeResponse | None:
+        """The next delivery; None where the stream has ended, or is ending: then what still comes is left alone."""
+        async with self._reading:
+            while not self._has_ended:
+                try:
+                    answer = await self._read(self._timeout_seconds if self._is_ending else self._idle_seconds)
+                except TimeoutError:
+                    if self._is_ending:
+                        raise self._cut_off() from None
+                    await self._close_sending()
+                else:
+                    if answer is not None and not self._is_ending:
+                        return answer
+        return None
+
+    async def _read(self, seconds: float | None) -> pb.ConsumeResponse | None:
+        # Cancelling gRPC's read would cancel the stream; so the read is a task that outlives whoever waits for it.
+        if self._answer is None:
+            reading = self._connection.read(self._call, None, self._channel)
+            self._answer = self._loop.create_task(reading)
+        await asyncio.wait((self._answer,), timeout=seconds)
+        if not self._answer.done():
+            raise TimeoutError
+        answered, self._answer = self._answer, None
+        try:
+            answer = answered.result()
+        except BaseException:
+            self._note_end()
+            raise
+        if answer is None:
+            self._note_end()
+        return answer
+
+    async def finish(self) -> None:
+        """Ends the stream in order, within the client's timeout."""
+        if self._has_ended or self._process_id != os.getpid():
+            return
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._close_sending()
+                while await self.next_answer() is not None:
+                    pass
+        except TimeoutError:
+            raise self._cut_off() from None
+
+    def abandon(self) -> None:
+        """Ends the stream from a finalizer, which may run anywhere and cannot await."""
+        if self._has_ended or self._is_ending or self._process_id != os.getpid():
+            return
+        self._is_ending = True
+        # A loop that is closed has ended its streams.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._finish_in_background)
+
+    def _finish_in_background(self) -> None:
+        self._finishing = self._loop.create_task(self._finish_quietly())
+
+    async def _finish_quietly(self) -> None:
+        with suppress(MillraceError):
+            await self.finish()
+
+    async def _close_sending(self) -> None:
+        self._is_ending = True
+        async with self._sending:
+            await self._call.done_writing()
+
+    def _cut_off(self) -> DeadlineError:
+        self._call.cancel()
+        self._note_end()
+        return self._connection.failures.deadline_error(self._channel)
+
+    def _note_end(self) -> None:
+        self._has_ended = True
+        self._connection.streams.discard(self)

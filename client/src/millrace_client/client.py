@@ -1,0 +1,94 @@
+"""The synchronous client."""
+
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from millrace_client._connection import Connection
+from millrace_client._settings import ConnectionSettings
+from millrace_client.admin import Admin
+from millrace_client.channel import Channel
+
+TIMEOUT_SECONDS = 20.0
+"""How long an answer may take, unless `connect` says otherwise."""
+
+
+def connect(
+    endpoint: str,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    wait_for_ready: bool = False,
+    credentials: grpc.ChannelCredentials | None = None,
+    options: tuple[tuple[str, str | int], ...] = (),
+) -> "Client":
+    """Makes a client. Connects by itself with the first call, so this cannot fail for want of a server.
+
+    Args:
+        endpoint: `host:port`, or any other name that gRPC resolves.
+        timeout_seconds: How long an answer may take, repeats included. Where the server is asked to wait for something
+            (`take`, a commit that needs room, the interval of `watch_channels`), that time comes on top; a wait that is
+            up to the channel counts as 60 s, so only a channel with a longer keep-alive needs a longer timeout. On a
+            stream it bounds the wait for each answer, except where silence is in order: `consume`, and `peek` with
+            `follow`. There a connection that died shows within a minute.
+        wait_for_ready: What a call does while there is no connection. False: it is tried 5 times, which takes 1 to 2 s
+            where the connection is refused, 5 to 7 s where nothing answers at all; then UnavailableError. True: it
+            waits for the server until its deadline; then DeadlineError.
+        credentials: For TLS. None: plain text.
+        options: Options of the gRPC channel, which win over the client's own.
+
+    Raises:
+        BadArgumentError: `timeout_seconds` is not above 0.
+    """
+    return Client(
+        ConnectionSettings(
+            endpoint=endpoint,
+            timeout_seconds=timeout_seconds,
+            wait_for_ready=wait_for_ready,
+            credentials=credentials,
+            options=tuple(options),
+        )
+    )
+
+
+class Client:
+    """A connection to one server. Made by `connect`; best used in a `with` statement, which closes it.
+
+    Threads may share it, and the channels, claims and deliveries made of it; a transaction belongs to one thread at a
+    time. A process that is forked after the first call cannot use it (ClientForkedError), nor what was made of it: it
+    connects for itself. Where the parent had calls or streams under way at the moment of the fork, or an open client of
+    `millrace_client.aio`, gRPC does not work in the child at all, and connecting is refused with the same error; fork
+    first, or start processes afresh (`spawn`).
+
+    All calls are safe to repeat, and are repeated where the server could not be reached or the connection broke: up to
+    5 times in all, with growing pauses, within their deadline.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._connection = Connection(settings)
+        self.admin = Admin(self._connection)
+        """Making, changing, watching and emptying channels."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the server is, as it was given."""
+        return self._connection.settings.endpoint
+
+    def channel(self, name: str) -> Channel:
+        """A handle on a channel. Makes no call, and does not make the channel."""
+        return Channel(self._connection, name)
+
+    def close(self) -> None:
+        """Ends deliveries in order, cuts off whatever else is under way, and disconnects. May be repeated."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.endpoint}>"

@@ -1,0 +1,216 @@
+"""Deliveries, synchronously."""
+
+import contextlib
+import math
+import os
+import queue
+import threading
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import _calls
+from millrace_client._calls import ConsumeLimits
+from millrace_client._connection import Connection
+from millrace_client._delivered import DeliveredEvents, Settlement, settlement_requests
+from millrace_client.errors import MillraceError, StreamEndedError
+
+
+class Delivery(DeliveredEvents):
+    """Events to work on, then to `ack` or `nack` as a whole. May be handed to another thread.
+
+    Iterating gives `Event`s, oldest first; `bodies()` gives the bare bodies quicker.
+    """
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: "ConsumeStream", answer: pb.ConsumeResponse) -> None:
+        super().__init__(answer)
+        self._stream = stream
+
+    def ack(self) -> None:
+        """Removes the events from the channel. Returns at once; repeating it is harmless.
+
+        Raises:
+            StreamEndedError: Too late: the events have returned to the channel.
+        """
+        self._stream.settle(Settlement(self.delivery_id, is_ack=True))
+
+    def nack(self) -> None:
+        """Returns the events to their places in the channel; they will be delivered again, here or elsewhere.
+
+        Raises:
+            StreamEndedError: Too late: they have returned already.
+        """
+        self._stream.settle(Settlement(self.delivery_id, is_ack=False))
+
+
+class Deliveries:
+    """Deliveries as they come: an iterator of `Delivery`, and a context manager. See `Channel.consume`."""
+
+    def __init__(self, connection: Connection, channel: str, limits: ConsumeLimits) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._limits = limits
+        self._stream: ConsumeStream | None = None
+        self._is_closed = False
+        # Says at once what is wrong with the limits.
+        self._start = _calls.consume_start(channel, limits)
+
+    def close(self) -> None:
+        """Ends the stream: acks that were made are done, what was not acknowledged returns to the channel.
+
+        Raises:
+            MillraceError: The server could not be told in time; then it finds out by itself.
+        """
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.finish()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        if self._is_closed:
+            raise StopIteration
+        if self._stream is None:
+            self._stream = ConsumeStream(self._connection, self._channel, self._start, self._limits.idle_seconds)
+        answer = self._stream.next_answer()
+        if answer is None:
+            raise StopIteration
+        return Delivery(self._stream, answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except MillraceError as close_error:
+            if error is None:
+                raise
+            error.add_note(f"ending the deliveries failed too: {close_error}")
+
+    def __del__(self) -> None:
+        # Deliveries hold the stream, not this object: so a loop that is left drops it, whatever is kept of its events.
+        if (stream := getattr(self, "_stream", None)) is not None:
+            stream.abandon()
+
+
+class ConsumeStream:
+    """One Consume stream.
+
+    One thread at a time reads; any may settle. A stream is ended by closing the sending side: then the server does what
+    was acknowledged, returns the rest, and ends the stream from its side.
+    """
+
+    def __init__(
+        self, connection: Connection, channel: str, start: pb.ConsumeRequest, idle_seconds: float | None
+    ) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
+        self._timeout_seconds = connection.settings.timeout_seconds
+        self._reading = threading.Lock()
+        self._is_ending = False
+        self._is_over = False
+        self._has_ended = False
+        self._has_settled = False
+        # A SimpleQueue may be put into by a finalizer.
+        self._settlements: queue.SimpleQueue[Settlement | None] = queue.SimpleQueue()
+        opened = connection.opened()
+        self._process_id = opened.process_id
+        requests = settlement_requests(start, self._settlements)
+        try:
+            self._call = opened.consume(requests, wait_for_ready=connection.settings.wait_for_ready)
+        except ValueError as error:
+            raise connection.error_if_closed(error) from None
+        self._watch = opened.watchdog.watch(self._expire)
+        connection.streams.add(self)
+        if not self._call.add_callback(self._note_over):
+            self._note_over()
+
+    def settle(self, settlement: Settlement) -> None:
+        """Tells the server what is to become of a delivery."""
+        if self._is_ending or self._is_over:
+            raise StreamEndedError("the deliveries have ended; what was not acknowledged has returned to the channel")
+        self._has_settled = True
+        self._settlements.put(settlement)
+
+    def next_answer(self) -> pb.ConsumeResponse | None:
+        """The next delivery; None where the stream has ended, or is ending: then what still comes is left alone."""
+        with self._reading:
+            while not self._has_ended:
+                answer = self._read()
+                if answer is not None and not self._is_ending:
+                    return answer
+        return None
+
+    def _read(self) -> pb.ConsumeResponse | None:
+        self._connection.opened()
+        self._watch.arm(self._timeout_seconds if self._is_ending else self._idle_seconds)
+        try:
+            return next(self._call)
+        except StopIteration:
+            self._has_ended = True
+            return None
+        except grpc.RpcError as failure:
+            self._has_ended = True
+            if self._watch.has_fired:
+                raise self._connection.failures.deadline_error(self._channel) from None
+            raise self._connection.failures.error_of(failure, self._channel) from None
+        finally:
+            self._watch.disarm()
+
+    def finish(self) -> None:
+        """Ends the stream in order, within the client's timeout."""
+        if self._has_ended or self._process_id != os.getpid():
+            return
+        self._close_sending()
+        # Another thread may be reading; it stops when the server has ended the stream, or when this goes off.
+        self._watch.arm(self._timeout_seconds)
+        while self.next_answer() is not None:
+            pass
+
+    def abandon(self) -> None:
+        """Ends the stream from a finalizer, which may run anywhere and must not wait."""
+        if self._is_over or self._is_ending or self._process_id != os.getpid():
+            return
+        if self._has_settled:
+            with contextlib.suppress(RuntimeError):
+                # Not a daemon: the interpreter waits for it, so that acks are not lost when a program ends.
+                threading.Thread(target=self._finish_quietly, name="millrace-consume-end").start()
+                return
+        self._call.cancel()
+
+    def _finish_quietly(self) -> None:
+        with contextlib.suppress(MillraceError):
+            self.finish()
+
+    def _close_sending(self) -> None:
+        self._is_ending = True
+        self._settlements.put(None)
+
+    def _expire(self) -> None:
+        """Runs when nothing came for too long: ends the stream in order, and where that does not help, cuts it off."""
+        if self._is_ending:
+            self._call.cancel()
+        else:
+            self._watch.has_fired = False
+            self._close_sending()
+            self._watch.arm(self._timeout_seconds)
+
+    def _note_over(self) -> None:
+        """Runs when the call is over, though what came before that may still be read."""
+        self._is_over = True
+        # Lets go the thread with which gRPC reads requests.
+        self._settlements.put(None)
+        self._watch.close()
+        self._connection.streams.discard(self)
+
+
+__all__ = ["Deliveries", "Delivery"]

@@ -1,0 +1,92 @@
+"""Both faces of the client behind one, so that each test runs with both and any difference in shape shows."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import millrace_client
+import millrace_client.aio
+
+Connect = Callable[..., Any]
+"""`connect(endpoint, **options)` of one of the faces."""
+
+
+class Driven:
+    """An object of the asyncio face that may be used without awaiting: whatever is awaitable is run at once."""
+
+    def __init__(self, runner: asyncio.Runner, inner: Any) -> None:
+        self._runner = runner
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return self._driven(getattr(self._inner, name))
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._driven(self._inner(*args, **options))
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __enter__(self) -> Any:
+        entered = self._run(self._inner.__aenter__())
+        return self if entered is self._inner else self._driven(entered)
+
+    def __exit__(self, *error: object) -> None:
+        self._run(self._inner.__aexit__(*error))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not hasattr(self._inner, "__aiter__"):
+            yield from self._inner
+            return
+        iterator = aiter(self._inner)
+        while True:
+            try:
+                item = self._run(anext(iterator))
+            except StopAsyncIteration:
+                return
+            yield self._driven(item)
+
+    def close(self) -> None:
+        """`close`, or `aclose` as asynchronous iterators have it."""
+        self._run(self._inner.aclose() if hasattr(self._inner, "aclose") else self._inner.close())
+
+    def _driven(self, value: Any) -> Any:
+        if inspect.isawaitable(value):
+            return self._driven(self._run(value))
+        if callable(value) or inspect.isasyncgen(value) or type(value).__module__.startswith("millrace_client.aio"):
+            return Driven(self._runner, value)
+        return value
+
+    def _run(self, awaitable: Any) -> Any:
+        async def wait() -> Any:
+            return await awaitable
+
+        return self._runner.run(wait())
+
+
+@contextmanager
+def face(name: str) -> Iterator[Connect]:
+    """The face that goes by this name, `sync` or `aio`; closes the clients that were made."""
+    if name == "sync":
+        yield from _closing(millrace_client.connect)
+        return
+    with asyncio.Runner() as runner:
+
+        def connect(endpoint: str, **options: Any) -> Driven:
+            return Driven(runner, millrace_client.aio.connect(endpoint, **options))
+
+        yield from _closing(connect)
+
+
+def _closing(connect: Connect) -> Iterator[Connect]:
+    clients: list[Any] = []
+
+    def connect_once(endpoint: str, **options: Any) -> Any:
+        clients.append(connect(endpoint, **options))
+        return clients[-1]
+
+    yield connect_once
+    for client in clients:
+        client.close()

@@ -1,0 +1,387 @@
+"""Both faces of the client on a real server."""
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from millrace_client import (
+    ChannelClaimedError,
+    ChannelConfig,
+    ChannelFullError,
+    ChannelNotEmptyError,
+    ChannelNotFoundError,
+    Client,
+    DeadlineError,
+    Event,
+    LeaseExpiredError,
+    MillraceError,
+    RefusedError,
+    SequenceGoneError,
+    StaleEpochError,
+    UnavailableError,
+    connect,
+)
+from tests.client_faces import Connect, face
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+
+_WAIT_SECONDS_MAX = 20.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["sync", "aio"])
+def client(request: pytest.FixtureRequest, shared_server: Millraced) -> Iterator[Any]:
+    with face(request.param) as connecting:
+        yield connecting(shared_server.grpc)
+
+
+@pytest.fixture
+def open_channel(client: Any) -> Iterator[Callable[..., Any]]:
+    """Makes channels of the test's own, with the limits that it is given."""
+    names: list[str] = []
+
+    def open_it(**limits: Any) -> Any:
+        names.append(f"channels-{next(_numbers)}")
+        client.admin.create_channel(names[-1], ChannelConfig(**limits))
+        return client.channel(names[-1])
+
+    yield open_it
+    for name in names:
+        client.admin.delete_channel(name, force=True)
+
+
+@pytest.fixture
+def channel(open_channel: Callable[..., Any]) -> Any:
+    return open_channel()
+
+
+def bodies_in(channel: Any) -> list[bytes]:
+    """All that is queued."""
+    return [body for batch in channel.peek(max_events=1_000) for body in batch.bodies()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    gives_up_at = time.monotonic() + _WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < gives_up_at
+
+
+def test_events_come_back_as_they_were_given(channel: Any) -> None:
+    """Bodies, headers and sequences survive; text becomes UTF-8; nothing is confused with nothing."""
+    given = [Event(b"", {"": "", "grüße": "ü"}), Event(b"\xff\0"), b"body", "tëxt"]
+    assert channel.append(given).last_sequence == 4
+    with channel.transaction() as txn:
+        events = [event for batch in txn.take(wait_seconds=0) for event in batch]
+    assert events == [
+        Event(b"", {"": "", "grüße": "ü"}, 1),
+        Event(b"\xff\0", {}, 2),
+        Event(b"body", {}, 3),
+        Event("tëxt".encode(), {}, 4),
+    ]
+    assert bodies_in(channel) == []
+
+
+def test_transaction_moves_events_or_leaves_all_as_it_was(channel: Any) -> None:
+    """Puts and takes happen together or not at all."""
+    channel.append([b"one", b"two"])
+
+    def fail_half_way() -> None:
+        with channel.transaction() as txn:
+            assert [batch.bodies() for batch in txn.take(max_events=1)] == [[b"one"]]
+            txn.put([b"three"])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_half_way()
+    assert bodies_in(channel) == [b"one", b"two"]
+    with channel.transaction() as txn:
+        txn.take(max_events=1)
+        txn.put([b"three"])
+    assert txn.receipt.first_sequence == 3
+    assert bodies_in(channel) == [b"two", b"three"]
+
+
+def test_commit_without_room_can_be_tried_again(open_channel: Callable[..., Any]) -> None:
+    """A full channel refuses after its keep-alive and says so; the transaction stays open."""
+    channel = open_channel(capacity=1, keep_alive_seconds=0.05)
+    channel.append([b"one"])
+    with pytest.raises(ChannelFullError) as caught:
+        channel.append([b"two"])
+    assert caught.value.is_outcome_known
+    with channel.transaction() as txn:
+        txn.put([b"two"])
+        with pytest.raises(ChannelFullError):
+            txn.commit()
+        with channel.transaction() as other:
+            other.take()
+        txn.commit()
+    assert bodies_in(channel) == [b"two"]
+
+
+def test_transaction_without_a_call_for_its_lease_is_rolled_back(channel: Any) -> None:
+    """The next call says so, and the events are back."""
+    channel.append([b"one"])
+    txn = channel.transaction(lease_seconds=0.05)
+
+    def be_late() -> None:
+        with txn:
+            assert txn.lease_seconds == pytest.approx(0.05)
+            txn.take()
+            until(lambda: bodies_in(channel) == [b"one"])
+            txn.put([b"late"])
+
+    with pytest.raises(LeaseExpiredError) as caught:
+        be_late()
+    assert caught.value.txn_id == txn.txn_id
+    assert isinstance(caught.value, RefusedError)
+
+
+def test_take_waits_for_events_but_not_for_ever(channel: Any) -> None:
+    """An empty channel gives no batches once the wait has passed."""
+    with channel.transaction() as txn:
+        begun = time.monotonic()
+        assert txn.take(wait_seconds=0.2) == []
+        assert time.monotonic() - begun >= 0.2
+        assert txn.take(wait_seconds=0) == []
+
+
+def test_consume_left_by_break_returns_what_was_not_acknowledged(channel: Any) -> None:
+    """Acked events are gone, and the others are back in their places, in order."""
+    channel.append([b"one", b"two", b"three"])
+    with channel.consume(max_events=1, prefetch=2) as deliveries:
+        for delivery in deliveries:
+            if delivery.bodies() == [b"two"]:
+                break
+            delivery.ack()
+    assert bodies_in(channel) == [b"two", b"three"]
+
+
+def test_consume_after_a_nack_delivers_again(channel: Any) -> None:
+    """What is returned comes again, before what came after it."""
+    channel.append([b"one"])
+    seen = []
+    with channel.consume() as deliveries:
+        for delivery in deliveries:
+            seen += delivery.bodies()
+            if len(seen) == 2:
+                delivery.ack()
+                break
+            delivery.nack()
+    assert seen == [b"one", b"one"]
+    assert bodies_in(channel) == []
+
+
+def test_consume_of_no_channel_says_so(client: Any) -> None:
+    """The first delivery asked for tells what is wrong."""
+    with pytest.raises(ChannelNotFoundError):
+        list(client.channel("nowhere").consume())
+
+
+def test_claim_reads_as_often_as_it_likes_until_acknowledged(channel: Any) -> None:
+    """A claim is a log's view of the queue, for one reader."""
+    channel.append([b"one", b"two", b"three"])
+    with channel.claim("reader") as claim:
+        assert (claim.first_sequence, claim.next_sequence) == (1, 4)
+        for _ in range(2):
+            assert [batch.bodies() for batch in claim.read(2)] == [[b"two", b"three"]]
+        with pytest.raises(ChannelClaimedError) as caught:
+            channel.claim("other")
+        assert caught.value.retry_delay_seconds
+        assert claim.acknowledge(2) == 3
+        with pytest.raises(SequenceGoneError):
+            list(claim.read(1))
+    with channel.transaction() as txn:
+        assert [batch.bodies() for batch in txn.take()] == [[b"three"]]
+
+
+def test_claim_that_was_taken_over_is_refused(channel: Any) -> None:
+    """The epoch keeps a reader that was taken for dead from acknowledging."""
+    channel.append([b"one"])
+    claim = channel.claim("reader")
+    newer = channel.claim("other", takeover=True)
+    assert newer.epoch > claim.epoch
+    for use in (lambda: list(claim.read()), lambda: claim.acknowledge(1), claim.release):
+        with pytest.raises(StaleEpochError):
+            use()
+    newer.release()
+    assert bodies_in(channel) == [b"one"]
+
+
+def test_peek_that_follows_sees_events_as_they_come(channel: Any) -> None:
+    """From the sequence that was asked for, each event once, and none is taken."""
+    channel.append([b"one"])
+    seen: list[bytes] = []
+    for batch in channel.peek(from_sequence=1, follow=True):
+        seen += batch.bodies()
+        if len(seen) == 3:
+            break
+        channel.append([b"another"])
+    assert seen == [b"one", b"another", b"another"]
+    assert bodies_in(channel) == seen
+
+
+def test_admin_makes_changes_and_deletes_channels(client: Any) -> None:
+    """What was made is listed with its limits, can be changed while in use, and goes only when empty."""
+    name = f"made-{next(_numbers)}"
+    made = client.admin.create_channel(name, ChannelConfig(capacity=10, keep_alive_seconds=0.05))
+    assert (made.name, made.config.capacity, made.config.type) == (name, 10, "memory")
+    client.channel(name).append([b"one", b"two"])
+    assert client.admin.update_channel(name, ChannelConfig(capacity=20)).applied
+    refused = client.admin.update_channel(name, ChannelConfig(capacity=1, transaction_capacity=1))
+    assert not refused.applied
+    assert refused.message
+    assert refused.channel.config.capacity == 20
+    assert name in [channel.name for channel in client.admin.list_channels()]
+    [[watched]] = itertools.islice(client.admin.watch_channels([name]), 1)
+    assert watched.gauges.queued_events == 2
+    with pytest.raises(ChannelNotEmptyError):
+        client.admin.delete_channel(name)
+    assert client.admin.purge_channel(name) == 2
+    client.admin.delete_channel(name)
+    with pytest.raises(ChannelNotFoundError):
+        client.admin.get_channel(name)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a\0b", "x" * 300, "Ü", "\ud800"])
+def test_bad_channel_name_is_refused_by_every_call(client: Any, name: str) -> None:
+    """Whatever the name, the answer is a refusal and nothing else."""
+    channel = client.channel(name)
+    for use in (
+        lambda: channel.append([b"one"]),
+        lambda: channel.transaction().begin(),
+        lambda: channel.claim("reader"),
+        lambda: list(channel.peek()),
+        lambda: list(channel.read("reader")),
+        lambda: client.admin.create_channel(name),
+        lambda: client.admin.delete_channel(name),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            use()
+        assert caught.value.reason in {"BAD_NAME", "BAD_ARGUMENT", "CHANNEL_NOT_FOUND"}
+
+
+def test_client_shared_by_threads_loses_and_doubles_nothing(shared_server: Millraced) -> None:
+    """Appends, takes and acks of many threads over one client add up."""
+    with connect(shared_server.grpc) as client:
+        name = f"threads-{next(_numbers)}"
+        client.admin.create_channel(name, ChannelConfig(capacity=10_000))
+        channel = client.channel(name)
+        given = [b"%d-%d" % (worker, number) for worker in range(8) for number in range(50)]
+
+        def append(worker: int) -> None:
+            for body in given[worker * 50 : worker * 50 + 50]:
+                channel.append([body])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(append, range(8)))
+            seen: list[bytes] = []
+            with channel.consume(max_events=7) as deliveries:
+                for delivery in deliveries:
+                    seen += delivery.bodies()
+                    pool.submit(delivery.ack)
+                    if len(seen) == len(given):
+                        break
+                pool.shutdown()
+        assert sorted(seen) == sorted(given)
+        assert client.admin.get_channel(name).gauges.producers == 1
+        assert bodies_in(channel) == []
+        client.admin.delete_channel(name)
+
+
+def test_client_survives_a_server_that_is_started_anew(start_millraced: StartMillraced) -> None:
+    """A client finds its server again at the same address, without being told."""
+    server = start_millraced()
+    with connect(server.grpc) as client:
+        client.admin.create_channel("orders")
+        client.channel("orders").append([b"one"])
+        server.kill()
+        with pytest.raises(UnavailableError, match=server.grpc):
+            client.channel("orders").append([b"two"])
+        start_millraced(data_dir=server.data_dir, arguments=("--listen", server.grpc))
+        assert client.channel("orders").append([b"three"]).first_sequence == 1
+
+
+@pytest.mark.parametrize("name", ["sync", "aio"])
+def test_consume_when_its_server_dies_says_so(start_millraced: StartMillraced, name: str) -> None:
+    """A loop that waits for events ends with an error, soon."""
+    server = start_millraced()
+    with face(name) as connecting:
+        client = connecting(server.grpc)
+        client.admin.create_channel("orders")
+        client.channel("orders").append([b"one"])
+
+        def consume() -> None:
+            for delivery in client.channel("orders").consume():
+                delivery.ack()
+                server.kill()
+
+        with pytest.raises(UnavailableError):
+            consume()
+
+
+@pytest.mark.parametrize("name", ["sync", "aio"])
+def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMillraced, name: str) -> None:
+    """A server that takes calls and answers none is not waited for; afterwards the same client goes on."""
+    server = start_millraced()
+    with face(name) as connecting:
+        client = _with_channel(connecting, server)
+        server.send(signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            with pytest.raises(DeadlineError, match=server.grpc):
+                client.admin.list_channels()
+            with pytest.raises(DeadlineError):
+                list(client.channel("orders").peek())
+            assert time.monotonic() - begun < 10.0
+        finally:
+            server.send(signal.SIGCONT)
+        until(lambda: _is_answered(client))
+
+
+def _with_channel(connecting: Connect, server: Millraced) -> Any:
+    client = connecting(server.grpc, timeout_seconds=1.0)
+    client.admin.create_channel("orders")
+    return client
+
+
+def _is_answered(client: Any) -> bool:
+    try:
+        client.admin.list_channels()
+    except MillraceError:
+        return False
+    return True
+
+
+def test_closing_a_client_while_calls_wait_ends_them(shared_server: Millraced) -> None:
+    """A thread that waits in a call learns that its client was closed, and none hangs."""
+    client = connect(shared_server.grpc)
+    name = f"closing-{next(_numbers)}"
+    client.admin.create_channel(name)
+    errors: list[MillraceError] = []
+
+    def wait_for_events() -> None:
+        try:
+            with client.channel(name).transaction() as txn:
+                txn.take(wait_seconds=_WAIT_SECONDS_MAX)
+        except MillraceError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait_for_events)
+    waiting.start()
+    with connect(shared_server.grpc) as other:
+        until(lambda: _waiting_takes(other, name) == 1)
+        client.close()
+        waiting.join(_WAIT_SECONDS_MAX)
+        other.admin.delete_channel(name, force=True)
+    assert [error.reason for error in errors] == ["CANCELLED"]
+
+
+def _waiting_takes(client: Client, name: str) -> int:
+    return client.admin.get_channel(name).gauges.waiting_takes

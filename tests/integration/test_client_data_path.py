@@ -1,0 +1,159 @@
+"""The client's two faces against a real server: events in and out."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import millrace_client as millrace
+from millrace.columns import columns_from_events
+from tests.client_faces import Connect, face
+from tests.millraced import Millraced
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(params=["sync", "aio"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """`connect` of each face."""
+    with face(request.param) as connecting:
+        yield connecting
+
+
+@pytest.fixture
+def client(connect: Connect, shared_server: Millraced) -> Any:
+    """A client of the shared server, in each face."""
+    return connect(shared_server.grpc)
+
+
+@pytest.fixture
+def channel(client: Any) -> Any:
+    """A channel of the test's own."""
+    return made(client)
+
+
+def made(client: Any, **limits: Any) -> Any:
+    """A new memory channel with short waits."""
+    name = f"client-{next(NUMBERS)}"
+    config = millrace.ChannelConfig(**{"capacity": 1000, "keep_alive_seconds": 0.2} | limits)
+    client.admin.create_channel(name, config)
+    return client.channel(name)
+
+
+def bodies_of(batches: Any) -> list[bytes]:
+    """All bodies in order."""
+    return [body for batch in batches for body in batch.bodies()]
+
+
+def depth(client: Any, channel: Any) -> tuple[int, int]:
+    """Events queued and taken."""
+    gauges = client.admin.get_channel(channel.name).gauges
+    return gauges.queued_events, gauges.taken_events
+
+
+def take_all(channel: Any) -> list[bytes]:
+    """Takes and commits what is there."""
+    with channel.transaction() as txn:
+        return bodies_of(txn.take(wait_seconds=0))
+
+
+def test_append_columns_is_as_append(channel: Any) -> None:
+    """Prepared columns are stored as they are."""
+    [columns] = columns_from_events([({"k": str(n)}, bytes([n])) for n in range(10)])
+    assert channel.append_columns(columns).last_sequence == 10
+    assert take_all(channel) == [bytes([n]) for n in range(10)]
+
+
+def test_append_repeated_with_its_stamp_is_stored_once(channel: Any) -> None:
+    """A repeat by hand is found out, also in part."""
+    stamp = millrace.Stamp("producer-1", 0, 1)
+    channel.append([b"a", b"b"], stamp=stamp)
+    assert channel.append([b"a", b"b"], stamp=stamp) == millrace.Receipt(0, 0, deduplicated=True)
+    assert channel.append([b"b", b"c"], stamp=millrace.Stamp("producer-1", 1, 2)).deduplicated
+    assert take_all(channel) == [b"a", b"b", b"c"]
+
+
+def test_append_to_a_full_channel_says_so(client: Any) -> None:
+    """After the keep-alive; then nothing of it is stored."""
+    channel = made(client, capacity=2)
+    channel.append([b"a"])
+    with pytest.raises(millrace.ChannelFullError) as caught:
+        channel.append([b"b", b"c"])
+    assert caught.value.channel == channel.name
+    assert caught.value.retry_delay_seconds is not None
+    assert depth(client, channel) == (1, 0)
+
+
+def test_transaction_in_steps_takes_and_puts_on(channel: Any) -> None:
+    """Offsets carry on from call to call."""
+    channel.append([b"a", b"b", b"c"])
+    with channel.transaction() as txn:
+        assert [bodies_of(txn.take(max_events=1)) for _ in range(4)] == [[b"a"], [b"b"], [b"c"], []]
+        assert [txn.put([b"x", b"y"]), txn.put([b"z"])] == [2, 3]
+        assert txn.renew() == 30.0
+    assert take_all(channel) == [b"x", b"y", b"z"]
+
+
+def test_transaction_on_a_channel_that_is_not_there_says_so(client: Any) -> None:
+    """Channels are never made by accident."""
+    with pytest.raises(millrace.ChannelNotFoundError) as caught, client.channel("nowhere").transaction():
+        pass
+    assert caught.value.channel == "nowhere"
+
+
+def test_consume_with_an_idle_time_drains_the_channel(channel: Any, client: Any) -> None:
+    """The loop ends when nothing comes any more."""
+    for number in range(20):
+        channel.append([bytes([number])] * 3)
+    bodies = []
+    for delivery in channel.consume(idle_seconds=1.0):
+        bodies.extend(delivery.bodies())
+        delivery.ack()
+    assert len(bodies) == 60
+    assert depth(client, channel) == (0, 0)
+
+
+def test_consume_waits_for_events_to_come(channel: Any, shared_server: Millraced) -> None:
+    """A delivery comes when somebody appends."""
+    with millrace.connect(shared_server.grpc) as other:
+        appending = threading.Timer(0.2, lambda: other.channel(channel.name).append([b"a"]))
+        appending.start()
+        with channel.consume() as deliveries:
+            for delivery in deliveries:
+                assert delivery.bodies() == [b"a"]
+                delivery.ack()
+                break
+        appending.join()
+
+
+def test_claim_with_takes_in_flight_is_refused(channel: Any) -> None:
+    """A claim and transactions exclude each other."""
+    channel.append([b"a"])
+    with channel.transaction() as txn:
+        txn.take()
+        with pytest.raises(millrace.TxnsOpenError):
+            channel.claim("reader-1")
+
+
+def test_peek_shows_without_taking(channel: Any, client: Any) -> None:
+    """Peeking leaves everything where it is."""
+    channel.append([bytes([number]) for number in range(20)])
+    assert len(bodies_of(channel.peek())) == 10
+    assert bodies_of(channel.peek(from_sequence=19)) == [bytes([18]), bytes([19])]
+    assert bodies_of(channel.peek(max_events=2)) == [bytes([0]), bytes([1])]
+    assert depth(client, channel) == (20, 0)
+
+
+def test_watch_looks_again_and_again(channel: Any, client: Any) -> None:
+    """Each look is the state of that moment."""
+    looks = client.admin.watch_channels([channel.name, "nowhere"], interval_seconds=0.1)
+    depths = []
+    for [look] in looks:
+        depths.append(look.gauges.queued_events)
+        if len(depths) == 2:
+            break
+        channel.append([b"a"])
+    looks.close()
+    assert depths == [0, 1]

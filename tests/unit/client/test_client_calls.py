@@ -1,0 +1,325 @@
+"""Single calls against a scripted server: answers, repeats, deadlines and errors."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+import millrace_client as millrace
+from millrace.columns import columns_from_events
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from tests.client_faces import Connect
+from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
+
+STORED = pb.AppendResponse(first_sequence=7, last_sequence=8)
+WAIT_SECONDS = 10.0
+PURGED = admin_pb.PurgeChannelResponse(purged_count=3)
+
+
+def test_append_sends_columns_and_stamp(client: Any, server: FakeServer) -> None:
+    """What an append sends is what the generated message would hold, and its answer becomes a receipt."""
+    server.script("Append", STORED)
+    receipt = client.channel("orders").append([millrace.Event(b"a", {"host": "x"}), b"b"])
+    assert receipt == millrace.Receipt(7, 8, deduplicated=False)
+    [request] = server.requests["Append"]
+    [columns] = columns_from_events([({"host": "x"}, b"a"), ({}, b"b")])
+    assert (request.channel, request.columns, list(request.events)) == ("orders", columns, [])
+    assert request.stamp.last_sequence - request.stamp.first_sequence == 1
+
+
+def test_append_numbers_each_event_once(client: Any, server: FakeServer) -> None:
+    """Appends of one client follow each other in its own numbering."""
+    server.script("Append", STORED)
+    for bodies in ([b"a"], [b"b", b"c"], [b"d"]):
+        client.channel("orders").append(bodies)
+    stamps = [request.stamp for request in server.requests["Append"]]
+    assert [(stamp.first_sequence, stamp.last_sequence) for stamp in stamps] == [(1, 1), (2, 3), (4, 4)]
+    assert len({stamp.producer_id for stamp in stamps}) == 1
+
+
+def test_append_with_a_stamp_sends_that_stamp(client: Any, server: FakeServer) -> None:
+    """A caller's own stamp goes out as it is."""
+    server.script("Append", STORED)
+    client.channel("orders").append([b"a"], stamp=millrace.Stamp("me", 0, 0))
+    [request] = server.requests["Append"]
+    assert (request.stamp.producer_id, request.stamp.first_sequence, request.stamp.last_sequence) == ("me", 0, 0)
+
+
+def test_append_columns_sends_them_as_they_are(client: Any, server: FakeServer) -> None:
+    """Prepared columns travel unchanged, numbered by their count."""
+    server.script("Append", STORED)
+    [columns] = columns_from_events([({"host": "x"}, b"a"), ({}, b"")])
+    client.channel("orders").append_columns(columns)
+    [request] = server.requests["Append"]
+    assert request.columns == columns
+    assert request.stamp.last_sequence == request.stamp.first_sequence + 1
+
+
+def test_append_of_nothing_is_refused_without_a_call(client: Any, server: FakeServer) -> None:
+    """An append needs an event, and the client knows."""
+    with pytest.raises(millrace.BadArgumentError, match="events"):
+        client.channel("orders").append([])
+    assert not server.requests
+
+
+def test_call_when_unavailable_at_first_is_repeated(client: Any, server: FakeServer) -> None:
+    """Two broken attempts are not seen by the caller."""
+    server.script("PurgeChannel", unavailable(), unavailable(), PURGED)
+    assert client.admin.purge_channel("orders") == 3
+    assert len(server.requests["PurgeChannel"]) == 3
+
+
+def test_call_when_always_unavailable_ends_after_five_attempts(client: Any, server: FakeServer) -> None:
+    """Then the caller is told, with the server's address and a way to go on."""
+    server.script("PurgeChannel", unavailable())
+    with pytest.raises(millrace.UnavailableError, match="millraced") as caught:
+        client.admin.purge_channel("orders")
+    assert len(server.requests["PurgeChannel"]) == 5
+    assert server.address in caught.value.message
+    assert (caught.value.reason, caught.value.channel) == ("UNAVAILABLE", "orders")
+    assert not caught.value.is_outcome_known
+
+
+def test_call_when_refused_is_not_repeated(client: Any, server: FakeServer) -> None:
+    """A refusal is an answer."""
+    server.script("PurgeChannel", RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"), PURGED)
+    with pytest.raises(millrace.OverloadedError):
+        client.admin.purge_channel("orders")
+    assert len(server.requests["PurgeChannel"]) == 1
+
+
+def test_append_whose_large_request_is_lost_is_repeated_with_its_stamp(client: Any, server: FakeServer) -> None:
+    """Size does not keep gRPC from repeating (by default it gives up above 256 KiB); the stamp tells it is a repeat."""
+    server.script("Append", unavailable(), STORED)
+    client.channel("orders").append([bytes(1_000_000)] * 8)
+    first, second = server.requests["Append"]
+    assert first == second
+
+
+def test_stream_when_unavailable_at_first_is_begun_anew(client: Any, server: FakeServer) -> None:
+    """A stream of which nothing has come yet is repeated like any call."""
+    server.script("PeekEvents", unavailable(), [admin_pb.PeekEventsResponse(batch={"first_sequence": 5})])
+    assert [batch.first_sequence for batch in client.channel("orders").peek()] == [5]
+
+
+def test_stream_that_breaks_later_says_so(client: Any, server: FakeServer) -> None:
+    """A stream of which something came is not repeated, and the caller learns that it is not all."""
+    received = threading.Event()
+
+    def break_off(_request: Any, _context: Any) -> Iterator[Any]:
+        yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5})
+        # gRPC drops what nobody has read when an error comes.
+        received.wait(WAIT_SECONDS)
+        raise unavailable()
+
+    server.script("PeekEvents", break_off)
+    batches = iter(client.channel("orders").peek())
+    assert next(batches).first_sequence == 5
+    received.set()
+    with pytest.raises(millrace.UnavailableError):
+        next(batches)
+    assert len(server.requests["PeekEvents"]) == 1
+
+
+def test_refusal_tells_all_that_the_server_said(client: Any, server: FakeServer) -> None:
+    """Class, reason, message, channel, transaction, delay and code come from the status."""
+    refusal = RefusalError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "CHANNEL_FULL",
+        "channel orders is full",
+        retry_delay_seconds=1.5,
+        channel="orders",
+        txn_id="t1",
+    )
+    server.script("PurgeChannel", refusal)
+    with pytest.raises(millrace.ChannelFullError, match="channel orders is full") as caught:
+        client.admin.purge_channel("other")
+    error = caught.value
+    assert (error.reason, error.message) == ("CHANNEL_FULL", "channel orders is full")
+    assert (error.channel, error.txn_id, error.retry_delay_seconds) == ("orders", "t1", 1.5)
+    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.is_outcome_known
+
+
+def test_refusal_for_a_reason_from_the_future_keeps_it(client: Any, server: FakeServer) -> None:
+    """A newer server's reason becomes the base class, and callers can still decide by it."""
+    server.script("PurgeChannel", RefusalError(grpc.StatusCode.ABORTED, "MOON_FULL"))
+    with pytest.raises(millrace.MillraceError) as caught:
+        client.admin.purge_channel("orders")
+    assert caught.value.reason == "MOON_FULL"
+
+
+def test_refusal_in_another_domain_is_not_taken_for_ours(client: Any, server: FakeServer) -> None:
+    """A proxy's ErrorInfo with a reason that looks like ours proves nothing."""
+    server.script("PurgeChannel", RefusalError(grpc.StatusCode.ABORTED, "CHANNEL_FULL", domain="example.com"))
+    with pytest.raises(millrace.MillraceError) as caught:
+        client.admin.purge_channel("orders")
+    assert not isinstance(caught.value, millrace.ChannelFullError)
+    assert caught.value.reason == "ABORTED"
+
+
+def test_call_that_something_else_answers_says_so(client: Any, server: FakeServer) -> None:
+    """A server that does not know the call is probably not Millrace's."""
+    server.script("PurgeChannel", RefusalError(grpc.StatusCode.UNIMPLEMENTED, message="unknown"))
+    with pytest.raises(millrace.MillraceError, match="is it a Millrace server"):
+        client.admin.purge_channel("orders")
+
+
+def test_call_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
+    """No call waits for ever."""
+    server.script("PurgeChannel", lambda _request, _context: server.closing.wait())
+    started = time.monotonic()
+    with pytest.raises(millrace.DeadlineError) as caught:
+        connect(server.address, timeout_seconds=0.3).admin.purge_channel("orders")
+    assert time.monotonic() - started < 5
+    assert (caught.value.reason, caught.value.channel) == ("DEADLINE", "orders")
+    server.closing.set()
+
+
+def test_stream_without_an_answer_ends_at_its_deadline(connect: Connect, server: FakeServer) -> None:
+    """Each answer of a stream has its deadline, the first and the later ones."""
+
+    def one_then_silence(_request: Any, _context: Any) -> Iterator[Any]:
+        yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5})
+        server.closing.wait()
+
+    server.script("PeekEvents", one_then_silence)
+    batches = iter(connect(server.address, timeout_seconds=2.0).channel("orders").peek())
+    next(batches)
+    with pytest.raises(millrace.DeadlineError):
+        next(batches)
+    server.closing.set()
+
+
+def test_stream_counts_only_the_time_of_waiting(connect: Connect, server: FakeServer) -> None:
+    """Whoever works longer on a batch than the timeout still gets the next."""
+    server.script("PeekEvents", [admin_pb.PeekEventsResponse(batch={"first_sequence": n}) for n in (1, 2)])
+    batches = iter(connect(server.address, timeout_seconds=0.2).channel("orders").peek())
+    next(batches)
+    time.sleep(0.4)
+    assert next(batches).first_sequence == 2
+
+
+def test_followed_stream_may_be_silent(connect: Connect, server: FakeServer) -> None:
+    """A follower waits beyond the timeout for events to come."""
+
+    def late(_request: Any, _context: Any) -> Iterator[Any]:
+        server.closing.wait(0.5)
+        yield admin_pb.PeekEventsResponse(batch={"first_sequence": 5}, skipped_events=2)
+
+    server.script("PeekEvents", late)
+    [batch] = connect(server.address, timeout_seconds=0.1).channel("orders").peek(follow=True)
+    assert (batch.first_sequence, batch.skipped_events) == (5, 2)
+
+
+def test_take_has_its_wait_on_top_of_the_timeout(client: Any, server: FakeServer) -> None:
+    """A take that waits at the server is not cut off by the client before."""
+    server.script("BeginTxn", pb.BeginTxnResponse())
+    server.script("Take", pb.TakeResponse())
+    server.script("Commit", pb.CommitResponse())
+    with client.channel("orders").transaction() as txn:
+        txn.take(wait_seconds=50.0)
+        txn.take(wait_seconds=0.0)
+    long, short = server.deadlines["Take"]
+    assert 58 < long < 61
+    assert 8 < short < 11
+
+
+def test_stream_that_is_left_is_ended(client: Any, server: FakeServer) -> None:
+    """Closing the iterator tells the server."""
+    ended = threading.Event()
+
+    def endless(_request: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(ended.set)
+        while context.is_active():
+            yield admin_pb.WatchChannelsResponse()
+            server.closing.wait(0.01)
+
+    server.script("WatchChannels", endless)
+    looks = client.admin.watch_channels()
+    for look in looks:
+        assert look == []
+        break
+    looks.close()
+    assert ended.wait(5)
+
+
+def test_connect_makes_no_connection(connect: Connect) -> None:
+    """A client of a server that does not exist can be made and closed."""
+    connect("127.0.0.1:1").close()
+
+
+def test_call_when_refused_a_connection_says_where(connect: Connect) -> None:
+    """A server that is not there is told in bounded time, by address."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(millrace.UnavailableError, match=address):
+            connect(address).admin.list_channels()
+    assert time.monotonic() - started < 5
+
+
+def test_stream_when_refused_a_connection_says_where(connect: Connect) -> None:
+    """So do streams, those without a deadline too."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        channel = connect(address).channel("orders")
+        for stream in (channel.peek(follow=True), channel.consume()):
+            with pytest.raises(millrace.UnavailableError, match=address):
+                next(iter(stream))
+
+
+def test_call_that_waits_for_the_server_ends_at_its_deadline(connect: Connect) -> None:
+    """With wait_for_ready a missing server is waited for, but not for ever."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        with pytest.raises(millrace.DeadlineError):
+            connect(address, timeout_seconds=0.5, wait_for_ready=True).admin.list_channels()
+
+
+def test_call_on_a_closed_client_is_refused(client: Any, server: FakeServer) -> None:
+    """A closed client says so, and closing it again is fine."""
+    server.script("PurgeChannel", PURGED)
+    client.admin.purge_channel("orders")
+    client.close()
+    client.close()
+    with pytest.raises(millrace.ClientClosedError):
+        client.admin.purge_channel("orders")
+    with pytest.raises(millrace.ClientClosedError):
+        next(iter(client.channel("orders").peek()))
+    with pytest.raises(millrace.ClientClosedError):
+        next(iter(client.channel("orders").consume()))
+
+
+def test_connect_with_an_impossible_timeout_is_refused(connect: Connect) -> None:
+    """A timeout must leave time."""
+    for seconds in (0.0, -1.0, float("nan")):
+        with pytest.raises(millrace.BadArgumentError, match="timeout_seconds"):
+            connect("127.0.0.1:1", timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda channel: channel.peek(from_sequence=-1), "from_sequence"),
+        (lambda channel: channel.peek(max_events=1 << 64), "max_events"),
+        (lambda channel: channel.consume(prefetch=-1), "prefetch"),
+        (lambda channel: channel.read("r", to_sequence=-5), "to_sequence"),
+        (lambda channel: channel.acknowledge("r", -1), "through_sequence"),
+        (lambda channel: channel.claim("r", lease_seconds=float("nan")), "lease_seconds"),
+        (lambda channel: channel.transaction(lease_seconds=1e300).begin(), "lease_seconds"),
+        (lambda channel: channel.append([b"a"], stamp=millrace.Stamp("p", -1, 0)), "first_sequence"),
+    ],
+)
+def test_argument_that_the_wire_cannot_carry_is_named(client: Any, make: Any, field: str) -> None:
+    """Numbers that no message can hold are refused by name, before anything is sent."""
+    with pytest.raises(millrace.BadArgumentError, match=field):
+        make(client.channel("orders"))

@@ -1,0 +1,198 @@
+"""Claims and administration against a scripted server, in both faces."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import pytest
+
+import millrace_client as millrace
+from millrace.columns import columns_from_events
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace.v1 import channel_service_pb2 as pb
+from tests.unit.client.fake_server import FakeServer, RefusalError
+
+GRANT = pb.ClaimResponse(lease={"seconds": 30}, first_sequence=4, next_sequence=9, epoch=3, channel_id="c-1")
+
+
+class OddityError(Exception):
+    """What a user's own code may raise."""
+
+
+@pytest.fixture
+def orders(client: Any, server: FakeServer) -> Any:
+    """A channel of a server that agrees to everything."""
+    server.script("Claim", GRANT)
+    server.script("Acknowledge", pb.AcknowledgeResponse(first_sequence=7))
+    server.script("Release", pb.ReleaseResponse())
+    return client.channel("orders")
+
+
+def test_claim_tells_what_was_granted_and_is_released(orders: Any, server: FakeServer) -> None:
+    """A claim holds from the call to the end of its block."""
+    with orders.claim("reader-1", lease_seconds=5, takeover=True) as claim:
+        granted = (claim.first_sequence, claim.next_sequence, claim.epoch, claim.channel_id, claim.lease_seconds)
+        assert granted == (4, 9, 3, "c-1", 30.0)
+        assert (claim.channel, claim.reader_id) == ("orders", "reader-1")
+    [request] = server.requests["Claim"]
+    assert (request.channel, request.reader_id, request.lease.seconds, request.takeover) == (
+        "orders",
+        "reader-1",
+        5,
+        True,
+    )
+    [released] = server.requests["Release"]
+    assert (released.channel, released.reader_id, released.epoch) == ("orders", "reader-1", 3)
+
+
+def test_claim_without_a_block_lives_on(orders: Any, server: FakeServer) -> None:
+    """A claim that is only called for is not released by being dropped."""
+    orders.claim("reader-1")
+    assert "Release" not in server.requests
+
+
+def test_claim_reads_and_acknowledges_under_its_epoch(orders: Any, server: FakeServer) -> None:
+    """Whoever has lost the claim is found out by the epoch."""
+    [columns] = columns_from_events([({}, b"a"), ({}, b"b")])
+    server.script("Read", [pb.ReadResponse(batch={"first_sequence": 4, "columns": columns})])
+    with orders.claim("reader-1") as claim:
+        [batch] = claim.read(4, 6)
+        assert claim.acknowledge(5) == 7
+    assert [(event.sequence, event.body) for event in batch] == [(4, b"a"), (5, b"b")]
+    [read], [acknowledged] = server.requests["Read"], server.requests["Acknowledge"]
+    assert (read.from_sequence, read.to_sequence, read.epoch, read.columns) == (4, 6, 3, True)
+    assert (acknowledged.through_sequence, acknowledged.epoch, acknowledged.reader_id) == (5, 3, "reader-1")
+
+
+def test_channel_reads_and_acknowledges_without_a_claim_at_hand(orders: Any, server: FakeServer) -> None:
+    """Another process than the claim's may read and acknowledge; without an epoch none is checked."""
+    server.script("Read", [])
+    assert list(orders.read(reader_id="reader-1", from_sequence=4, to_sequence=6, epoch=3)) == []
+    assert orders.acknowledge(reader_id="reader-1", through_sequence=5) == 7
+    orders.release(reader_id="reader-1")
+    assert server.requests["Read"][0].epoch == 3
+    assert not server.requests["Acknowledge"][0].HasField("epoch")
+    assert not server.requests["Release"][0].HasField("epoch")
+
+
+def test_renew_keeps_the_claim(orders: Any, server: FakeServer) -> None:
+    """Renewing asks for the same lease again and takes nothing over."""
+    claim = orders.claim("reader-1", lease_seconds=5, takeover=True)
+    assert claim.renew() == 30.0
+    _, renewal = server.requests["Claim"]
+    assert (renewal.lease.seconds, renewal.takeover) == (5, False)
+
+
+def test_renew_of_a_claim_that_had_ended_is_refused(orders: Any, server: FakeServer) -> None:
+    """A new claim is not the old one: somebody else may have read in between. So it is given back."""
+    later = pb.ClaimResponse(epoch=5)
+    server.script("Claim", GRANT, later)
+    claim = orders.claim("reader-1")
+    with pytest.raises(millrace.LeaseExpiredError):
+        claim.renew()
+    assert server.requests["Release"][0].epoch == 5
+    assert claim.epoch == 3
+
+
+def test_renew_of_a_claim_whose_channel_was_made_anew_is_refused(orders: Any, server: FakeServer) -> None:
+    """The new channel counts its epochs anew: the same number is another claim, on other events."""
+    server.script("Claim", GRANT, pb.ClaimResponse(epoch=GRANT.epoch, channel_id="c-2"))
+    claim = orders.claim("reader-1")
+    with pytest.raises(millrace.LeaseExpiredError):
+        claim.renew()
+    assert server.requests["Release"][0].epoch == GRANT.epoch
+
+
+def test_claim_released_by_hand_is_left_alone(orders: Any, server: FakeServer) -> None:
+    """Leaving the block does not release again."""
+    with orders.claim("reader-1") as claim:
+        claim.release()
+    assert len(server.requests["Release"]) == 1
+
+
+def test_claim_whose_release_fails_shows_the_first_error(orders: Any, server: FakeServer) -> None:
+    """The block's error is seen, the release's is its note; without an error of the block the release's is seen."""
+    server.script("Release", RefusalError(grpc.StatusCode.ABORTED, "STALE_EPOCH", "somebody else reads"))
+    with pytest.raises(OddityError) as caught, orders.claim("reader-1"):
+        raise OddityError
+    assert "somebody else reads" in caught.value.__notes__[0]
+    with pytest.raises(millrace.StaleEpochError), orders.claim("reader-1"):
+        pass
+
+
+def described(name: str) -> admin_pb.Channel:
+    """A channel with something in each field."""
+    return admin_pb.Channel(
+        name=name,
+        channel_id="c-1",
+        config={
+            "type": admin_pb.CHANNEL_TYPE_MEMORY,
+            "capacity": 100,
+            "transaction_capacity": 10,
+            "byte_capacity": 1000,
+            "byte_capacity_buffer_percentage": 20,
+            "keep_alive": {"seconds": 3},
+            "lease": {"seconds": 30},
+            "open_transactions_max": 5000,
+        },
+        gauges={"queued_events": 1, "taken_events": 2, "waiting_takes": 3},
+        counters={"event_put_success_count": 4, "deduplicated_count": 5},
+        claim={"reader_id": "reader-1", "epoch": 6, "remaining": {"seconds": 1, "nanos": 500_000_000}},
+        start_time=datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC),
+    )
+
+
+def test_get_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
+    """Every field of the wire has its place."""
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=described("orders")))
+    channel = client.admin.get_channel("orders")
+    assert (channel.name, channel.channel_id) == ("orders", "c-1")
+    assert channel.config.type == "memory"
+    assert (channel.config.keep_alive_seconds, channel.config.byte_capacity_buffer_percentage) == (3.0, 20)
+    assert (channel.gauges.queued_events, channel.gauges.waiting_takes, channel.gauges.producers) == (1, 3, 0)
+    assert (channel.counters.event_put_success_count, channel.counters.deduplicated_count) == (4, 5)
+    assert channel.claim == millrace.ClaimStatus(reader_id="reader-1", epoch=6, remaining_seconds=1.5)
+    assert channel.start_time == datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+
+
+def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer) -> None:
+    """The server's defaults hold for the rest; without a type it is a memory channel."""
+    server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=described("orders")))
+    client.admin.create_channel("orders", millrace.ChannelConfig(capacity=7, lease_seconds=2.5))
+    client.admin.create_channel("orders")
+    said, unsaid = (request.config for request in server.requests["CreateChannel"])
+    expected = admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_MEMORY, capacity=7)
+    expected.lease.FromMilliseconds(2500)
+    assert said == expected
+    assert unsaid == admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_MEMORY)
+
+
+def test_update_channel_tells_whether_it_was_applied(client: Any, server: FakeServer) -> None:
+    """A shrinking that found no room is no error, but an answer."""
+    answer = admin_pb.UpdateChannelResponse(channel=described("orders"), applied=False, message="no room")
+    server.script("UpdateChannel", answer)
+    update = client.admin.update_channel("orders", millrace.ChannelConfig(capacity=1))
+    assert (update.applied, update.message, update.channel.name) == (False, "no room", "orders")
+    assert server.requests["UpdateChannel"][0].config == admin_pb.ChannelConfig(capacity=1)
+
+
+def test_channels_come_as_lists(client: Any, server: FakeServer) -> None:
+    """Listing gives all, watching gives them again and again."""
+    channels = [described("a"), described("b")]
+    server.script("ListChannels", admin_pb.ListChannelsResponse(channels=channels))
+    server.script("WatchChannels", [admin_pb.WatchChannelsResponse(channels=channels[:1])] * 2)
+    assert [channel.name for channel in client.admin.list_channels()] == ["a", "b"]
+    looks = client.admin.watch_channels(["a"], interval_seconds=0.5)
+    assert [[channel.name for channel in look] for look in looks] == [["a"], ["a"]]
+    [request] = server.requests["WatchChannels"]
+    assert (list(request.names), request.interval.ToMilliseconds()) == (["a"], 500)
+
+
+def test_delete_and_purge_name_the_channel(client: Any, server: FakeServer) -> None:
+    """Deleting may be forced; purging tells how many events went."""
+    server.script("DeleteChannel", admin_pb.DeleteChannelResponse())
+    server.script("PurgeChannel", admin_pb.PurgeChannelResponse(purged_count=3))
+    client.admin.delete_channel("orders")
+    client.admin.delete_channel("orders", force=True)
+    assert client.admin.purge_channel("orders") == 3
+    assert [request.force for request in server.requests["DeleteChannel"]] == [False, True]

@@ -1,0 +1,46 @@
+"""Errors, their reasons, and how they travel."""
+
+import pickle
+
+import grpc
+import pytest
+
+import millrace_client as millrace
+from millrace_client import errors
+from millrace_client.errors import ERRORS_BY_REASON
+from millrace_server import errors as server_errors
+
+
+def test_each_reason_of_the_server_has_its_class() -> None:
+    """Nothing that the server refuses comes as the bare base class, and names agree."""
+    refusals = {kind.reason: kind.__name__ for kind in server_errors.MillraceError.__subclasses__()}
+    assert {reason: ERRORS_BY_REASON[reason].__name__ for reason in refusals} == refusals
+
+
+@pytest.mark.parametrize("kind", ERRORS_BY_REASON.values(), ids=lambda kind: kind.__name__)
+def test_error_is_public_and_has_its_reason(kind: type[millrace.MillraceError]) -> None:
+    """Each class is to be had from the package, and knows its reason without being told."""
+    assert getattr(millrace, kind.__name__) is kind
+    assert kind.__name__ in millrace.__all__
+    assert kind("text").reason == kind.default_reason
+
+
+@pytest.mark.parametrize("kind", ERRORS_BY_REASON.values(), ids=lambda kind: kind.__name__)
+def test_error_survives_pickling(kind: type[millrace.MillraceError]) -> None:
+    """Errors cross processes whole, as Spark's do."""
+    error = kind("text", channel="c", txn_id="t", retry_delay_seconds=1.5, code=grpc.StatusCode.ABORTED)
+    copied = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(copied) is kind
+    assert (str(copied), vars(copied)) == ("text", vars(error))
+
+
+def test_outcome_is_unknown_where_no_answer_came() -> None:
+    """Whoever repeats by hand must know what may have been done."""
+    unknown = {reason for reason, kind in ERRORS_BY_REASON.items() if not kind.is_outcome_known}
+    assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE"} <= unknown
+    assert not unknown & {"CHANNEL_FULL", "TXN_CAPACITY", "BAD_ARGUMENT", "DRAINING", "OVERLOADED", "LEASE_EXPIRED"}
+
+
+def test_unknown_reason_is_told_by_the_base_class() -> None:
+    """A reason that comes later is kept."""
+    assert errors.MillraceError("text", reason="MOON_FULL").reason == "MOON_FULL"

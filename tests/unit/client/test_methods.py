@@ -1,0 +1,54 @@
+"""The table of methods, and what gRPC is told about them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from millrace.v1 import admin_service_pb2, channel_service_pb2
+from millrace_client import _methods
+from millrace_client._methods import Method
+from millrace_client._service_config import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, channel_options, service_config
+
+DESCRIPTORS = {
+    f"/{service.full_name}/{method.name}": method
+    for module in (channel_service_pb2, admin_service_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+# Not called by this client: its users are streams of appends.
+UNUSED = {"/millrace.v1.ChannelService/AppendStream"}
+METHODS: dict[str, Method[Any, Any]] = {
+    value.path: value for value in vars(_methods).values() if isinstance(value, Method)
+}
+
+
+def test_table_holds_every_method_that_is_used() -> None:
+    """Nothing of the contract is missing by mistake."""
+    assert set(METHODS) | UNUSED == set(DESCRIPTORS)
+
+
+@pytest.mark.parametrize("path", METHODS)
+def test_method_speaks_the_contracts_messages(path: str) -> None:
+    """Requests and answers are those of the contract; encoded requests pass through."""
+    method, descriptor = METHODS[path], DESCRIPTORS[path]
+    request, answer = descriptor.input_type._concrete_class(), descriptor.output_type._concrete_class()
+    assert method.serialize(request) == b""
+    assert method.serialize(b"encoded") == b"encoded"
+    assert method.parse(b"") == answer
+
+
+def test_service_config_repeats_all_but_streams_of_requests() -> None:
+    """Each call that sends one request is repeated when the server is unavailable, and only then, 5 times in all."""
+    [config] = json.loads(service_config())["methodConfig"]
+    repeated = {f"/{name['service']}/{name['method']}" for name in config["name"]}
+    assert repeated == {path for path in METHODS if not DESCRIPTORS[path].client_streaming}
+    policy = config["retryPolicy"]
+    assert (policy["maxAttempts"], policy["retryableStatusCodes"]) == (5, ["UNAVAILABLE"])
+
+
+def test_channel_options_leave_room() -> None:
+    """Answers may be larger than requests, and a request of any size fits into what gRPC keeps for repeats."""
+    options = dict(channel_options())
+    assert options["grpc.max_receive_message_length"] == ANSWER_BYTES_MAX == (64 << 20) + (1 << 20)
+    assert int(options["grpc.per_rpc_retry_buffer_size"]) > REQUEST_BYTES_MAX

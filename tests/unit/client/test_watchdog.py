@@ -1,0 +1,87 @@
+"""Deadlines of single answers."""
+
+import gc
+import threading
+import weakref
+
+from millrace_client._watchdog import Watchdog
+
+WAIT_SECONDS = 10.0
+
+
+def test_watch_that_is_armed_goes_off_once() -> None:
+    """The alarm is raised when the time is over, and then no more."""
+    alarms: list[int] = []
+    rang = threading.Event()
+
+    def alarm() -> None:
+        alarms.append(1)
+        rang.set()
+
+    watchdog = Watchdog()
+    watch = watchdog.watch(alarm)
+    watch.arm(0.01)
+    assert rang.wait(WAIT_SECONDS)
+    assert watch.has_fired
+    second = threading.Event()
+    watchdog.watch(second.set).arm(0.05)
+    assert second.wait(WAIT_SECONDS)
+    assert alarms == [1]
+
+
+def test_watch_that_is_disarmed_stays_quiet() -> None:
+    """An answer in time ends the wait; a later watch shows that the time has passed."""
+    watchdog = Watchdog()
+    quiet, later = threading.Event(), threading.Event()
+    watch = watchdog.watch(quiet.set)
+    watch.arm(0.01)
+    watch.disarm()
+    watchdog.watch(later.set).arm(0.05)
+    assert later.wait(WAIT_SECONDS)
+    assert not quiet.is_set()
+
+
+def test_watch_that_is_due_sooner_is_not_kept_waiting() -> None:
+    """The thread that sleeps for a long wait wakes for a short one."""
+    watchdog = Watchdog()
+    watchdog.watch(lambda: None).arm(3600)
+    rang = threading.Event()
+    watchdog.watch(rang.set).arm(0.01)
+    assert rang.wait(WAIT_SECONDS)
+
+
+def test_watch_may_be_armed_again_by_its_alarm() -> None:
+    """So an alarm can be raised in two steps."""
+    watchdog = Watchdog()
+    rang = threading.Event()
+    rings: list[int] = []
+
+    def alarm() -> None:
+        rings.append(1)
+        if len(rings) == 2:
+            rang.set()
+        else:
+            watch.arm(0.01)
+
+    watch = watchdog.watch(alarm)
+    watch.arm(0.01)
+    assert rang.wait(WAIT_SECONDS)
+
+
+def test_watch_that_is_closed_is_forgotten() -> None:
+    """Watches of streams that ended are not gathered."""
+    watchdog = Watchdog()
+
+    class Alarm:
+        def __call__(self) -> None:
+            raise AssertionError
+
+    alarm = Alarm()
+    gone = weakref.ref(alarm)
+    watchdog.watch(alarm).close()
+    del alarm
+    rang = threading.Event()
+    watchdog.watch(rang.set).arm(0.01)
+    assert rang.wait(WAIT_SECONDS)
+    gc.collect()
+    assert gone() is None
