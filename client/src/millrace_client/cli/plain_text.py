@@ -1,0 +1,24 @@
+"""Text that cannot play tricks on a terminal."""
+
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Shows control characters, but tabs, as escapes such as `\x1b`, so that text cannot drive a terminal."""
+    return _CONTROL.sub(_escape, text)
+
+
+def printable_bytes(body: bytes) -> str:
+    r"""The same for bytes: what is not UTF-8 is shown as `\xff`."""
+    return printable(body.decode(errors="backslashreplace"))
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether text can be sent. An argument that the shell gave in other bytes arrives with surrogates in it."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")

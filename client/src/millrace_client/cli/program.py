@@ -1,0 +1,98 @@
+"""The program: its commands in one tree, and how whatever they raise becomes a sentence and an exit code."""
+
+import os
+import sys
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from millrace_client import MillraceError
+from millrace_client.cli import channel_commands, put_command, read_commands, top_command
+from millrace_client.cli.exit_codes import MEANINGS, ExitCode
+from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
+from millrace_client.cli.interrupts import TerminatedError
+from millrace_client.cli.notes import note
+from millrace_client.cli.session import ServerOption, TimeoutOption, current_session
+
+# \b keeps the lines as they are.
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
+
+
+class ProgramGroup(TyperGroup):
+    """Runs a command and turns what it raises into an exit code, in the program and under typer's test runner alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MillraceError as error:
+            raise _exit(error, exit_code_of(error), sentence_of(error, current_session(ctx).address)) from error
+        except CommandError as error:
+            raise _exit(error, error.exit_code, str(error)) from error
+        except BrokenPipeError as error:
+            _drop_output()
+            raise _exit(error, ExitCode.BROKEN_PIPE) from error
+        except OSError as error:
+            # Files that are read have their own sentences; this is output, such as a table on a full disk.
+            _drop_output()
+            raise _exit(
+                error, ExitCode.REFUSED, f"cannot write the output: {error.strerror}; make room there"
+            ) from error
+        except (KeyboardInterrupt, typer.Abort) as error:
+            raise _exit(error, ExitCode.INTERRUPTED) from error
+        except TerminatedError as error:
+            raise _exit(error, ExitCode.TERMINATED) from error
+
+
+def _exit(error: BaseException, exit_code: ExitCode, sentence: str = "") -> typer.Exit:
+    """Tells what happened, and what commands noted beside it, such as how to go on."""
+    for line in filter(None, [sentence, *getattr(error, "__notes__", ())]):
+        note(line)
+    return typer.Exit(exit_code)
+
+
+def _drop_output() -> None:
+    """Sends what is still buffered nowhere: else Python would try again at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+app = typer.Typer(
+    cls=ProgramGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain: an error is one line that can be searched for, and help reads the same in a pipe.
+    rich_markup_mode=None,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(channel_commands.channels)
+app.add_typer(channel_commands.channel_app, name="channel")
+app.command()(put_command.put)
+app.command()(read_commands.take)
+app.command()(read_commands.peek)
+app.command()(read_commands.tail)
+app.command()(top_command.top)
+
+
+def _show_version(*, is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"millrace {metadata.version('millrace-client')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _millrace(
+    context: typer.Context,
+    *,
+    server: ServerOption = None,
+    timeout_seconds: TimeoutOption = None,
+    version: Annotated[  # noqa: ARG001 - its callback has done all.
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Put events into Millrace's channels, take them out, and look after the channels."""
+    context.obj = current_session(context).with_options(server, timeout_seconds)

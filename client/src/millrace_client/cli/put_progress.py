@@ -1,0 +1,97 @@
+"""How far a `millrace put` is: a bar on a terminal, a note now and then elsewhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from millrace_client import MillraceError
+from millrace_client.cli.notes import note
+from millrace_client.cli.plain_text import printable
+
+
+class PutProgress(Protocol):
+    """What a put tells while it runs."""
+
+    def committed(self, line_count: int, input_bytes: int, /) -> None:
+        """The server has answered for so many more lines, which took so many bytes of the input."""
+
+    def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
+        """The server refuses for now; the put tries again for at most so long."""
+
+
+class NotedProgress:
+    """Says only when a wait begins, once for each wait."""
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+
+    def committed(self, _line_count: int, _input_bytes: int, /) -> None:
+        self._is_waiting = False
+
+    def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
+        if not self._is_waiting:
+            note(f"{error.message}; trying again for up to {patience_seconds:g} s")
+        self._is_waiting = True
+
+
+class BarProgress:
+    """A bar with bytes, lines, lines a second and time; without an end where the input's size is not known."""
+
+    def __init__(self, progress: Progress, label: str, total_bytes: int | None) -> None:
+        self._progress = progress
+        self._label = printable(label)
+        self._task = progress.add_task(self._label, total=total_bytes, lines=0)
+        self._lines = 0
+
+    def committed(self, line_count: int, input_bytes: int, /) -> None:
+        self._lines += line_count
+        self._progress.update(self._task, advance=input_bytes, lines=self._lines, description=self._label)
+
+    def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
+        # Short, so that the bar keeps its place: CHANNEL_FULL becomes "channel full".
+        trouble = error.reason.replace("_", " ").lower()
+        text = f"{self._label}: {trouble}, waiting up to {patience_seconds:g} s"
+        self._progress.update(self._task, description=printable(text))
+
+
+class _LinesColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        lines = int(task.fields["lines"])
+        rate = lines / task.elapsed if task.elapsed else 0.0
+        return Text(f"{lines:,} lines {rate:,.0f}/s")
+
+
+def progress_columns(total_bytes: int | None) -> list[ProgressColumn]:
+    """What stands beside the bar; without a total there is no bar."""
+    measure = [BarColumn(), DownloadColumn(), TimeRemainingColumn()] if total_bytes else [SpinnerColumn()]
+    return [TextColumn("{task.description}", markup=False), *measure, _LinesColumn(), TimeElapsedColumn()]
+
+
+@contextmanager
+def shown_progress(label: str, total_bytes: int | None) -> Iterator[PutProgress]:
+    """Shows a put's progress on standard error until the block ends."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield NotedProgress()
+        return
+    progress = Progress(*progress_columns(total_bytes), console=console, transient=True)
+    # Not `with progress`: an interrupt inside its beginning would leave the terminal without a cursor.
+    try:
+        progress.start()
+        yield BarProgress(progress, label, total_bytes)
+    finally:
+        progress.stop()

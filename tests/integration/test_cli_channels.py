@@ -1,0 +1,120 @@
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.millrace_program import run_millrace
+from tests.millraced import Millraced
+
+NOBODY = "127.0.0.1:1"
+"""A port that nothing listens on."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server for the whole module, with the channel `orders`."""
+    folder = tmp_path_factory.mktemp("cli-channels")
+    (folder / "millrace.toml").write_text('[channels.orders]\ntype = "memory"\n')
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    config = ("--config", str(folder / "millrace.toml"), "--data-dir", str(folder / "data"))
+    millraced = Millraced((*config, *free_ports), folder / "data")
+    yield millraced.grpc
+    assert millraced.stop() == 0
+
+
+def documents(server: str, *arguments: str) -> Any:
+    result = run_millrace(server, *arguments, "--json")
+    assert (result.returncode, result.stderr) == (0, b"")
+    return json.loads(result.stdout)
+
+
+def test_channel_from_creation_to_deletion_answers_each_command(millraced: Millraced) -> None:
+    """A channel's whole life, as a script sees it."""
+    server = millraced.grpc
+    assert documents(server, "channels") == []
+    made = documents(server, "channel", "create", "orders", "--capacity", "500", "--byte-capacity", "1MiB")
+    assert (made["config"]["capacity"], made["config"]["byte_capacity"]) == (500, 1_048_576)
+    run_millrace(server, "put", "orders", typed=b"a\nb\nc\n")
+    assert [channel["gauges"]["queued_events"] for channel in documents(server, "channels")] == [3]
+    assert documents(server, "channel", "update", "orders", "--lease", "5")["config"]["lease_seconds"] == 5.0
+    assert documents(server, "channel", "show", "orders")["config"]["capacity"] == 500
+    assert run_millrace(server, "channel", "delete", "orders").returncode == 1
+    assert documents(server, "channel", "purge", "orders") == {"purged_count": 3}
+    assert run_millrace(server, "channel", "delete", "orders").returncode == 0
+    assert documents(server, "channels") == []
+
+
+def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> None:
+    """The exit code tells that it may be tried again."""
+    run_millrace(server, "channel", "create", "wide", "--transaction-capacity", "2", "--keep-alive", "0.1")
+    run_millrace(server, "put", "wide", typed=b"a\nb\nc\n")
+    shrunk = run_millrace(server, "channel", "update", "wide", "--capacity", "2")
+    assert (shrunk.returncode, shrunk.stdout) == (5, b"")
+    assert shrunk.stderr.startswith(b"millrace: nothing was changed: ")
+    assert documents(server, "channel", "show", "wide")["config"]["capacity"] == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["channel", "show", "nosuch"], 1, "has no channel nosuch; see the names with `millrace channels`"),
+        (["take", "nosuch"], 1, "has no channel nosuch;"),
+        (["peek", "nosuch"], 1, "has no channel nosuch;"),
+        (["tail", "nosuch"], 1, "has no channel nosuch;"),
+        (["put", "nosuch"], 1, "has no channel nosuch;"),
+        (["channel", "create", "orders"], 1, "change its limits with `millrace channel update orders`"),
+        (["channel", "create", "../x"], 2, "'../x'"),
+        (["channel", "create", ""], 2, "''"),
+        (["channel", "create", "x" * 300], 2, "must match"),
+        (["channel", "create", "big", "--capacity", "9999999999999"], 2, "config.capacity: is 9999999999999;"),
+        (["channel", "create", "huge", "--capacity", "9" * 30], 2, "capacity: is 999"),
+        (["channel", "update", "orders", "--transaction-capacity", "101"], 2, "transaction_capacity"),
+        (["channel", "update", "orders", "--lease", "inf"], 2, "lease_seconds: is inf;"),
+        (["peek", "orders", "--from", "9" * 30], 2, "from_sequence: is 999"),
+        (["put", "orders", "--producer-id", "ä"], 2, "producer_id"),
+        (["put", "orders", *(f"--header={number}=x" for number in range(257))], 2, "256"),
+    ],
+)
+def test_refusals_of_the_server_end_in_a_sentence(
+    server: str, arguments: list[str], exit_code: int, words: str
+) -> None:
+    """One sentence on standard error, nothing on standard output, and the exit code of its kind."""
+    result = run_millrace(server, *arguments, typed=b"a\n")
+    refusal = result.stderr.decode().splitlines()[0]
+    assert (result.returncode, result.stdout) == (exit_code, b"")
+    assert refusal.startswith("millrace: ")
+    assert words in refusal
+    assert "Traceback" not in result.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [["channels"], ["put", "orders"], ["tail", "orders"]])
+def test_commands_without_a_server_end_with_3(command: list[str]) -> None:
+    """The sentence names the address, and how to start a server or name another."""
+    result = run_millrace(NOBODY, *command)
+    assert (result.returncode, result.stdout) == (3, b"")
+    assert result.stderr.decode() == (
+        f"millrace: no server answers at {NOBODY}; start one with `millraced serve`,"
+        " or name another with --server or MILLRACE_SERVER\n"
+    )
+
+
+def test_channels_onto_a_full_disk_end_in_a_sentence(server: str) -> None:
+    """A table that could not be written is a failure, and not a traceback."""
+    with Path("/dev/full").open("wb") as full:
+        result = run_millrace(server, "channels", output=full)
+    assert (result.returncode, result.stderr) == (
+        1,
+        b"millrace: cannot write the output: No space left on device; make room there\n",
+    )
+
+
+def test_channels_into_a_pipe_that_closed_end_quietly(server: str) -> None:
+    """As other programs do in a pipeline."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        result = run_millrace(server, "channels", output=closed)
+    assert (result.returncode, result.stderr) == (141, b"")

@@ -1,0 +1,261 @@
+import itertools
+import json
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import millrace_client
+from millrace_client import ChannelConfig, Client
+from tests.millrace_program import run_millrace, started_millrace, stream_of, wait_for
+from tests.millraced import Millraced
+
+ODD_LINES = (
+    b"plain\n\n\r\n\x00\xff\xfe\n" + "ä€😀\n".encode() + b"\x1b[31m\n" + b"x" * 200_000 + b"\nlast without newline"
+)
+
+LINES = b"".join(b"line %d of a log that is long enough to fill a pipe soon\n" % number for number in range(5000))
+"""More than a pipe holds."""
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cli-lines")
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    millraced = Millraced(("--data-dir", str(folder / "data"), *free_ports), folder / "data")
+    yield millraced.grpc
+    assert millraced.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Iterator[Client]:
+    with millrace_client.connect(server) as client:
+        yield client
+
+
+@pytest.fixture
+def channel(client: Client) -> str:
+    """An empty channel of the test's own, with room for all lines in one transaction."""
+    name = f"channel-{next(NUMBERS)}"
+    client.admin.create_channel(name, ChannelConfig(capacity=10_000, transaction_capacity=10_000))
+    return name
+
+
+@pytest.fixture
+def filled(client: Client, channel: str) -> str:
+    client.channel(channel).append(LINES.splitlines())
+    return channel
+
+
+def queued_events(client: Client, channel: str) -> int:
+    gauges = client.admin.get_channel(channel).gauges
+    assert (gauges.taken_events, gauges.open_transactions) == (0, 0)
+    return gauges.queued_events
+
+
+@pytest.mark.parametrize("source", ["standard input", "-", "a file"])
+def test_put_and_take_odd_lines_keep_every_byte(server: str, channel: str, tmp_path: Path, source: str) -> None:
+    """What goes in as lines comes out as the same lines, with a newline after the last one."""
+    log = tmp_path / "odd.log"
+    log.write_bytes(ODD_LINES)
+    arguments = {"standard input": (), "-": ("-",), "a file": (str(log),)}[source]
+    put = run_millrace(server, "put", channel, *arguments, typed=b"" if source == "a file" else ODD_LINES)
+    assert put.returncode == 0
+    assert put.stdout.decode() == f"{channel}: 8 lines read, 8 events committed, sequences 1 to 8\n"
+    take = run_millrace(server, "take", channel)
+    assert (take.returncode, take.stdout, take.stderr) == (0, ODD_LINES + b"\n", b"")
+
+
+def test_put_with_headers_shows_them_in_json(server: str, channel: str) -> None:
+    """Headers travel with each event, and JSON tells bytes from text."""
+    run_millrace(server, "put", channel, "--header", "host=a=b", "--header", "empty=", typed=b"text\n\xff\n")
+    peek = run_millrace(server, "peek", channel, "--json")
+    headers = {"host": "a=b", "empty": ""}
+    assert [json.loads(line) for line in peek.stdout.splitlines()] == [
+        {"sequence": 1, "headers": headers, "body": "text"},
+        {"sequence": 2, "headers": headers, "body_base64": "/w=="},
+    ]
+
+
+def test_put_from_a_pipe_that_pauses_commits_what_came(server: str, client: Client, channel: str) -> None:
+    """A live log is not held back until a batch is full."""
+    with started_millrace(server, "put", channel) as put:
+        stdin = stream_of(put.stdin)
+        stdin.write(b"one\ntwo\nthr")
+        stdin.flush()
+        wait_for(client, channel, lambda info: info.gauges.queued_events == 2)
+        stdin.write(b"ee")
+        output, _ = put.communicate()
+    assert output.decode() == f"{channel}: 3 lines read, 3 events committed, sequences 1 to 3\n"
+    assert queued_events(client, channel) == 3
+
+
+def test_put_into_a_full_channel_waits_for_a_consumer(server: str, client: Client, tmp_path: Path) -> None:
+    """As soon as somebody takes events the put goes on, and says that it waited."""
+    config = ChannelConfig(capacity=1000, transaction_capacity=1000, keep_alive_seconds=0.05)
+    client.admin.create_channel("narrow", config)
+    log = tmp_path / "log"
+    log.write_bytes(LINES)
+    taken: list[bytes] = []
+    with started_millrace(server, "put", "narrow", log, "--batch-size", "500") as put:
+        # Two batches are stored, and the third one has been offered again.
+        wait_for(client, "narrow", lambda info: info.counters.event_put_attempt_count >= 2000)
+        while len(taken) < 5000:
+            with client.channel("narrow").transaction() as txn:
+                taken += [body for batch in txn.take() for body in batch.bodies()]
+        _, notes = put.communicate()
+    assert put.returncode == 0
+    assert taken == LINES.splitlines()
+    assert b"trying again for up to 60 s" in notes
+
+
+def test_put_that_gave_up_can_be_resumed_as_it_said(server: str, client: Client, tmp_path: Path) -> None:
+    """The command that it prints stores the rest, so that each line is there once and in order."""
+    config = ChannelConfig(capacity=1200, transaction_capacity=1000, keep_alive_seconds=0.0)
+    client.admin.create_channel("resumed", config)
+    log = tmp_path / "log with spaces"
+    log.write_bytes(LINES)
+    first = run_millrace(server, "put", "resumed", log, "--patience", "0")
+    assert first.returncode == 5
+    client.admin.update_channel("resumed", ChannelConfig(capacity=10_000))
+    program, *arguments = shlex.split(first.stderr.decode().rsplit("run `", maxsplit=1)[1].rstrip("`\n"))
+    second = run_millrace(server, *arguments)
+    assert (program, second.returncode) == ("millrace", 0)
+    assert run_millrace(server, "take", "resumed").stdout == LINES
+
+
+def test_put_again_under_its_producer_stores_nothing_twice(server: str, client: Client, channel: str) -> None:
+    """Whoever does not know what became of a put runs it again under the same id."""
+    run_millrace(server, "put", channel, "--producer-id", "p-1", typed=b"a\nb\n")
+    again = run_millrace(server, "put", channel, "--producer-id", "p-1", "--json", typed=b"a\nb\nc\n")
+    document = json.loads(again.stdout)
+    assert (document["lines_committed"], document["events_committed"]) == (3, 1)
+    assert run_millrace(server, "take", channel).stdout == b"a\nb\nc\n"
+    assert queued_events(client, channel) == 0
+
+
+def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client) -> None:
+    """The lines before it are stored, and the account says so."""
+    client.admin.create_channel("tight", ChannelConfig(byte_capacity=1000, byte_capacity_buffer_percentage=0))
+    put = run_millrace(server, "put", "tight", typed=b"small\n" + b"x" * 1001 + b"\nsmall\n")
+    assert put.returncode == 1
+    assert b"1 event committed" in put.stderr
+    assert b"--skip-lines 1 --producer-id" in put.stderr
+    assert queued_events(client, "tight") == 1
+
+
+def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) -> None:
+    """The account counts what the server answered for, the exit code says that nobody answers, and in time."""
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
+    with millrace_client.connect(doomed.grpc) as client:
+        client.admin.create_channel("orders")
+        with started_millrace(doomed.grpc, "put", "orders") as put:
+            stdin = stream_of(put.stdin)
+            stdin.write(b"one\ntwo\n")
+            stdin.flush()
+            wait_for(client, "orders", lambda info: info.gauges.queued_events == 2)
+            doomed.kill()
+            stdin.write(b"three\n")
+            output, errors = put.communicate()
+    assert (put.returncode, output) == (3, b"")
+    assert b"orders: 3 lines read, 2 events committed, sequences 1 to 2; to store the rest, give the same" in errors
+
+
+def test_take_whose_reader_goes_loses_nothing(server: str, client: Client, filled: str) -> None:
+    """A broken pipe ends the take quietly, and what could not be written is still in the channel."""
+    with started_millrace(server, "take", filled) as take:
+        stdout = stream_of(take.stdout)
+        assert stdout.readline() == LINES.splitlines(keepends=True)[0]
+        stdout.close()
+        assert stream_of(take.stderr).read() == b""
+        assert take.wait() == 141
+    assert queued_events(client, filled) == 5000
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_take_that_is_ended_while_it_writes_loses_nothing(
+    server: str, client: Client, filled: str, number: signal.Signals, exit_code: int
+) -> None:
+    """The open transaction is rolled back at once, not only when its lease runs out."""
+    with started_millrace(server, "take", filled) as take:
+        stream_of(take.stdout).readline()
+        take.send_signal(number)
+        _, errors = take.communicate()
+    assert take.returncode == exit_code
+    assert errors == b"millrace: up to 5,000 events written last may come again: taking them was cut short\n"
+    assert queued_events(client, filled) == 5000
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_take_that_is_ended_while_it_waits_takes_nothing_later(
+    server: str, client: Client, channel: str, number: signal.Signals, exit_code: int
+) -> None:
+    """A wait that was given up does not swallow the next event."""
+    with started_millrace(server, "take", channel, "--wait", "60") as take:
+        wait_for(client, channel, lambda info: info.gauges.waiting_takes == 1)
+        take.send_signal(number)
+        assert take.wait() == exit_code
+    client.channel(channel).append([b"later"])
+    assert queued_events(client, channel) == 1
+
+
+def test_take_that_waits_gets_the_next_event(server: str, client: Client, channel: str) -> None:
+    """The event is written as soon as it is there."""
+    with started_millrace(server, "take", channel, "--wait", "60", "--max-events", "1") as take:
+        wait_for(client, channel, lambda info: info.gauges.waiting_takes == 1)
+        client.channel(channel).append([b"here"])
+        output, _ = take.communicate()
+    assert (take.returncode, output) == (0, b"here\n")
+    assert queued_events(client, channel) == 0
+
+
+def test_take_to_a_full_disk_takes_nothing(server: str, client: Client, filled: str) -> None:
+    """Nothing is committed before it is flushed."""
+    with Path("/dev/full").open("wb") as full:
+        take = run_millrace(server, "take", filled, output=full)
+    assert take.returncode == 1
+    assert take.stderr.startswith(b"millrace: cannot write to standard output: No space left on device;")
+    assert queued_events(client, filled) == 5000
+
+
+def test_take_whose_lease_ran_out_says_that_all_comes_again(server: str, client: Client, channel: str) -> None:
+    """A reader that is slower than the lease gets the events once more, and is told so."""
+    client.admin.update_channel(channel, ChannelConfig(lease_seconds=0.3))
+    client.channel(channel).append(LINES.splitlines())
+    with started_millrace(server, "take", channel) as take:
+        wait_for(client, channel, lambda info: info.counters.lease_expired_count == 1)
+        output, errors = take.communicate()
+    assert (take.returncode, output) == (5, LINES)
+    assert b"up to 5,000 events written last may come again" in errors
+    assert queued_events(client, channel) == 5000
+
+
+def test_tail_follows_and_takes_nothing(server: str, client: Client, channel: str) -> None:
+    """What is there and what comes is shown until Ctrl-C, which is a good end."""
+    client.channel(channel).append([b"before"])
+    with started_millrace(server, "tail", channel, "--from", "1", "--long") as tail:
+        stdout = stream_of(tail.stdout)
+        assert stdout.readline() == b"1\t-\tbefore\n"
+        client.channel(channel).append([b"after"])
+        assert stdout.readline() == b"2\t-\tafter\n"
+        tail.send_signal(signal.SIGINT)
+        output, errors = tail.communicate()
+    assert (tail.returncode, output, errors) == (0, b"", b"")
+    assert queued_events(client, channel) == 2
+
+
+def test_tail_of_a_channel_that_is_deleted_ends(server: str, client: Client, channel: str) -> None:
+    """There is nothing more to come, and the sentence says why."""
+    client.channel(channel).append([b"last"])
+    with started_millrace(server, "tail", channel, "--from", "1") as tail:
+        assert stream_of(tail.stdout).readline() == b"last\n"
+        client.admin.delete_channel(channel, force=True)
+        _, errors = tail.communicate()
+    assert tail.returncode == 1
+    assert f"has no channel {channel};".encode() in errors

@@ -1,0 +1,142 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import millrace_client
+from millrace_client import ChannelConfig, Client
+from tests.millrace_program import millrace_on_terminal, wait_for
+from tests.millraced import Millraced
+
+ALTERNATE_SCREEN = "\x1b[?1049h"
+MAIN_SCREEN = "\x1b[?1049l"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cli-terminal")
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    millraced = Millraced(("--data-dir", str(folder / "data"), *free_ports), folder / "data")
+    yield millraced.grpc
+    assert millraced.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Iterator[Client]:
+    with millrace_client.connect(server) as client:
+        yield client
+
+
+@pytest.fixture
+def orders(client: Client) -> Iterator[str]:
+    client.admin.create_channel("orders", ChannelConfig(keep_alive_seconds=0.05))
+    yield "orders"
+    client.admin.delete_channel("orders", force=True)
+
+
+@pytest.mark.parametrize("keys", ["q", "xQ"])
+def test_top_on_a_terminal_shows_channels_until_q(server: str, client: Client, orders: str, keys: str) -> None:
+    """On a screen of its own, which it leaves as it was."""
+    client.channel(orders).append([b"one"])
+    with millrace_on_terminal(server, "top", "--interval", "0.1") as terminal:
+        assert ALTERNATE_SCREEN in terminal.wait_for("orders")
+        client.channel(orders).append([b"x"] * 41)
+        terminal.wait_for("42%")
+        terminal.type(keys)
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert MAIN_SCREEN in written
+
+
+def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> None:
+    """Ctrl-C is one of its two ends."""
+    with millrace_on_terminal(server, "top") as terminal:
+        terminal.wait_for(orders)
+        terminal.interrupt()
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert MAIN_SCREEN in written
+    assert "Traceback" not in written
+
+
+def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
+    """It says that nobody answers, and goes on looking."""
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
+    with millrace_on_terminal(doomed.grpc, "top", "--interval", "0.1") as terminal:
+        terminal.wait_for("CHANNEL")
+        doomed.kill()
+        terminal.wait_for("trying again: no server answers")
+        terminal.type("q")
+        exit_code, _ = terminal.wait()
+    assert exit_code == 0
+
+
+def test_put_on_a_terminal_shows_a_bar_and_why_it_waits(
+    server: str, client: Client, orders: str, tmp_path: Path
+) -> None:
+    """The bar moves, says what it waits for, and gives way to the account."""
+    log = tmp_path / "log"
+    log.write_bytes(b"line\n" * 150)
+    with millrace_on_terminal(server, "put", orders, log) as terminal:
+        terminal.wait_for("put: channel full, waiting up to 60 s")
+        assert "100 lines" in terminal.wait_for("500/750 bytes")
+        with client.channel(orders).transaction() as txn:
+            txn.take()
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert "orders: 150 lines read, 150 events committed, sequences 1 to 150" in written
+
+
+def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Client, orders: str) -> None:
+    """Ctrl-D ends them; nothing is drawn between them."""
+    with millrace_on_terminal(server, "put", orders) as terminal:
+        terminal.wait_for("reading lines from the terminal; Ctrl-D ends them")
+        terminal.type("one\n")
+        wait_for(client, orders, lambda info: info.gauges.queued_events == 1)
+        terminal.type("two\n\x04")
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert "orders: 2 lines read, 2 events committed, sequences 1 to 2" in written
+
+
+@pytest.mark.parametrize("command", ["peek", "take"])
+def test_bodies_on_a_terminal_cannot_drive_it(server: str, client: Client, orders: str, command: str) -> None:
+    """Escape sequences in a log are shown, not obeyed."""
+    client.channel(orders).append([b"\x1b[2Jhello\x07\xff"])
+    with millrace_on_terminal(server, command, orders) as terminal:
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert "\\x1b[2Jhello\\x07\\xff" in written
+    assert "\x1b[2J" not in written
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n", 1), ("", 1), ("y", 0)])
+def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: str, answer: str, left: int) -> None:
+    """Only a yes removes the events."""
+    client.channel(orders).append([b"one"])
+    with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
+        terminal.wait_for("Remove 1 event from orders for good? [y/N]")
+        terminal.type(f"{answer}\n")
+        exit_code, _ = terminal.wait()
+    assert exit_code == (2 if left else 0)
+    assert client.admin.get_channel(orders).gauges.queued_events == left
+
+
+def test_purge_on_a_terminal_interrupted_removes_nothing(server: str, client: Client, orders: str) -> None:
+    """Ctrl-C at the question is no yes."""
+    client.channel(orders).append([b"one"])
+    with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.interrupt()
+        exit_code, _ = terminal.wait()
+    assert exit_code == 130
+    assert client.admin.get_channel(orders).gauges.queued_events == 1
+
+
+def test_channels_on_a_terminal_where_there_are_none_say_how_to_make_one(server: str) -> None:
+    """A newcomer is not left before an empty table."""
+    with millrace_on_terminal(server, "channels") as terminal:
+        exit_code, written = terminal.wait()
+    assert exit_code == 0
+    assert "make one with `millrace channel create NAME`" in written

@@ -1,0 +1,150 @@
+"""The command `millrace` as a process, without and with a terminal."""
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from millrace_client import ChannelInfo, Client
+
+END_SECONDS_MAX = 60.0
+ROWS = 24
+COLUMNS = 100
+
+_PROGRAM = (sys.executable, "-c", "from millrace_client.cli import main; main()")
+
+
+def run_millrace(
+    server: str, *arguments: str | Path, typed: bytes = b"", output: IO[bytes] | int = subprocess.PIPE
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command that ends by itself, with these bytes as its standard input."""
+    return subprocess.run(
+        [*_PROGRAM, *map(str, arguments)],
+        input=typed,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        check=False,
+        env=_environment(server),
+        timeout=END_SECONDS_MAX,
+    )
+
+
+@contextmanager
+def started_millrace(server: str, *arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command beside the test, with a pipe at each end; ends it with the block."""
+    process = subprocess.Popen(
+        [*_PROGRAM, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(server),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def stream_of(stream: IO[bytes] | None) -> IO[bytes]:
+    """A pipe of a process, which has all of them."""
+    assert stream is not None
+    return stream
+
+
+def wait_for(client: Client, channel: str, condition: Callable[[ChannelInfo], bool]) -> ChannelInfo:
+    """Watches a channel until it is as it should be."""
+    for channels in client.admin.watch_channels([channel], 0.1):
+        if channels and condition(channels[0]):
+            return channels[0]
+    raise AssertionError(f"the watch on {channel} ended")
+
+
+class Terminal:
+    """A command on a terminal of its own, and what it wrote there."""
+
+    def __init__(self, server: str, *arguments: str | Path) -> None:
+        self._person, program = pty.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.process = subprocess.Popen(
+            [*_PROGRAM, *map(str, arguments)],
+            stdin=program,
+            stdout=program,
+            stderr=program,
+            env={**_environment(server), "TERM": "xterm"},
+        )
+        os.close(program)
+        self._written = b""
+        self._news = threading.Condition()
+        self._is_closed = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def type(self, keys: str) -> None:
+        """Presses keys."""
+        os.write(self._person, keys.encode())
+
+    def interrupt(self) -> None:
+        """Does what Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def wait_for(self, text: str) -> str:
+        """All that was written, as soon as the text is in it."""
+        with self._news:
+            found = self._news.wait_for(lambda: text.encode() in self._written or self._is_closed, END_SECONDS_MAX)
+            written = self._written.decode(errors="backslashreplace")
+        assert found, f"never wrote {text!r}, but {written!r}"
+        assert text in written, f"ended without {text!r}, but with {written!r}"
+        return written
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code, and all that was written."""
+        exit_code = self.process.wait(END_SECONDS_MAX)
+        self._reader.join(END_SECONDS_MAX)
+        return exit_code, self._written.decode(errors="backslashreplace")
+
+    def close(self) -> None:
+        """Ends the command where it still runs."""
+        self.process.kill()
+        self.wait()
+        os.close(self._person)
+
+    def _read(self) -> None:
+        while chunk := self._read_chunk():
+            with self._news:
+                self._written += chunk
+                self._news.notify_all()
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+
+    def _read_chunk(self) -> bytes:
+        try:
+            return os.read(self._person, 65536)
+        except OSError:
+            # EIO: the last process on the terminal has gone.
+            return b""
+
+
+@contextmanager
+def millrace_on_terminal(server: str, *arguments: str | Path) -> Iterator[Terminal]:
+    """Runs a command on a terminal beside the test; ends it with the block."""
+    terminal = Terminal(server, *arguments)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def _environment(server: str) -> Mapping[str, str]:
+    unwanted = {"FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES"}
+    return {**{name: value for name, value in os.environ.items() if name not in unwanted}, "MILLRACE_SERVER": server}

@@ -1,0 +1,35 @@
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from millrace_client.cli.program import app
+from millrace_client.cli.session import SERVER_VARIABLE, Session
+from tests.unit.cli.fake_client import FakeChannel, FakeClient
+
+
+class RunMillrace(Protocol):
+    def __call__(self, *arguments: str, typed: str = "") -> Result: ...
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def orders(client: FakeClient) -> FakeChannel:
+    return client.orders
+
+
+@pytest.fixture
+def millrace(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> RunMillrace:
+    """Runs `millrace` in this process with the fake client."""
+    monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+    session = Session(connect=cast("Callable[[str, float], Any]", client.connect))
+
+    def run(*arguments: str, typed: str = "") -> Result:
+        return CliRunner().invoke(app, arguments, input=typed, obj=session, prog_name="millrace")
+
+    return run

@@ -1,0 +1,252 @@
+"""A client without a server: one or more channels in this process, which fail when a test says so."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from millrace.columns import columns_from_events
+from millrace_client import (
+    Batch,
+    ChannelConfig,
+    ChannelCounters,
+    ChannelExistsError,
+    ChannelFullError,
+    ChannelGauges,
+    ChannelInfo,
+    ChannelNotEmptyError,
+    ChannelNotFoundError,
+    ChannelType,
+    ChannelUpdate,
+    ClaimStatus,
+    Event,
+    Receipt,
+    Stamp,
+)
+from millrace_client.channel_info import ChannelLimits
+
+START_TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+LIMITS = ChannelLimits(
+    type=ChannelType.MEMORY,
+    capacity=100,
+    transaction_capacity=100,
+    byte_capacity=1_000_000,
+    byte_capacity_buffer_percentage=20,
+    keep_alive_seconds=3.0,
+    lease_seconds=30.0,
+    open_transactions_max=5000,
+)
+GAUGES = ChannelGauges(
+    queued_events=0,
+    taken_events=0,
+    body_bytes=0,
+    body_bytes_max=800_000,
+    open_transactions=0,
+    first_sequence=1,
+    next_sequence=1,
+    producers=0,
+    waiting_takes=0,
+    waiting_commits=0,
+)
+COUNTERS = ChannelCounters(
+    event_put_attempt_count=0,
+    event_put_success_count=0,
+    event_take_attempt_count=0,
+    event_take_success_count=0,
+    commit_count=0,
+    rollback_count=0,
+    lease_expired_count=0,
+    deduplicated_count=0,
+)
+ORDERS = ChannelInfo(
+    name="orders",
+    channel_id="c-1",
+    config=LIMITS,
+    gauges=GAUGES,
+    counters=COUNTERS,
+    claim=None,
+    start_time=START_TIME,
+)
+
+
+def batch_of(events: Iterable[Event], first_sequence: int = 1, skipped_events: int = 0) -> Batch:
+    (columns,) = columns_from_events((event.headers, event.body) for event in events)
+    return Batch(first_sequence, columns, skipped_events=skipped_events)
+
+
+@dataclass
+class FakeTransaction:
+    channel: "FakeChannel"
+    taken: list[Event] = field(default_factory=list)
+
+    def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
+        self.channel.waits.append(wait_seconds)
+        count = min(max_events or self.channel.config.transaction_capacity, len(self.channel.events))
+        self.taken = [self.channel.events.popleft() for _ in range(count)]
+        return [batch_of(self.taken, self.taken[0].sequence or 0)] if self.taken else []
+
+    def __enter__(self) -> Self:
+        self.channel.check()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        commit_error = self.channel.commit_errors.popleft() if self.channel.commit_errors and not error else None
+        if error or commit_error:
+            self.channel.events.extendleft(reversed(self.taken))
+        if commit_error:
+            raise commit_error
+
+
+@dataclass
+class FakeChannel:
+    """Holds events; the errors that it is given are raised by its next calls, one each; None lets a call pass."""
+
+    name: str
+    config: ChannelLimits = LIMITS
+    claim: ClaimStatus | None = None
+    exists: bool = True
+    events: deque[Event] = field(default_factory=deque)
+    next_sequence: int = 1
+    stored: set[tuple[str, int]] = field(default_factory=set)
+    stamps: list[Stamp] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)
+    append_errors: deque[BaseException | None] = field(default_factory=deque)
+    commit_errors: deque[BaseException | None] = field(default_factory=deque)
+    followed: list[Batch | BaseException] = field(default_factory=list)
+
+    def check(self) -> None:
+        if not self.exists:
+            raise ChannelNotFoundError(f"there is no channel {self.name!r}", channel=self.name)
+
+    def append(self, events: Iterable[Event | bytes | str], stamp: Stamp | None = None) -> Receipt:
+        self.check()
+        assert stamp is not None
+        self.stamps.append(stamp)
+        if self.append_errors and (error := self.append_errors.popleft()):
+            raise error
+        numbered = zip(range(stamp.first_sequence, stamp.last_sequence + 1), events, strict=True)
+        new = [(number, event) for number, event in numbered if (stamp.producer_id, number) not in self.stored]
+        if len(self.events) + len(new) > self.config.capacity:
+            raise ChannelFullError(f"channel {self.name!r} is full", channel=self.name, retry_delay_seconds=0.5)
+        first = self.next_sequence
+        for number, event in new:
+            self.stored.add((stamp.producer_id, number))
+            self.add(event)
+        last = self.next_sequence - 1
+        return Receipt(first if new else 0, last if new else 0, deduplicated=len(new) <= stamp.last_sequence - first)
+
+    def add(self, event: Event | bytes | str) -> None:
+        if not isinstance(event, Event):
+            event = Event(event.encode() if isinstance(event, str) else event)
+        self.events.append(replace(event, sequence=self.next_sequence))
+        self.next_sequence += 1
+
+    def transaction(self) -> FakeTransaction:
+        return FakeTransaction(self)
+
+    def peek(self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False) -> Iterator[Batch]:
+        self.check()
+        if follow:
+            yield from self._follow()
+            return
+        shown = [event for event in self.events if (event.sequence or 0) >= from_sequence][: max_events or 10]
+        if shown:
+            yield batch_of(shown, shown[0].sequence or 0)
+
+    def _follow(self) -> Iterator[Batch]:
+        for batch in self.followed:
+            if isinstance(batch, BaseException):
+                raise batch
+            yield batch
+
+    def info(self) -> ChannelInfo:
+        gauges = replace(
+            GAUGES,
+            queued_events=len(self.events),
+            body_bytes=sum(len(event.body) for event in self.events),
+            next_sequence=self.next_sequence,
+        )
+        counters = replace(COUNTERS, event_put_success_count=self.next_sequence - 1)
+        return replace(ORDERS, name=self.name, config=self.config, gauges=gauges, counters=counters, claim=self.claim)
+
+
+@dataclass
+class FakeAdmin:
+    channels: dict[str, FakeChannel]
+    errors: deque[BaseException] = field(default_factory=deque)
+    update_message: str = ""
+    last_config: ChannelConfig | None = None
+
+    def list_channels(self) -> list[ChannelInfo]:
+        if self.errors:
+            raise self.errors.popleft()
+        return [self.channels[name].info() for name in sorted(self.channels)]
+
+    def get_channel(self, name: str) -> ChannelInfo:
+        if self.errors:
+            raise self.errors.popleft()
+        return self._existing(name).info()
+
+    def create_channel(self, name: str, config: ChannelConfig) -> ChannelInfo:
+        if name in self.channels:
+            raise ChannelExistsError(f"channel {name!r} is there already", channel=name)
+        self.last_config = config
+        self.channels[name] = FakeChannel(name)
+        return self.channels[name].info()
+
+    def update_channel(self, name: str, config: ChannelConfig) -> ChannelUpdate:
+        channel = self._existing(name)
+        self.last_config = config
+        return ChannelUpdate(channel=channel.info(), applied=not self.update_message, message=self.update_message)
+
+    def delete_channel(self, name: str, *, force: bool = False) -> None:
+        if self._existing(name).events and not force:
+            raise ChannelNotEmptyError(f"channel {name!r} holds events", channel=name)
+        del self.channels[name]
+
+    def purge_channel(self, name: str) -> int:
+        events = self._existing(name).events
+        count = len(events)
+        events.clear()
+        return count
+
+    def _existing(self, name: str) -> FakeChannel:
+        channel = self.channels.get(name, FakeChannel(name, exists=False))
+        channel.check()
+        return channel
+
+
+class FakeClient:
+    """Stands for `Client`; has the channel `orders`."""
+
+    def __init__(self) -> None:
+        self.orders = FakeChannel("orders")
+        self.admin = FakeAdmin({"orders": self.orders})
+        self.endpoint = ""
+        self.timeout_seconds = 0.0
+        self.is_closed = False
+
+    def orders_with(self, **limits: int) -> FakeChannel:
+        """The channel, with other limits."""
+        self.orders.config = replace(self.orders.config, **limits)  # type: ignore[arg-type] # limits are numbers
+        return self.orders
+
+    def connect(self, endpoint: str, timeout_seconds: float) -> Self:
+        self.endpoint, self.timeout_seconds = endpoint, timeout_seconds
+        return self
+
+    def channel(self, name: str) -> FakeChannel:
+        return self.admin.channels.get(name, FakeChannel(name, exists=False))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.is_closed = True

@@ -1,0 +1,177 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from millrace_client import ChannelConfig, ChannelType, ClaimStatus
+from tests.unit.cli.conftest import RunMillrace
+from tests.unit.cli.fake_client import FakeChannel, FakeClient
+
+
+def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunMillrace) -> None:
+    """No colours, no borders, nothing cut off, however long a name is."""
+    long_name = "a" * 64
+    client.admin.channels[long_name] = FakeChannel(
+        long_name, claim=ClaimStatus(reader_id="r" * 128, epoch=1, remaining_seconds=1.0)
+    )
+    client.orders.add("12345")
+    heading, first, second = millrace("channels").stdout.splitlines()
+    assert " ".join(heading.split()) == "CHANNEL TYPE QUEUED TAKEN CAPACITY FILL BYTES NEXT TXNS CLAIM"
+    assert first.split() == [long_name, "memory", "0", "0", "100", "0%", "0", "B", "1", "0", "r" * 128]
+    assert second.split() == ["orders", "memory", "1", "0", "100", "1%", "5", "B", "2", "0", "-"]
+
+
+def test_channels_with_markup_in_a_name_show_it(client: FakeClient, millrace: RunMillrace) -> None:
+    """What a server sends is text, never instructions for the screen."""
+    client.admin.channels["[red]"] = FakeChannel("[red]")
+    assert "[red]" in millrace("channels").stdout
+
+
+def test_channels_as_json_are_one_array(client: FakeClient, millrace: RunMillrace) -> None:
+    """By name, as the server lists them."""
+    client.admin.channels["audit"] = FakeChannel("audit")
+    assert [channel["name"] for channel in json.loads(millrace("channels", "--json").stdout)] == ["audit", "orders"]
+
+
+def test_channels_where_there_are_none_are_an_empty_array(client: FakeClient, millrace: RunMillrace) -> None:
+    """No channels are no failure."""
+    client.admin.channels.clear()
+    result = millrace("channels", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
+
+
+def test_show_a_channel_tells_all_of_it(client: FakeClient, millrace: RunMillrace) -> None:
+    """Limits, gauges and counters stand under the names that the wire has."""
+    lines = dict(
+        line.split(maxsplit=1) for line in millrace("channel", "show", "orders").stdout.splitlines() if " " in line
+    )
+    assert lines["name"] == "orders"
+    assert lines["byte_capacity"] == "1,000,000"
+    assert lines["lease_seconds"] == "30"
+    assert lines["next_sequence"] == "1"
+    assert lines["claim"] == "-"
+
+
+def test_show_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
+    """The sentence tells where to find the names."""
+    result = millrace("channel", "show", "nosuch", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "`millrace channels`" in result.stderr
+
+
+def test_create_without_options_leaves_all_to_the_server(client: FakeClient, millrace: RunMillrace) -> None:
+    """Only the type is said, as the wire wants it."""
+    result = millrace("channel", "create", "audit")
+    assert result.exit_code == 0
+    assert client.admin.last_config == ChannelConfig(type=ChannelType.MEMORY)
+    assert result.stdout.startswith("name ")
+
+
+def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMillrace) -> None:
+    """Sizes are read as people write them, and durations are seconds."""
+    options = (
+        "--type file --capacity 5 --transaction-capacity 4 --byte-capacity 1.5MiB --byte-capacity-buffer-percentage 0"
+        " --keep-alive 0 --lease 2.5 --open-transactions-max 3 --json"
+    )
+    result = millrace("channel", "create", "audit", *options.split())
+    assert client.admin.last_config == ChannelConfig(
+        type=ChannelType.FILE,
+        capacity=5,
+        transaction_capacity=4,
+        byte_capacity=1_572_864,
+        byte_capacity_buffer_percentage=0,
+        keep_alive_seconds=0.0,
+        lease_seconds=2.5,
+        open_transactions_max=3,
+    )
+    assert json.loads(result.stdout)["name"] == "audit"
+
+
+def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None:
+    """The sentence tells how to change it instead."""
+    result = millrace("channel", "create", "orders")
+    assert result.exit_code == 1
+    assert "`millrace channel update orders`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--type", "disk"),
+        ("--capacity", "0"),
+        ("--byte-capacity", "many"),
+        ("--byte-capacity", "9" * 400 + ".5"),
+        ("--byte-capacity-buffer-percentage", "100"),
+        ("--keep-alive", "-1"),
+        ("--lease", "nan"),
+        ("--open-transactions-max", "0"),
+    ],
+)
+def test_create_with_impossible_limits_is_a_usage_error(
+    client: FakeClient, millrace: RunMillrace, option: tuple[str, str]
+) -> None:
+    """The option is named, and nothing is made."""
+    result = millrace("channel", "create", "audit", *option)
+    assert result.exit_code == 2
+    assert option[0] in result.stderr
+    assert "audit" not in client.admin.channels
+
+
+def test_update_some_limits_leaves_the_others(client: FakeClient, millrace: RunMillrace) -> None:
+    """What is not said is not sent."""
+    result = millrace("channel", "update", "orders", "--capacity", "500")
+    assert result.exit_code == 0
+    assert client.admin.last_config == ChannelConfig(capacity=500)
+
+
+def test_update_without_room_to_shrink_ends_with_5(client: FakeClient, millrace: RunMillrace) -> None:
+    """Nothing was changed, which a script must be able to tell."""
+    client.admin.update_message = "the channel holds 80 events, more than 50."
+    result = millrace("channel", "update", "orders", "--capacity", "50", "--json")
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert result.stderr == (
+        "millrace: nothing was changed: the channel holds 80 events, more than 50; take events out, then try again\n"
+    )
+
+
+def test_update_without_limits_is_a_usage_error(client: FakeClient, millrace: RunMillrace) -> None:
+    """A command that would change nothing is a mistake."""
+    result = millrace("channel", "update", "orders")
+    assert (result.exit_code, client.admin.last_config) == (2, None)
+
+
+def test_delete_an_empty_channel_is_quiet(client: FakeClient, millrace: RunMillrace) -> None:
+    """Done is done."""
+    result = millrace("channel", "delete", "orders")
+    assert (result.exit_code, result.output, list(client.admin.channels)) == (0, "", [])
+
+
+def test_delete_a_channel_with_events_needs_force(client: FakeClient, millrace: RunMillrace) -> None:
+    """Events are lost only when somebody says so."""
+    client.orders.add("one")
+    refused = millrace("channel", "delete", "orders")
+    assert (refused.exit_code, list(client.admin.channels)) == (1, ["orders"])
+    assert "--force" in refused.stderr
+    assert millrace("channel", "delete", "orders", "--force").exit_code == 0
+    assert not client.admin.channels
+
+
+def test_purge_without_a_terminal_does_not_ask(client: FakeClient, millrace: RunMillrace) -> None:
+    """A script that says purge means it."""
+    client.orders.add("one")
+    result = millrace("channel", "purge", "orders")
+    assert (result.exit_code, result.stdout) == (0, "1 event removed\n")
+
+
+def test_purge_as_json_tells_the_count(client: FakeClient, millrace: RunMillrace) -> None:
+    """The name is the wire's."""
+    assert json.loads(millrace("channel", "purge", "orders", "--json").stdout) == {"purged_count": 0}
+
+
+def test_show_a_claimed_channel_names_the_reader(client: FakeClient, millrace: RunMillrace) -> None:
+    """Whoever finds a channel claimed learns by whom, and for how long."""
+    client.orders.claim = replace(ClaimStatus(reader_id="spark", epoch=2, remaining_seconds=0.25))
+    shown = millrace("channel", "show", "orders").stdout
+    assert "reader_id" in shown
+    assert "spark" in shown
+    assert "0.25" in shown

@@ -1,0 +1,87 @@
+import re
+
+import pytest
+
+from millrace_client import ChannelFullError, ChannelNotFoundError, MillraceError, UnavailableError, errors
+from millrace_client.cli.exit_codes import ExitCode
+from millrace_client.cli.failures import ADVICE, exit_code_of, sentence_of
+
+SERVER = "collector-1:7070"
+
+
+def all_error_classes() -> list[type[MillraceError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MillraceError)]
+
+
+def test_sentence_of_a_refusal_tells_what_happened_and_what_to_do() -> None:
+    """The server's message comes first, then the advice with the names filled in."""
+    error = ChannelFullError("the channel holds 100 events of 100.", channel="orders")
+    assert sentence_of(error, SERVER) == (
+        "the channel holds 100 events of 100; take events out, or make room with"
+        " `millrace channel update orders --capacity N`"
+    )
+
+
+def test_sentence_of_no_server_names_the_address() -> None:
+    """What gRPC says of sockets is replaced by what a person can use."""
+    error = UnavailableError("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7070")
+    assert sentence_of(error, SERVER) == (
+        "no server answers at collector-1:7070; start one with `millraced serve`, or name another with --server or"
+        " MILLRACE_SERVER"
+    )
+
+
+def test_sentence_of_an_unknown_reason_is_the_message() -> None:
+    """A newer server may have reasons that this client does not know."""
+    error = MillraceError("the moon is in the way.", reason="MOON_IN_THE_WAY")
+    assert sentence_of(error, SERVER) == "the moon is in the way"
+    assert exit_code_of(error) is ExitCode.REFUSED
+
+
+def test_sentence_of_an_empty_message_is_the_reason() -> None:
+    """Something is said in any case."""
+    assert sentence_of(MillraceError("", reason="MOON_IN_THE_WAY"), SERVER) == "MOON_IN_THE_WAY"
+
+
+def test_sentence_of_a_hostile_message_stays_one_plain_line() -> None:
+    """A message cannot drive the terminal, nor pretend to be several."""
+    error = MillraceError("a\n\x1b[2Jmillrace: all is well", reason="MOON_IN_THE_WAY")
+    assert sentence_of(error, SERVER) == "a\\n\\x1b[2Jmillrace: all is well"
+
+
+def test_sentence_of_hostile_names_fills_them_in_as_they_are() -> None:
+    """Braces in names are no places to fill in."""
+    error = ChannelNotFoundError("none", channel="{server}")
+    assert sentence_of(error, "{channel}").startswith("the server at {channel} has no channel {server};")
+
+
+@pytest.mark.parametrize("reason", sorted(ADVICE))
+def test_advice_of_each_reason_is_one_sentence(reason: str) -> None:
+    """Advice follows a semicolon, ends without a full stop, and leaves no place unfilled."""
+    sentence = sentence_of(MillraceError("it went wrong", reason=reason), SERVER)
+    assert not re.search(r"[.{}]$|[{}]|\n|  ", sentence)
+    assert exit_code_of(MillraceError("it went wrong", reason=reason)) is not ExitCode.OK
+
+
+def test_advice_where_a_retry_can_help_ends_with_later() -> None:
+    """Scripts may wait and try again exactly where the code says so."""
+    later = {reason for reason, advice in ADVICE.items() if advice.exit_code is ExitCode.LATER}
+    assert later == {
+        "CHANNEL_CLAIMED",
+        "TXNS_OPEN",
+        "CHANNEL_FULL",
+        "BYTES_FULL",
+        "DISK_FULL",
+        "TOO_MANY_TXNS",
+        "OVERLOADED",
+        "REPLAYING",
+        "DRAINING",
+        "LEASE_EXPIRED",
+        "TXN_NOT_FOUND",
+    }
+
+
+def test_advice_reasons_are_all_known_to_the_client() -> None:
+    """A reason that was renamed would lose its advice in silence."""
+    known = {kind.default_reason for kind in all_error_classes()} | {"UNIMPLEMENTED"}
+    assert set(ADVICE) <= known

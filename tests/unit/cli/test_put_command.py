@@ -1,0 +1,189 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from millrace_client import ChannelFullError, Event, TxnCapacityError, UnavailableError
+from millrace_client.cli.put_command import parse_headers
+from tests.unit.cli.conftest import RunMillrace
+from tests.unit.cli.fake_client import FakeChannel, FakeClient
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "access.log"
+    path.write_text("".join(f"line {number}\n" for number in range(250)))
+    return path
+
+
+@pytest.fixture
+def roomy(client: FakeClient) -> FakeChannel:
+    """A channel with room for all lines, which takes 100 at once."""
+    return client.orders_with(capacity=1000)
+
+
+def test_parse_headers_with_odd_values_keeps_them() -> None:
+    """Only the first equals sign divides, and a value may be empty."""
+    assert parse_headers(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a"], "is no header"),
+        (["=b"], "is no header"),
+        (["a=1", "a=2"], "comes twice"),
+        (["a=\udcff"], "is not UTF-8"),
+    ],
+)
+def test_parse_headers_of_nonsense_says_why(texts: list[str], message: str) -> None:
+    """Each kind of mistake has its own words."""
+    with pytest.raises(ValueError, match=message):
+        parse_headers(texts)
+
+
+def test_put_a_file_stores_its_lines_and_tells(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """All lines, in order, in batches of what the channel takes at once."""
+    result = millrace("put", "orders", str(log))
+    assert result.exit_code == 0
+    assert result.stdout == "orders: 250 lines read, 250 events committed, sequences 1 to 250\n"
+    assert [event.body for event in roomy.events] == log.read_bytes().splitlines()
+    assert [stamp.last_sequence for stamp in roomy.stamps] == [99, 199, 249]
+
+
+def test_put_with_headers_and_batch_size_uses_them(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """Each event gets all headers, and no batch is larger."""
+    millrace("put", "orders", str(log), "--header", "host=a", "--header", "kind=access", "--batch-size", "30")
+    assert roomy.events[249] == Event(b"line 249", {"host": "a", "kind": "access"}, 250)
+    assert len(roomy.stamps) == 9
+
+
+def test_put_as_json_writes_one_document(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """The account for programs says that it is complete."""
+    document = json.loads(millrace("put", "orders", str(log), "--json").stdout)
+    assert (document["complete"], document["events_committed"], document["resume_skip_lines"]) == (True, 250, 250)
+
+
+def test_put_again_with_the_same_producer_stores_nothing_twice(
+    roomy: FakeChannel, millrace: RunMillrace, log: Path
+) -> None:
+    """A put that ended in doubt can simply be run again under its id."""
+    millrace("put", "orders", str(log), "--producer-id", "p-1")
+    result = millrace("put", "orders", str(log), "--producer-id", "p-1")
+    assert len(roomy.events) == 250
+    assert result.stdout == "orders: 250 lines read, 0 events committed, 250 of the lines stored before\n"
+
+
+def test_put_again_with_another_producer_stores_again(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """Without an id each run is a producer of its own."""
+    for _ in range(2):
+        millrace("put", "orders", str(log))
+    assert len(roomy.events) == 500
+
+
+def test_put_into_a_full_channel_tells_how_to_resume(orders: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """What was committed is told exactly, and the command that stores the rest can be pasted."""
+    result = millrace("put", "orders", str(log), "--patience", "0", "--producer-id", "p-1", "--header", "a=b")
+    assert (result.exit_code, result.stdout) == (5, "")
+    refusal, account = result.stderr.splitlines()
+    assert refusal.startswith("millrace: channel 'orders' is full; take events out, ")
+    resume = f"millrace put orders {log} --header=a=b --skip-lines 100 --producer-id p-1"
+    counts = "200 lines read, 100 events committed, sequences 1 to 100"
+    assert account == f"millrace: orders: {counts}; to store the rest, run `{resume}`"
+
+
+def test_put_resumed_as_it_said_stores_the_rest_once(client: FakeClient, millrace: RunMillrace, log: Path) -> None:
+    """Two runs together store each line once, also where the first one did not learn what became of its last batch."""
+    orders = client.orders_with(capacity=1000)
+    orders.append_errors.extend([None, UnavailableError("gone")])
+    first = millrace("put", "orders", str(log), "--producer-id", "p-1", "--json", "--batch-size", "90")
+    resume = json.loads(first.stdout)["resume_skip_lines"]
+    # The answer was lost, not the batch.
+    orders.append([f"line {number}" for number in range(90, 180)], orders.stamps[-1])
+    second = millrace("put", "orders", str(log), "--skip-lines", str(resume), "--producer-id", "p-1")
+    assert (first.exit_code, second.exit_code, resume) == (3, 0, 90)
+    assert [event.body for event in orders.events] == log.read_bytes().splitlines()
+
+
+def test_put_interrupted_tells_how_to_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """Ctrl-C leaves the same account."""
+    roomy.append_errors.extend([None, KeyboardInterrupt()])
+    result = millrace("put", "orders", str(log))
+    assert result.exit_code == 130
+    assert "100 events committed" in result.stderr
+    assert "--skip-lines 100 --producer-id put-" in result.stderr
+
+
+def test_put_to_another_server_names_it_in_the_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """The command must go to the same place."""
+    roomy.append_errors.append(TxnCapacityError("too many", channel="orders"))
+    result = millrace("--server", "elsewhere:1", "put", "orders", str(log), "--batch-size", "5")
+    assert result.exit_code == 1
+    assert "--batch-size=5 --server=elsewhere:1 --skip-lines 0" in result.stderr
+
+
+def test_put_that_waits_says_so_once_a_wait(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """A log is not filled with one and the same line."""
+    full = ChannelFullError("full", channel="orders", retry_delay_seconds=0.001)
+    roomy.append_errors.extend([full, full, None, None, full, None])
+    result = millrace("put", "orders", str(log))
+    assert result.exit_code == 0
+    assert result.stderr == "millrace: full; trying again for up to 60 s\n" * 2
+
+
+def test_put_a_batch_above_the_transaction_capacity_is_a_usage_error(millrace: RunMillrace, log: Path) -> None:
+    """It is refused before a line is read, and the sentence names the limit."""
+    result = millrace("put", "orders", str(log), "--batch-size", "101")
+    assert result.exit_code == 2
+    assert "--batch-size 101 is above the transaction capacity of orders, 100;" in result.stderr
+
+
+def test_put_an_unreadable_file_is_a_usage_error(millrace: RunMillrace, tmp_path: Path) -> None:
+    """Neither a file that is not there nor a folder can be read."""
+    missing = millrace("put", "orders", str(tmp_path / "nosuch"))
+    folder = millrace("put", "orders", str(tmp_path))
+    assert (missing.exit_code, folder.exit_code) == (2, 2)
+    assert missing.stderr == (
+        f"millrace: cannot read {tmp_path}/nosuch: No such file or directory; name a file that can be read\n"
+    )
+    assert folder.stderr == f"millrace: cannot read {tmp_path}: Is a directory; name a file that can be read\n"
+
+
+def test_put_skipping_too_much_is_a_usage_error(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
+    """It is most likely another file; nothing is stored."""
+    result = millrace("put", "orders", str(log), "--skip-lines", "251")
+    assert (result.exit_code, len(roomy.events)) == (2, 0)
+    assert "the input has 250 lines, and 251 were to be skipped" in result.stderr
+
+
+def test_put_an_empty_file_stores_nothing(orders: FakeChannel, millrace: RunMillrace, tmp_path: Path) -> None:
+    """No lines are no failure."""
+    (tmp_path / "empty").touch()
+    result = millrace("put", "orders", str(tmp_path / "empty"))
+    assert (result.exit_code, result.stdout) == (0, "orders: 0 lines read, 0 events committed\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--header", "x"),
+        ("--batch-size", "0"),
+        ("--patience", "-1"),
+        ("--skip-lines", "-1"),
+        ("--producer-id", "\udcff"),
+    ],
+)
+def test_put_with_impossible_options_is_a_usage_error(
+    orders: FakeChannel, millrace: RunMillrace, log: Path, arguments: tuple[str, str]
+) -> None:
+    """The option is named, and nothing is stored."""
+    result = millrace("put", "orders", str(log), *arguments)
+    assert (result.exit_code, len(orders.events)) == (2, 0)
+    assert arguments[0] in result.stderr
+
+
+def test_put_into_a_name_that_cannot_be_sent_is_a_usage_error(millrace: RunMillrace, log: Path) -> None:
+    """Bytes that are not UTF-8 end as a sentence, not as a traceback."""
+    result = millrace("put", "\udcff", str(log))
+    assert result.exit_code == 2
+    assert "is not UTF-8" in result.stderr

@@ -1,0 +1,62 @@
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from millrace_client import ChannelFullError
+from millrace_client.cli.put_progress import BarProgress, NotedProgress, progress_columns, shown_progress
+
+FULL = ChannelFullError("no room for 100 more", channel="orders")
+
+
+def drawn(total_bytes: int | None, *, is_waiting: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    with Progress(*progress_columns(total_bytes), console=console, auto_refresh=False) as progress:
+        bar = BarProgress(progress, "put", total_bytes)
+        bar.committed(1000, 50_000)
+        bar.committed(1000, 50_000)
+        if is_waiting:
+            bar.waiting(FULL, 60.0)
+        progress.refresh()
+        with console.capture() as captured:
+            console.print(progress.get_renderable())
+    return captured.get()
+
+
+def test_bar_of_a_file_tells_bytes_and_lines() -> None:
+    """How far it is, of how much."""
+    text = drawn(200_000, is_waiting=False)
+    assert "100.0/200.0 kB" in text
+    assert "2,000 lines" in text
+
+
+def test_bar_of_a_pipe_tells_lines() -> None:
+    """Without a size there is no end to show."""
+    text = drawn(None, is_waiting=False)
+    assert "2,000 lines" in text
+    assert "/" not in text.replace("/s", "")
+
+
+def test_bar_while_waiting_says_why_and_how_long() -> None:
+    """Short enough to leave the bar its place."""
+    assert "put: channel full, waiting up to 60 s" in drawn(200_000, is_waiting=True)
+
+
+def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next wait gets its own."""
+    progress = NotedProgress()
+    progress.waiting(FULL, 60.0)
+    progress.waiting(FULL, 60.0)
+    progress.committed(1, 1)
+    progress.waiting(FULL, 0.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "millrace: no room for 100 more; trying again for up to 60 s",
+        "millrace: no room for 100 more; trying again for up to 0.5 s",
+    ]
+
+
+def test_shown_progress_without_a_terminal_writes_notes() -> None:
+    """Logs get sentences, never bars."""
+    with shown_progress("put", 100) as progress:
+        assert isinstance(progress, NotedProgress)

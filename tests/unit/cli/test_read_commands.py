@@ -1,0 +1,153 @@
+import json
+
+import pytest
+
+from millrace_client import ChannelClaimedError, Event, LeaseExpiredError, UnavailableError
+from tests.unit.cli.conftest import RunMillrace
+from tests.unit.cli.fake_client import FakeChannel, batch_of
+
+
+@pytest.fixture
+def filled(orders: FakeChannel) -> FakeChannel:
+    for number in range(250):
+        orders.add(f"line {number}")
+    return orders
+
+
+def test_take_without_options_takes_all(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """As many transactions as it needs, without waiting, in order."""
+    result = millrace("take", "orders")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [f"line {number}" for number in range(250)]
+    assert not filled.events
+    assert set(filled.waits) == {0}
+
+
+def test_take_with_a_maximum_takes_no_more(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """The maximum holds over all transactions."""
+    result = millrace("take", "orders", "--max-events", "120")
+    assert result.stdout.splitlines()[-1] == "line 119"
+    assert len(filled.events) == 130
+
+
+def test_take_with_a_wait_waits_for_each_next_event(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """The wait is given to the server, which answers as soon as there is an event."""
+    orders.add("one")
+    result = millrace("take", "orders", "--wait", "7.5")
+    assert result.stdout == "one\n"
+    assert orders.waits == [7.5, 7.5]
+
+
+def test_take_where_there_is_nothing_ends_with_4(millrace: RunMillrace) -> None:
+    """A script can tell an empty channel from an empty line."""
+    result = millrace("take", "orders")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr == "millrace: there is nothing to take in orders; wait for events with --wait SECONDS\n"
+
+
+def test_take_when_the_commit_fails_says_what_comes_again(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """Lines that were written and not taken are named, and they are the last ones only."""
+    filled.commit_errors.extend([None, LeaseExpiredError("the lease ran out")])
+    result = millrace("take", "orders")
+    assert result.exit_code == 5
+    assert result.stderr.splitlines() == [
+        "millrace: the lease ran out; the events are back in the channel, so run the command again",
+        "millrace: up to 100 events written last may come again: taking them was cut short",
+    ]
+    assert filled.events[0].body == b"line 100"
+
+
+def test_take_when_the_server_has_gone_says_only_that(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """Nothing was written, so nothing can come again."""
+    orders.commit_errors.append(UnavailableError("gone"))
+    result = millrace("take", "orders")
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_take_of_a_claimed_channel_ends_with_5(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """The claim may end, so a later try may succeed."""
+    orders.commit_errors.append(ChannelClaimedError("reader 'spark' has claimed it", channel="orders"))
+    result = millrace("take", "orders")
+    assert result.exit_code == 5
+    assert "`millrace channel show orders`" in result.stderr
+
+
+def test_take_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
+    """The sentence tells how to find or make one."""
+    result = millrace("take", "nosuch")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "millrace: the server at 127.0.0.1:7070 has no channel nosuch; see the names with `millrace channels`,"
+        " or make it with `millrace channel create nosuch`\n"
+    )
+
+
+@pytest.mark.parametrize("option", [("--max-events", "-1"), ("--wait", "-1"), ("--wait", "3601"), ("--wait", "nan")])
+def test_take_with_impossible_numbers_is_a_usage_error(
+    filled: FakeChannel, millrace: RunMillrace, option: tuple[str, str]
+) -> None:
+    """Nothing is taken where the command line is wrong."""
+    assert millrace("take", "orders", *option).exit_code == 2
+    assert len(filled.events) == 250
+
+
+def test_take_as_json_and_long_is_a_usage_error(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """Two formats at once are refused before anything is taken."""
+    result = millrace("take", "orders", "--json", "--long")
+    assert (result.exit_code, len(filled.events)) == (2, 250)
+    assert result.stderr == "millrace: --json and --long exclude each other; give one of them\n"
+
+
+def test_take_as_json_writes_one_object_a_line(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """Sequences and headers come along."""
+    orders.add(Event(b"one", {"host": "a"}))
+    result = millrace("take", "orders", "--json")
+    assert json.loads(result.stdout) == {"sequence": 1, "headers": {"host": "a"}, "body": "one"}
+
+
+def test_peek_without_options_shows_ten_and_takes_none(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """The oldest ones, which stay."""
+    result = millrace("peek", "orders")
+    assert result.stdout.splitlines() == [f"line {number}" for number in range(10)]
+    assert len(filled.events) == 250
+
+
+def test_peek_from_a_sequence_begins_there(filled: FakeChannel, millrace: RunMillrace) -> None:
+    """Any part of the queue can be looked at."""
+    result = millrace("peek", "orders", "--from", "200", "-n", "2", "--long")
+    assert result.stdout == "200\t-\tline 199\n201\t-\tline 200\n"
+
+
+def test_peek_where_there_is_nothing_ends_with_4(millrace: RunMillrace) -> None:
+    """A script can tell that nothing was shown."""
+    result = millrace("peek", "orders")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "`millrace tail orders`" in result.stderr
+
+
+def test_tail_until_interrupted_ends_with_0(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """Ctrl-C is how a tail ends, not how it fails."""
+    orders.followed = [batch_of([Event(b"one"), Event(b"two")]), KeyboardInterrupt()]
+    result = millrace("tail", "orders")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "one\ntwo\n", "")
+
+
+def test_tail_that_is_too_slow_says_what_it_left_out(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """A gap is told beside the output, never in silence."""
+    orders.followed = [batch_of([Event(b"late")], first_sequence=1001, skipped_events=1000)]
+    result = millrace("tail", "orders")
+    assert result.stdout == "late\n"
+    assert result.stderr == "millrace: 1,000 events left out before sequence 1,001\n"
+
+
+def test_tail_when_the_server_goes_ends_with_3(orders: FakeChannel, millrace: RunMillrace) -> None:
+    """What came before is written."""
+    orders.followed = [batch_of([Event(b"one")]), UnavailableError("gone")]
+    result = millrace("tail", "orders")
+    assert (result.exit_code, result.stdout) == (3, "one\n")
+
+
+def test_tail_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
+    """There is nothing to follow."""
+    assert millrace("tail", "nosuch").exit_code == 1

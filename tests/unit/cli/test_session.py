@@ -1,0 +1,95 @@
+import re
+
+import pytest
+
+from millrace_client.cli.failures import CommandError
+from millrace_client.cli.session import DEFAULT_SERVER, SERVER_VARIABLE, Session, parse_server
+from tests.unit.cli.conftest import RunMillrace
+from tests.unit.cli.fake_client import FakeClient
+
+
+@pytest.mark.parametrize(
+    ("text", "server"),
+    [
+        ("collector-1:7070", "collector-1:7070"),
+        ("collector-1", "collector-1:7070"),
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        ("[::1]:65535", "[::1]:65535"),
+        ("[::1]", "[::1]:7070"),
+        ("unix:/run/millrace.sock", "unix:/run/millrace.sock"),
+        ("dns:///collector-1:7070", "dns:///collector-1:7070"),
+    ],
+)
+def test_parse_server_of_addresses_completes_them(text: str, server: str) -> None:
+    """A missing port is the default one, and gRPC's own forms pass through."""
+    assert parse_server(text) == server
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":7070", "a:", "a:0", "a:65536", "a:x", "::1", "a b:7070", "a\n:7070", "\udcff:7070", "a:٣"]
+)
+def test_parse_server_of_nonsense_says_what_is_allowed(text: str) -> None:
+    """What names no server is refused before anything is sent."""
+    with pytest.raises(ValueError, match="write HOST:PORT"):
+        parse_server(text)
+
+
+def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing said means the address that a server without configuration listens on."""
+    monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+    assert Session().address == DEFAULT_SERVER
+
+
+def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever set the variable long ago must be reminded of it."""
+    monkeypatch.setenv(SERVER_VARIABLE, "a:b")
+    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is no server"):
+        _ = Session().address
+
+
+def test_server_said_in_several_places_is_the_nearest(
+    client: FakeClient, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the command wins over before the command, and that over the environment."""
+    monkeypatch.setenv(SERVER_VARIABLE, "environment:1")
+    millrace("channels")
+    assert client.endpoint == "environment:1"
+    millrace("--server", "before:2", "channels")
+    assert client.endpoint == "before:2"
+    millrace("--server", "before:2", "channels", "--server", "behind:3")
+    assert client.endpoint == "behind:3"
+
+
+def test_timeout_said_in_several_places_is_the_nearest(client: FakeClient, millrace: RunMillrace) -> None:
+    """Behind the command wins over before the command, and that over the client's default."""
+    millrace("channels")
+    assert client.timeout_seconds == 20.0
+    millrace("--timeout", "5", "channels")
+    assert client.timeout_seconds == 5.0
+    millrace("--timeout", "5", "channel", "show", "orders", "--timeout", "1.5")
+    assert client.timeout_seconds == 1.5
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
+def test_timeout_that_makes_no_sense_is_a_usage_error(millrace: RunMillrace, timeout: str) -> None:
+    """A timeout is a number of seconds above zero, and finite."""
+    result = millrace("channels", "--timeout", timeout)
+    assert result.exit_code == 2
+    assert "--timeout" in result.stderr
+
+
+def test_commands_when_done_close_their_client(client: FakeClient, millrace: RunMillrace) -> None:
+    """Also a command that fails leaves no connection behind."""
+    millrace("take", "nosuch")
+    assert client.is_closed
+
+
+def test_help_of_each_command_shows_the_connection_options(millrace: RunMillrace) -> None:
+    """Whoever looks for --server finds it with the command at hand."""
+    for command in ("channels", "put", "take", "peek", "tail", "top", *(f"channel {verb}" for verb in CHANNEL_VERBS)):
+        result = millrace(*command.split(), "--help")
+        assert result.exit_code == 0
+        assert re.search(r"--server HOST:PORT", result.stdout)
+
+
+CHANNEL_VERBS = ("create", "show", "update", "delete", "purge")

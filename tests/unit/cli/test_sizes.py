@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace_client.cli.sizes import format_byte_size, parse_byte_size
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("4096B", 4096),
+        ("64KiB", 65536),
+        ("64 kib", 65536),
+        ("10MB", 10_000_000),
+        ("1.5GiB", 1_610_612_736),
+        (" 2TiB ", 2 * 2**40),
+        ("9007199254740993", 9_007_199_254_740_993),
+    ],
+)
+def test_parse_byte_size_with_units_gives_bytes(text: str, count: int) -> None:
+    """Decimal and binary units are told apart, and whole numbers stay exact."""
+    assert parse_byte_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "KiB", "-1", "1e6", "1.KiB", "12 potatoes", "1 2", "٣", "1,000"])
+def test_parse_byte_size_of_nonsense_says_what_is_allowed(text: str) -> None:
+    """What is no size is refused with examples of what is."""
+    with pytest.raises(ValueError, match="write bytes such as 4096"):
+        parse_byte_size(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_610_612_736, "1.5 GiB"), (2**60, "1048576.0 TiB")],
+)
+def test_format_byte_size_of_counts_picks_the_largest_unit(count: int, text: str) -> None:
+    """Numbers stay short until there is no larger unit."""
+    assert format_byte_size(count) == text
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_parse_byte_size_of_what_was_formatted_is_near(count: int) -> None:
+    """Formatting loses at most the digits that it does not show."""
+    assert parse_byte_size(format_byte_size(count)) == pytest.approx(count, rel=0.06, abs=1)

@@ -1,0 +1,80 @@
+import json
+from typing import Any, cast
+
+import pytest
+
+from millrace_client import UnavailableError
+from millrace_client.cli.failures import CommandError
+from millrace_client.cli.top_command import ChannelWatch, try_to_look
+from tests.unit.cli.conftest import RunMillrace
+from tests.unit.cli.fake_client import FakeChannel, FakeClient
+
+
+def watch_of(client: FakeClient, *names: str) -> ChannelWatch:
+    return ChannelWatch(cast("Any", client), names)
+
+
+def test_top_in_a_pipe_writes_one_plain_table(client: FakeClient, millrace: RunMillrace) -> None:
+    """Two looks, so that there are rates, and one answer."""
+    client.orders.add("12345")
+    result = millrace("top", "--interval", "0.1")
+    heading, row = result.stdout.splitlines()
+    assert " ".join(heading.split()) == "CHANNEL DEPTH FILL BYTES IN/S OUT/S TXNS WAITING CLAIM"
+    assert row.split() == ["orders", "1", "1%", "5", "B", "0", "0", "0", "0", "-"]
+
+
+def test_top_as_json_tells_rates(millrace: RunMillrace) -> None:
+    """The channel as elsewhere, and its rates."""
+    (document,) = json.loads(millrace("top", "--json", "--interval", "0.1").stdout)
+    assert document["name"] == "orders"
+    assert document["events_per_second"] == {"in": 0.0, "out": 0.0}
+
+
+def test_top_of_named_channels_shows_only_them(client: FakeClient, millrace: RunMillrace) -> None:
+    """Other channels are left out."""
+    client.admin.channels["audit"] = FakeChannel("audit")
+    result = millrace("top", "audit", "--json", "--interval", "0.1")
+    assert [channel["name"] for channel in json.loads(result.stdout)] == ["audit"]
+
+
+def test_top_of_an_unknown_channel_ends_with_1(millrace: RunMillrace) -> None:
+    """A name that is not there is told at once."""
+    result = millrace("top", "nosuch", "orders")
+    assert result.exit_code == 1
+    assert result.stderr == "millrace: there is no channel nosuch; see the names with `millrace channels`\n"
+
+
+def test_top_without_a_server_ends_with_3(client: FakeClient, millrace: RunMillrace) -> None:
+    """It fails at the first look, before a screen is opened."""
+    client.admin.errors.append(UnavailableError("gone"))
+    assert millrace("top").exit_code == 3
+
+
+@pytest.mark.parametrize("interval", ["0", "0.05", "3601", "nan"])
+def test_top_with_an_impossible_interval_is_a_usage_error(millrace: RunMillrace, interval: str) -> None:
+    """Between a tenth of a second and an hour."""
+    assert millrace("top", "--interval", interval).exit_code == 2
+
+
+def test_try_to_look_while_the_server_is_away_keeps_the_last_look(client: FakeClient) -> None:
+    """A restart of the server is watched, not a reason to leave."""
+    watch = watch_of(client)
+    watch.look()
+    client.admin.errors.append(UnavailableError("gone"))
+    assert try_to_look(watch).startswith("trying again: no server answers at ")
+    assert [channel.name for channel in watch.channels] == ["orders"]
+    assert try_to_look(watch) == ""
+
+
+def test_try_to_look_at_a_channel_that_went_says_so(client: FakeClient) -> None:
+    """It may be made again."""
+    watch = watch_of(client, "orders")
+    watch.look()
+    del client.admin.channels["orders"]
+    assert try_to_look(watch).startswith("trying again: there is no channel orders;")
+
+
+def test_look_at_unknown_channels_names_them_all(client: FakeClient) -> None:
+    """All of them at once."""
+    with pytest.raises(CommandError, match=r"^there is no channel a, b; "):
+        watch_of(client, "a", "orders", "b").look()
