@@ -1,0 +1,51 @@
+"""Spark reads Millrace's channels.
+
+Looking, without consuming anything:
+
+    events = spark.read.format("millrace").option("endpoints", "127.0.0.1:7070").option("channel", "orders").load()
+
+One row an event: `(channel: string, endpoint: string, sequence: bigint, headers: map<string, string>, body: binary)`.
+A schema of your own, `.schema("sequence bigint, body binary")`, leaves columns out or orders them anew. `OPTIONS` tells
+all options. When Spark plans the read, which may be once for all actions on a DataFrame, the range is fixed, from the
+oldest event to the newest, and the channel is claimed on each endpoint, so that nobody consumes what the tasks are
+reading in parallel. A few seconds after the last read (`leaseSeconds`) the claim ends by itself; whoever takes from the
+channel before that is told who holds it. Where others have consumed between two actions, the second one says so.
+
+Consuming: events are acknowledged, which removes them, only when you say so, and then exactly those that you have read:
+
+    with millrace_spark.claim_ranges("127.0.0.1:7070", "orders", reader_id="nightly") as claimed:
+        claimed.load(spark).write.mode("append").parquet("orders")
+        claimed.acknowledge()
+
+`claim_ranges` claims the channel and fixes the range on each endpoint. Every action on what `load` returns reads
+exactly that range, however often Spark plans or repeats it and whatever comes into the channel meanwhile: so what is
+acknowledged is what was written, and events that come later wait for the next claim. The claim is kept alive while the
+block runs, however long the job takes, and released at its end. A job that fails leaves the block before anything is
+acknowledged: nothing is consumed, and the next run reads the same again. If the claim is lost all the same (another
+reader took it over, this one began anew elsewhere, or the server could not be reached for longer than the lease),
+reading and acknowledging are refused.
+
+Acknowledge after the write is done, never before: a write that is only planned has read nothing. With several endpoints
+each is acknowledged by itself; where one cannot be reached, repeat `acknowledge`.
+
+Spark finds `format("millrace")` by itself where this package is installed; `register(spark)` makes it known elsewhere.
+"""
+
+from millrace_spark.claims import ClaimedRanges, claim_ranges
+from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.java import ensure_java
+from millrace_spark.options import OPTIONS
+from millrace_spark.ranges import ClaimedRange
+from millrace_spark.source import MillraceDataSource, register
+
+__all__ = [
+    "OPTIONS",
+    "ClaimedRange",
+    "ClaimedRanges",
+    "MillraceDataSource",
+    "MillraceSparkError",
+    "OptionError",
+    "claim_ranges",
+    "ensure_java",
+    "register",
+]

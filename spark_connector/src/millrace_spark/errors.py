@@ -1,0 +1,9 @@
+"""What the connector refuses."""
+
+
+class MillraceSparkError(Exception):
+    """Returned when reading through Spark cannot go on; its message is a sentence that says what to do."""
+
+
+class OptionError(MillraceSparkError):
+    """Returned when an option or a schema is not one that `format("millrace")` knows."""

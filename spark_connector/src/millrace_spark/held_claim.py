@@ -1,0 +1,81 @@
+"""One channel's claim on one endpoint, kept alive."""
+
+import contextlib
+import threading
+import time
+
+import millrace_client as millrace
+from millrace_spark.options import LOOK_LEASE_SECONDS, ClaimOptions
+from millrace_spark.ranges import ClaimedRange
+from millrace_spark.reading import claimed_range
+from millrace_spark.refusals import explained
+
+_CALLS_PER_LEASE = 3
+_PAUSE_SECONDS_MAX = 1.0
+_LOST = {"NOT_CLAIMED", "STALE_EPOCH", "CHANNEL_CLAIMED", "CHANNEL_NOT_FOUND"}
+
+
+class HeldClaim:
+    """Claims at once, then renews from a thread of its own until it is released or the claim is lost.
+
+    It renews by acknowledging again what is acknowledged already, under its epoch. Claiming again would renew it too,
+    but where the lease has run out it would begin a new claim, on a channel from which others may have taken since.
+    """
+
+    def __init__(self, endpoint: str, options: ClaimOptions) -> None:
+        self._client = millrace.connect(endpoint)
+        self._channel = self._client.channel(options.channel)
+        try:
+            with explained(endpoint, options.channel):
+                claim = self._claim(options)
+        except BaseException:
+            self._client.close()
+            raise
+        self.range: ClaimedRange = claimed_range(endpoint, claim, is_held=True)
+        self._is_released = threading.Event()
+        self._thread = threading.Thread(target=self._keep_alive, name=f"millrace-claim-{endpoint}", daemon=True)
+        self._thread.start()
+
+    def acknowledge(self) -> None:
+        """Removes the range's events from the channel."""
+        with explained(self.range.endpoint, self.range.channel):
+            self._acknowledge(self.range.next_sequence - 1)
+
+    def release(self) -> None:
+        """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
+        self._is_released.set()
+        self._thread.join()
+        with contextlib.suppress(millrace.MillraceError):
+            self._channel.release(self.range.reader_id, self.range.epoch)
+        self._client.close()
+
+    def _claim(self, options: ClaimOptions) -> millrace.Claim:
+        if not options.takeover:
+            self._claim_politely(options)
+        # A new epoch, so that an earlier self of this reader that still runs can neither read nor acknowledge any more.
+        return self._channel.claim(options.reader_id, options.lease_seconds, takeover=True)
+
+    def _claim_politely(self, options: ClaimOptions) -> None:
+        """Claims where no other reader's claim lives, and waits for one that is about to end: most likely a look's."""
+        try:
+            self._channel.claim(options.reader_id, options.lease_seconds)
+        except millrace.ChannelClaimedError as error:
+            remaining_seconds = error.retry_delay_seconds
+            if remaining_seconds is None or remaining_seconds > LOOK_LEASE_SECONDS:
+                raise
+            time.sleep(remaining_seconds)
+            self._channel.claim(options.reader_id, options.lease_seconds)
+
+    def _acknowledge(self, through_sequence: int) -> None:
+        self._channel.acknowledge(self.range.reader_id, through_sequence, self.range.epoch)
+
+    def _keep_alive(self) -> None:
+        # Often enough also for a look of the same reader, which shortens the claim's lease to its own.
+        pause_seconds = min(self.range.lease_seconds / _CALLS_PER_LEASE, _PAUSE_SECONDS_MAX)
+        while not self._is_released.wait(pause_seconds):
+            try:
+                self._acknowledge(self.range.first_sequence - 1)
+            except millrace.MillraceError as error:
+                # Whoever reads or acknowledges is told. Any other refusal may pass before the lease has run out.
+                if error.reason in _LOST:
+                    return

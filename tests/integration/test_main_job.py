@@ -1,0 +1,265 @@
+"""The program that `make run` starts."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from rich.console import Console
+from rich.table import Table
+
+import millrace_client as millrace
+from examples.access_log import access_lines, job, main_job, plain_lines
+from examples.access_log.job import CHANNEL, Job, server_toml
+from examples.access_log.local_server import ServerError, local_server
+from examples.access_log.log_file import open_log_file
+from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
+from examples.access_log.sending import RoundLimits
+
+pytestmark = pytest.mark.spark
+
+RUN = Path(__file__).resolve().parents[2] / "examples" / "access_log" / "run.py"
+ACCESS_LINE = '192.0.2.{0} - - [17/May/2015:{1:02}:05:03 +0000] "GET /page/{2}?q={0} HTTP/1.1" {3} 100 "-" "curl"\n'
+
+
+def write_access_log(path: Path, count: int) -> Path:
+    """A log of `count` lines: one in 10 has status 404, each hour its share, and one more line is none of its kind."""
+    lines = (ACCESS_LINE.format(n % 250, n % 24, n % 3, 404 if n % 10 == 0 else 200) for n in range(count - 1))
+    path.write_text("".join(lines) + "what is this?")
+    return path
+
+
+def path_without_java(folder: Path) -> str:
+    """A PATH that leads to all programs but java."""
+    for directory in os.environ["PATH"].split(os.pathsep):
+        for program in Path(directory).iterdir() if Path(directory).is_dir() else ():
+            link = folder / program.name
+            if program.name != "java" and not link.is_symlink():
+                link.symlink_to(program)
+    return str(folder)
+
+
+def server_log(folder: Path) -> list[dict[str, Any]]:
+    """What the server logged; nothing where it was never started."""
+    log = folder / "millraced.log"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@contextmanager
+def job_on(spark: SparkSession, log: Path, folder: Path, limits: RoundLimits) -> Iterator[tuple[Job, io.StringIO]]:
+    """A job with a server of its own, and what it shows."""
+    shown = io.StringIO()
+    with local_server(server_toml(limits), folder / "millraced.log") as endpoint:
+        console = Console(file=shown, width=120)
+        parquet = folder / "parquet"
+        yield (
+            Job(log=open_log_file(log), endpoint=endpoint, spark=spark, folder=parquet, console=console, limits=limits),
+            shown,
+        )
+
+
+def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Path) -> None:
+    """Where there is no Java it brings one; it shows what the log says and equal counts, and leaves nothing running."""
+    log = write_access_log(tmp_path / "access.log", 2_500)
+    (tmp_path / "bin").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment["PATH"] = path_without_java(tmp_path / "bin")
+    assert shutil.which("java", path=environment["PATH"]) is None
+    ran = subprocess.run(
+        [sys.executable, RUN, log], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for told in ("2,500 lines of a web server's access log", "404", "/page/1", "23:00", "other lines"):
+        assert told in ran.stdout
+    for counted in ("lines in the file", "events committed", "rows read", "rows written"):
+        assert f"{counted:<17}   2,500" in ran.stdout
+    assert "Every line arrived, once, and is acknowledged: the channel is empty." in ran.stdout
+    output = tmp_path / "build" / "access_log" / "access.log"
+    assert sorted(path.name for path in output.iterdir()) == ["millraced.log", "parquet", "spark.log"]
+    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+
+
+@pytest.mark.torture
+def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path) -> None:
+    """Ctrl-C while Spark works stops Spark and, gracefully, the server."""
+    log = write_access_log(tmp_path / "access.log", 100)
+    told = stop_at(tmp_path, log, "lines of a web server's access log", signal.SIGINT)
+    assert told == "run: stopped; the server and Spark are stopped too\n"
+    output = tmp_path / "build" / "access_log" / "access.log"
+    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+
+
+def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM while the server and Spark are starting stops whatever has started."""
+    log = write_access_log(tmp_path / "access.log", 100)
+    told = stop_at(tmp_path, log, "Starting a server and Spark", signal.SIGTERM)
+    assert told == "run: stopped; the server and Spark are stopped too\n"
+
+
+def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals) -> str:
+    """Runs the program and sends it a signal when it has printed something; returns what it complained."""
+    with subprocess.Popen(
+        [sys.executable, "-u", RUN, log], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if moment in line:
+                process.send_signal(number)
+        told = process.stderr.read()
+    assert process.returncode == EXIT_STOPPED
+    return told
+
+
+def test_main_when_it_is_interrupted_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever Ctrl-C comes, what was started is stopped, the last first."""
+    log = write_access_log(tmp_path / "access.log", 100)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", str(log)])
+
+    @contextmanager
+    def interrupted_spark(_log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
+        assert is_short_run
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(main_job, "local_spark", interrupted_spark)
+    assert main() == EXIT_STOPPED
+    output = tmp_path / "build" / "access_log" / "access.log"
+    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+
+
+def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: SparkSession, tmp_path: Path) -> None:
+    """Each round's events make room for the next; text of any kind is landed, odd bytes and empty lines too."""
+    lines = [b"2024-05-17 10:05:03,123 Collecting thing-%d" % n for n in range(2_495)]
+    lines += [b"", b"\xff\xfe not utf-8", b"WARNING: careful", "größe".encode(), b"x" * 5_000]
+    log = tmp_path / "setup.log"
+    log.write_bytes(b"\r\n".join(lines))
+    with job_on(spark, log, tmp_path, RoundLimits(lines_max=1_000)) as (rounds_job, shown):
+        assert rounds_job.run()
+    rows = spark.read.parquet(str(tmp_path / "parquet")).orderBy("sequence").collect()
+    assert [row.sequence for row in rows] == list(range(1, 2_501))
+    assert [row.line for row in rows] == [line.decode(errors="replace") for line in lines]
+    assert (rows[0].first_word, str(rows[0].time)) == ("Collecting", "2024-05-17 10:05:03")
+    assert (rows[2_497].level, rows[2_499].characters) == ("WARNING", 5_000)
+    assert "2,500 lines of text" in shown.getvalue()
+    assert "Spark read in 6 partitions" in shown.getvalue()
+
+
+class LossyLines:
+    """A kind of lines that forgets some."""
+
+    NAME = "text"
+
+    def parse(self, lines: DataFrame) -> DataFrame:
+        return lines.where("sequence % 10 != 0")
+
+    def tables(self, rows: DataFrame) -> Iterator[Table]:
+        yield from ()
+
+
+def test_job_that_loses_lines_says_so_and_acknowledges_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that differ fail the job, and all events stay in the channel."""
+    monkeypatch.setattr(job, "plain_lines", LossyLines())
+    log = tmp_path / "some.log"
+    log.write_text("line\n" * 100)
+    with job_on(spark, log, tmp_path, RoundLimits()) as (lossy_job, shown):
+        assert not lossy_job.run()
+        with millrace.connect(lossy_job.endpoint) as client:
+            assert client.admin.get_channel(CHANNEL).gauges.queued_events == 100
+    assert "The counts differ; 100 events are not acknowledged." in shown.getvalue()
+    assert f"{'rows written':<17}      90" in shown.getvalue()
+
+
+def test_job_that_fails_keeps_the_earlier_result(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier run landed is replaced by a whole result or not at all."""
+    (tmp_path / "parquet").mkdir()
+    (tmp_path / "parquet" / "earlier").write_text("")
+    log = tmp_path / "some.log"
+    log.write_text("line\n")
+
+    def fail(_lines: DataFrame) -> DataFrame:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(plain_lines, "parse", fail)
+    with (
+        job_on(spark, log, tmp_path, RoundLimits()) as (failing_job, _),
+        pytest.raises(RuntimeError, match="no way"),
+    ):
+        failing_job.run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["millraced.log", "parquet", "some.log"]
+    assert [path.name for path in (tmp_path / "parquet").iterdir()] == ["earlier"]
+
+
+def test_access_lines_are_parsed_whole(spark: SparkSession) -> None:
+    """Each part of a line arrives in its column, and what a line does not say is null."""
+    combined = (
+        '1.2.3.4 - ann [17/May/2015:10:05:03 +0200] "GET /a?b=1 HTTP/1.1" 200 99999999999 "http://x/" "say \\"hi\\""'
+    )
+    common = '::1 - - [nonsense] "-" 400 -'
+    lines = spark.createDataFrame([(1, combined), (2, common), (3, "what is this?")], "sequence bigint, line string")
+    first, second, third = (row.asDict() for row in access_lines.parse(lines).orderBy("sequence").collect())
+    assert {name: value for name, value in first.items() if name != "time"} == {
+        "sequence": 1,
+        "client": "1.2.3.4",
+        "user": "ann",
+        "method": "GET",
+        "path": "/a",
+        "status": 200,
+        "bytes": 99_999_999_999,
+        "referrer": "http://x/",
+        "agent": 'say \\"hi\\"',
+        "line": combined,
+    }
+    assert first["time"].timestamp() == 1_431_849_903
+    nothing = dict.fromkeys(first) | {"sequence": 2, "client": "::1", "method": "-", "status": 400, "line": common}
+    assert second == nothing
+    assert third == dict.fromkeys(first) | {"sequence": 3, "line": "what is this?"}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "there is no file "),
+        (b"", " is empty; there is nothing to send"),
+        (b"\x7fELF\0", " is no text: byte 4 is NUL; name a log of lines"),
+    ],
+)
+def test_main_with_a_bad_log_says_why_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes, sentence: str
+) -> None:
+    """One line on standard error, and its own exit code."""
+    log = tmp_path / "bad.log"
+    if content is not None:
+        log.write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", str(log)])
+    assert main() == EXIT_BAD_LOG
+    told = capsys.readouterr()
+    assert told.err.startswith("run: ")
+    assert sentence in told.err
+    assert told.out == ""
+    assert not (tmp_path / "build").exists()
+
+
+def test_local_server_that_cannot_start_names_its_log(tmp_path: Path) -> None:
+    """Why it did not is in the file, and it does not take the time limit to find out."""
+    with (
+        pytest.raises(ServerError, match=r"the server did not start; .*/server.log tells why"),
+        local_server("nonsense = 1", tmp_path / "server.log"),
+    ):
+        pytest.fail("it started")
+    assert "nonsense" in (tmp_path / "server.log").read_text()

@@ -1,0 +1,389 @@
+"""`format("millrace")` and claims, on a real server and a real Spark."""
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+
+import millrace_client as millrace
+from millrace_spark import MillraceSparkError, claim_ranges
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+
+pytestmark = pytest.mark.spark
+
+_WAIT_SECONDS_MAX = 20.0
+_names = (f"spark-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture
+def client(shared_server: Millraced) -> Iterator[millrace.Client]:
+    with millrace.connect(shared_server.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture
+def channel(client: millrace.Client) -> millrace.Channel:
+    """An empty channel of the test's own."""
+    return make_channel(client)
+
+
+def make_channel(client: millrace.Client, name: str | None = None) -> millrace.Channel:
+    name = name or next(_names)
+    client.admin.create_channel(name, millrace.ChannelConfig(capacity=100_000, transaction_capacity=10_000))
+    return client.channel(name)
+
+
+def fill(channel: millrace.Channel, count: int, batch_size: int = 100) -> list[bytes]:
+    """Appends numbered events; returns their bodies."""
+    bodies = [f"event {number}".encode() for number in range(1, count + 1)]
+    for start in range(0, count, batch_size):
+        channel.append(bodies[start : start + batch_size])
+    return bodies
+
+
+def read(spark: SparkSession, endpoint: str, channel: str, **options: str | int) -> DataFrame:
+    reader = spark.read.format("millrace").option("endpoints", endpoint).option("channel", channel)
+    return reader.options(**options).load()
+
+
+def bodies_of(events: DataFrame) -> list[bytes]:
+    return [bytes(row.body) for row in events.select("sequence", "body").orderBy("sequence").collect()]
+
+
+def queued_count(client: millrace.Client, channel: millrace.Channel) -> int:
+    return client.admin.get_channel(channel.name).gauges.queued_events
+
+
+def sentence_of(refused: "pytest.ExceptionInfo[PySparkException]") -> str:
+    """What the connector said, somewhere in what Spark tells."""
+    said = [line for line in str(refused.value).splitlines() if "millrace_spark.errors." in line]
+    assert said, str(refused.value)
+    return said[0].partition("Error: ")[2]
+
+
+def wait_until_unclaimed(client: millrace.Client, channel: millrace.Channel) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while client.admin.get_channel(channel.name).claim is not None:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def wait_until_it_rises(measure: Callable[[], float]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    before = measure()
+    while (now := measure()) <= before:
+        assert time.monotonic() < give_up
+        before = now
+        time.sleep(0.01)
+
+
+# Looking.
+
+
+def test_load_gives_one_row_an_event(spark: SparkSession, client: millrace.Client, channel: millrace.Channel) -> None:
+    """All five columns hold what was put in, in whatever alphabet, and nothing was consumed."""
+    events = [
+        millrace.Event(b"plain", {"host": "web-1", "größe": "7"}),
+        millrace.Event(bytes(range(256)) * 4_000, {"host": "web-2", "": ""}),
+        millrace.Event(b""),
+    ]
+    channel.append(events)
+    rows = read(spark, client.endpoint, channel.name).orderBy("sequence").collect()
+    assert [row.asDict() for row in rows] == [
+        {
+            "channel": channel.name,
+            "endpoint": client.endpoint,
+            "sequence": sequence,
+            "headers": event.headers,
+            "body": event.body,
+        }
+        for sequence, event in enumerate(events, start=1)
+    ]
+    assert queued_count(client, channel) == 3
+
+
+@pytest.mark.parametrize(("events_max", "partition_count"), [(50_000, 1), (300, 4), (1_000, 1)])
+def test_load_splits_the_range_among_tasks(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, events_max: int, partition_count: int
+) -> None:
+    """Each task reads a range of its own, and together they read each event once, batches cut wherever they must be."""
+    bodies = fill(channel, 1_000)
+    events = read(spark, client.endpoint, channel.name, maxEventsPerPartition=events_max)
+    numbered = events.withColumn("partition", F.spark_partition_id()).cache()
+    assert bodies_of(numbered) == bodies
+    spans = numbered.groupBy("partition").agg(F.max("sequence") - F.min("sequence") + 1, F.count("*")).collect()
+    assert sorted((span, count) for _, span, count in spans) == [(1_000 // partition_count,) * 2] * partition_count
+    numbered.unpersist()
+
+
+def test_load_of_an_empty_channel_gives_no_rows(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Nothing there is no error."""
+    assert read(spark, client.endpoint, channel.name).collect() == []
+
+
+def test_load_with_a_schema_gives_these_columns(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A user's own schema leaves columns out and orders them anew; option names may be in any case."""
+    channel.append([b"x"])
+    reader = spark.read.format("MILLRACE").option("ENDPOINTS", client.endpoint).option("Channel", channel.name)
+    events = reader.schema("body binary, Sequence bigint").load()
+    assert [row.asDict() for row in events.collect()] == [{"body": b"x", "Sequence": 1}]
+
+
+def test_load_twice_gives_the_same(spark: SparkSession, client: millrace.Client, channel: millrace.Channel) -> None:
+    """Reading consumes nothing, and an application's reads renew one claim, also two in one query."""
+    fill(channel, 100)
+    first, second = (read(spark, client.endpoint, channel.name, takeover="true") for _ in range(2))
+    assert first.union(second).groupBy("sequence").count().where("count = 2").count() == 100
+    assert queued_count(client, channel) == 100
+    claim = client.admin.get_channel(channel.name).claim
+    assert claim is not None
+    assert claim.epoch == 1
+
+
+def test_load_of_several_servers_reads_them_all(spark: SparkSession, start_millraced: StartMillraced) -> None:
+    """One channel on several servers is one DataFrame, its rows telling where they come from; each is acknowledged."""
+    endpoints = [start_millraced().grpc for _ in range(2)]
+    with millrace.connect(endpoints[0]) as first, millrace.connect(endpoints[1]) as second:
+        fill(make_channel(first, "orders"), 10)
+        fill(make_channel(second, "orders"), 20)
+        with claim_ranges(endpoints, "orders") as claimed:
+            counts = {row.endpoint: row["count"] for row in claimed.load(spark).groupBy("endpoint").count().collect()}
+            claimed.acknowledge()
+        assert counts == {endpoints[0]: 10, endpoints[1]: 20}
+        assert [queued_count(client, client.channel("orders")) for client in (first, second)] == [0, 0]
+
+
+def test_load_after_its_lease_reads_again(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A DataFrame stays good for as long as nobody has consumed what it was planned for; then it says so."""
+    bodies = fill(channel, 10)
+    events = read(spark, client.endpoint, channel.name, leaseSeconds="0.2")
+    assert bodies_of(events) == bodies
+    wait_until_unclaimed(client, channel)
+    assert bodies_of(events) == bodies
+    wait_until_unclaimed(client, channel)
+    with channel.transaction() as txn:
+        txn.take(max_events=1)
+    with pytest.raises(PySparkException) as refused:
+        events.collect()
+    assert sentence_of(refused).endswith("what this read was planned for has been consumed; load anew")
+
+
+# Consuming.
+
+
+def test_acknowledge_removes_exactly_what_was_read(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Events that come between the claim, its actions and the acknowledgement are for the next claim."""
+    bodies = fill(channel, 100)
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        channel.append([b"after the claim"])
+        events = claimed.load(spark, max_events_per_partition=30)
+        assert events.count() == 100
+        channel.append([b"after the first action"])
+        assert bodies_of(events) == bodies
+        assert claimed.load(spark).count() == 100
+        claimed.acknowledge()
+        claimed.acknowledge()
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        assert bodies_of(claimed.load(spark)) == [b"after the claim", b"after the first action"]
+    assert queued_count(client, channel) == 2
+
+
+def test_a_job_that_fails_half_way_consumes_nothing(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
+) -> None:
+    """One task of four fails: all events are still there, nobody holds them, and the next run reads them all."""
+    bodies = fill(channel, 100)
+    failing = F.when(F.col("sequence") == 60, F.raise_error(F.lit("bad line"))).otherwise(F.col("sequence"))
+
+    def run_job() -> None:
+        with claim_ranges(client.endpoint, channel.name) as claimed:
+            events = claimed.load(spark, max_events_per_partition=25)
+            events.select(failing.alias("sequence")).write.parquet(str(tmp_path / "failed"))
+            claimed.acknowledge()
+
+    with pytest.raises(PySparkException, match="bad line"):
+        run_job()
+    assert queued_count(client, channel) == 100
+    assert client.admin.get_channel(channel.name).claim is None
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        assert bodies_of(claimed.load(spark)) == bodies
+
+
+def test_a_claim_outlives_its_lease_while_it_is_held(client: millrace.Client, channel: millrace.Channel) -> None:
+    """A job may take as long as it likes: the claim is renewed in the background, and ends with its block."""
+
+    def remaining_seconds() -> float:
+        claim = client.admin.get_channel(channel.name).claim
+        assert claim is not None
+        return claim.remaining_seconds
+
+    fill(channel, 10)
+    with claim_ranges(client.endpoint, channel.name, lease_seconds=0.4):
+        for _ in range(4):
+            wait_until_it_rises(remaining_seconds)
+    assert client.admin.get_channel(channel.name).claim is None
+    assert queued_count(client, channel) == 10
+
+
+def test_claim_ranges_when_another_reads_is_refused(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """The sentence names the channel, where it is and who holds it, and says what to do; so for a plain read."""
+    with claim_ranges(client.endpoint, channel.name, reader_id="nightly"):
+        with pytest.raises(MillraceSparkError) as refused:
+            claim_ranges(client.endpoint, channel.name, reader_id="other")
+        with pytest.raises(PySparkException) as refused_plan:
+            read(spark, client.endpoint, channel.name).collect()
+    begin = f"channel {channel.name} at {client.endpoint}: reader 'nightly' has claimed the channel, for "
+    for sentence in (str(refused.value), sentence_of(refused_plan)):
+        assert sentence.startswith(begin)
+        assert sentence.endswith("or take the claim over; in Spark, by the option takeover")
+
+
+def test_claim_ranges_with_takeover_fences_the_other_off(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """The reader that lost its claim can neither read nor acknowledge, and what the other one reads stays whole."""
+    bodies = fill(channel, 10)
+    with (
+        claim_ranges(client.endpoint, channel.name, reader_id="nightly") as lost,
+        claim_ranges(client.endpoint, channel.name, reader_id="other", takeover=True) as claimed,
+    ):
+        with pytest.raises(MillraceSparkError, match="the claim of this read has ended and a newer one has begun"):
+            lost.acknowledge()
+        with pytest.raises(PySparkException, match="the claim of this read has ended and a newer one has begun"):
+            lost.load(spark).collect()
+        assert bodies_of(claimed.load(spark)) == bodies
+
+
+def test_claim_ranges_by_the_same_reader_fences_its_former_self_off(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """After a crash a pipeline begins again at once, and what still runs of it can acknowledge nothing."""
+    fill(channel, 10)
+    with (
+        claim_ranges(client.endpoint, channel.name, reader_id="nightly") as former,
+        claim_ranges(client.endpoint, channel.name, reader_id="nightly") as claimed,
+    ):
+        with pytest.raises(MillraceSparkError, match="the claim of this read has ended and a newer one has begun"):
+            former.acknowledge()
+        assert queued_count(client, channel) == 10
+        claimed.acknowledge()
+    assert queued_count(client, channel) == 0
+
+
+def test_claim_ranges_after_a_look_waits_for_its_end(client: millrace.Client, channel: millrace.Channel) -> None:
+    """Looking and then consuming needs no patience from whoever does it."""
+    fill(channel, 10)
+    channel.claim("a-look", lease_seconds=0.5)
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        claimed.acknowledge()
+    assert queued_count(client, channel) == 0
+
+
+def test_ranges_after_release_are_refused(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """What the block fixed is not read or acknowledged after it, when others may have consumed."""
+    fill(channel, 10)
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        events = claimed.load(spark)
+    with pytest.raises(PySparkException) as refused:
+        events.collect()
+    assert "the claim of this read has ended; load anew" in sentence_of(refused)
+    with pytest.raises(MillraceSparkError, match="the claims were released, so nothing was acknowledged"):
+        claimed.acknowledge()
+    assert queued_count(client, channel) == 10
+
+
+def test_ranges_after_acknowledging_are_gone(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Acknowledging is for good: reading once more says so, and does not give fewer rows."""
+    fill(channel, 10)
+    with claim_ranges(client.endpoint, channel.name) as claimed:
+        claimed.acknowledge()
+        with pytest.raises(PySparkException, match="has been consumed; load anew"):
+            claimed.load(spark).collect()
+
+
+def test_claim_ranges_that_fails_leaves_no_claim(client: millrace.Client, channel: millrace.Channel) -> None:
+    """Where the second endpoint refuses, the claim on the first is released."""
+    with pytest.raises(MillraceSparkError, match=r"channel .* at 127\.0\.0\.1:1: cannot reach"):
+        claim_ranges([client.endpoint, "127.0.0.1:1"], channel.name)
+    assert client.admin.get_channel(channel.name).claim is None
+
+
+def test_readme_programs_do_what_it_says(
+    spark: SparkSession,
+    client: millrace.Client,
+    channel: millrace.Channel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The connector's README looks and consumes as its programs stand there, but with this server and channel."""
+    fill(channel, 7)
+    readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
+    looking, consuming = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    for program in (looking, consuming):
+        here = program.replace("mill-1:7070,mill-2:7070", client.endpoint)
+        here = here.replace('parquet("orders")', f'parquet("{tmp_path}/landed")')
+        here = here.replace('"orders"', f'"{channel.name}"')
+        exec(here, {"spark": spark})  # noqa: S102 - the README's own program
+    assert re.search(r"\|\s*7\|", capsys.readouterr().out)
+    assert spark.read.parquet(f"{tmp_path}/landed").count() == 7
+    assert queued_count(client, channel) == 0
+
+
+# What is wrong is told.
+
+
+@pytest.mark.parametrize(
+    ("options", "sentences"),
+    [
+        ({"endpoints": "127.0.0.1:1"}, ["at 127.0.0.1:1: cannot reach", "is millraced running there?"]),
+        ({"channel": "no-such"}, ["channel no-such at ", "there is none called 'no-such'"]),
+        ({"channel": "../x"}, ["channel ../x at ", "is '../x'; it must match"]),
+        ({"readerId": "r" * 129}, ["reader_id: is 'r", "it must have 1 to 128 printable ASCII characters"]),
+        ({"chanel": "x"}, ["option chanel: is unknown; did you mean channel?"]),
+        ({"takeover": "perhaps"}, ["option takeover: is 'perhaps'; it must be true or false"]),
+    ],
+)
+def test_load_that_cannot_work_says_why(
+    spark: SparkSession,
+    client: millrace.Client,
+    channel: millrace.Channel,
+    options: dict[str, str],
+    sentences: Sequence[str],
+) -> None:
+    """One sentence that names what is wrong."""
+    defaults = {"endpoints": client.endpoint, "channel": channel.name}
+    with pytest.raises(PySparkException) as refused:
+        spark.read.format("millrace").options(**(defaults | options)).load().collect()
+    for sentence in sentences:
+        assert sentence in sentence_of(refused)
+
+
+def test_load_with_a_wrong_schema_says_why(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """One sentence that names the column and what it must be."""
+    reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channel", channel.name)
+    with pytest.raises(PySparkException) as refused:
+        reader.schema("body string").load().collect()
+    assert sentence_of(refused) == "schema: body is string; it must be binary. Read it as that, then cast it"
