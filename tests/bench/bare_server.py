@@ -1,0 +1,113 @@
+"""A bare grpc.aio server: what gRPC itself can do on this machine, with bytes that nobody looks at.
+
+`echo` answers with the bytes that came. `sink` answers with a few, and `source` with as many as the request asks for:
+these two carry bytes one way only, as an append or a take does, and so are the harder yardsticks. Each comes as a
+unary call and as a stream with one answer for each message.
+"""
+
+import asyncio
+import multiprocessing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+
+import grpc
+from grpc import aio
+
+METHOD = "/bare.Bare/{}"
+SMALL_ANSWER = b"\x08\x01\x10\xe8\x07"
+
+_MESSAGE_BYTES_MAX = 64 << 20
+_SIZE_BYTES = 4
+
+Context = aio.ServicerContext[bytes, bytes]
+Answering = Callable[[bytes], bytes]
+
+
+def echo(request: bytes) -> bytes:
+    """The same bytes."""
+    return request
+
+
+def sink(request: bytes) -> bytes:
+    """A few bytes, as an append's answer has them."""
+    return SMALL_ANSWER
+
+
+def source(request: bytes) -> bytes:
+    """As many bytes as the request's first four say."""
+    return _zeros(int.from_bytes(request[:_SIZE_BYTES], "big"))
+
+
+def source_request(answer_bytes: int, request_bytes: int) -> bytes:
+    """A request that `source` answers with so many bytes."""
+    return answer_bytes.to_bytes(_SIZE_BYTES, "big").ljust(request_bytes, b"\0")
+
+
+@cache
+def _zeros(count: int) -> bytes:
+    return bytes(count)
+
+
+@dataclass(frozen=True)
+class BareServer:
+    """A running bare server."""
+
+    address: str
+    pid: int
+
+
+@contextmanager
+def bare_server() -> Iterator[BareServer]:
+    """A bare server in a process of its own."""
+    spawned = multiprocessing.get_context("spawn")
+    ours, theirs = spawned.Pipe()
+    process = spawned.Process(target=_main, args=(theirs,), daemon=True)
+    process.start()
+    # So that it is seen here where the process ends before it has told its address.
+    theirs.close()
+    assert process.pid is not None
+    try:
+        yield BareServer(ours.recv(), process.pid)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _main(parent: Connection) -> None:
+    asyncio.run(_serve(parent))
+
+
+async def _serve(parent: Connection) -> None:
+    server = aio.server(
+        options=[
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+        ]
+    )
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for answering in (echo, sink, source):
+        handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
+        handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    parent.send(f"127.0.0.1:{port}")
+    await server.wait_for_termination()
+
+
+def _unary(answering: Answering) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def handle(request: bytes, _context: Context) -> bytes:
+        return answering(request)
+
+    return handle
+
+
+def _stream(answering: Answering) -> Callable[[object, Context], Awaitable[None]]:
+    async def handle(_requests: object, context: Context) -> None:
+        while isinstance(request := await context.read(), bytes):
+            await context.write(answering(request))
+
+    return handle

@@ -1,0 +1,112 @@
+"""Contenders measured side by side, in turns, so that whatever else the machine does hits all of them alike."""
+
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.process_figures import cpu_seconds
+
+ROUNDS = 5
+
+
+async def _nothing(_operations: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One of those that are measured."""
+
+    name: str
+    server_pid: int
+    run: Callable[[int], Awaitable[None]]
+    """Does so many operations; this is what is timed."""
+    prepare: Callable[[int], Awaitable[None]] = _nothing
+    """Makes ready for so many operations."""
+    tidy: Callable[[int], Awaitable[None]] = _nothing
+    """Cleans up after so many operations, and checks that they were done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is measured, and against what."""
+
+    name: str
+    title: str
+    events_per_operation: int
+    operations: int
+    """In each round."""
+    ours: Sequence[Contender]
+    """Ways of Millrace; the first is the one that counts."""
+    echo: Contender
+    """A bare server that sends the same bytes back."""
+    one_way: Contender
+    """A bare server that carries the bytes only the way that Millrace does: a harder yardstick."""
+    target: float | None = None
+    """The least that the first of ours is to reach of the echo's rate."""
+
+
+@dataclass
+class Figures:
+    """What one contender did, round by round."""
+
+    events_per_second: list[float] = field(default_factory=list)
+    server_microseconds: list[float] = field(default_factory=list)
+    """Processor time of the server, for each operation."""
+
+    @property
+    def rate(self) -> float:
+        """Events a second, median."""
+        return statistics.median(self.events_per_second)
+
+    @property
+    def cost(self) -> float:
+        """Processor time of the server for each operation, median."""
+        return statistics.median(self.server_microseconds)
+
+    def share_of(self, other: "Figures") -> float:
+        """This rate as a part of another's: the median of what each round says."""
+        pairs = zip(self.events_per_second, other.events_per_second, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+async def measure(scenario: Scenario, rounds: int, scale: float, on_round: Callable[[], None]) -> dict[str, Figures]:
+    """Measures all contenders of a scenario.
+
+    Args:
+        scenario: What to measure.
+        rounds: How often each contender has its turn, after one that does not count.
+        scale: How much of the scenario's operations a turn does.
+        on_round: Called after each round.
+
+    Returns:
+        For each contender, by name, its figures.
+    """
+    contenders = [*scenario.ours, scenario.echo, scenario.one_way]
+    figures = {contender.name: Figures() for contender in contenders}
+    operations = max(round(scenario.operations * scale), 1)
+    for contender in contenders:
+        await _take_turn(contender, max(operations // 5, 1))
+    for number in range(rounds):
+        shift = number % len(contenders)
+        for contender in contenders[shift:] + contenders[:shift]:
+            seconds, microseconds = await _take_turn(contender, operations)
+            figures[contender.name].events_per_second.append(operations * scenario.events_per_operation / seconds)
+            figures[contender.name].server_microseconds.append(microseconds)
+        on_round()
+    return figures
+
+
+async def _take_turn(contender: Contender, operations: int) -> tuple[float, float]:
+    await contender.prepare(operations)
+    gc.collect()
+    await asyncio.sleep(0)
+    cpu_before, started = cpu_seconds(contender.server_pid), time.perf_counter()
+    await contender.run(operations)
+    seconds = time.perf_counter() - started
+    cpu_used = cpu_seconds(contender.server_pid) - cpu_before
+    await contender.tidy(operations)
+    return seconds, cpu_used / operations * 1e6

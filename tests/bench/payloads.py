@@ -1,0 +1,36 @@
+"""What the benchmarks send, encoded once: building requests is no part of what is measured."""
+
+from millrace.columns import columns_from_events
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+
+CHANNEL = "bench"
+BODY_BYTES = 512
+BATCH_EVENTS = 1_000
+
+_BODY = bytes(range(256)) * (BODY_BYTES // 256)
+
+
+def append_columns(count: int) -> bytes:
+    """An AppendRequest in columns; an AppendStreamRequest has the same bytes."""
+    return pb.AppendRequest(channel=CHANNEL, columns=columns(count)).SerializeToString()
+
+
+def append_rows(count: int) -> bytes:
+    """An AppendRequest in rows."""
+    return pb.AppendRequest(channel=CHANNEL, events=rows(count)).SerializeToString()
+
+
+def columns(count: int) -> event_pb2.EventColumns:
+    """Events with 512 bytes of body and two headers, one of which is another in each event."""
+    [encoded] = columns_from_events((_headers(number), _BODY) for number in range(count))
+    return encoded
+
+
+def rows(count: int) -> list[event_pb2.Event]:
+    """The same events in rows."""
+    return [event_pb2.Event(headers=_headers(number), body=_BODY) for number in range(count)]
+
+
+def _headers(number: int) -> dict[str, str]:
+    return {"host": "web-1.example.org", "timestamp": str(1_700_000_000_000 + number)}

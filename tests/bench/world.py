@@ -1,0 +1,103 @@
+"""The two servers that are measured, each a process of its own, and a connection to each."""
+
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2
+from tests.bench.bare_server import METHOD, BareServer, bare_server
+from tests.bench.calls import call_many, connect, stream_many
+from tests.bench.measuring import Contender
+from tests.bench.payloads import CHANNEL, append_columns
+from tests.millraced import Millraced
+
+ADMIN = "/millrace.v1.AdminService/{}"
+CHANNELS = "/millrace.v1.ChannelService/{}"
+
+_CONFIG_TOML = f"""
+[server]
+shutdown_grace_seconds = 0.0
+[channels.{CHANNEL}]
+type = "memory"
+capacity = 10000000
+transaction_capacity = 10000
+byte_capacity = 8589934592
+"""
+_BATCH_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True)
+class World:
+    """Millrace, and a bare gRPC server."""
+
+    server: Millraced
+    millrace: aio.Channel
+    bare_server: BareServer
+    bare: aio.Channel
+
+    def bare_calls(self, method: str, request: bytes, callers: int) -> Contender:
+        """The bare server under unary calls."""
+        run = partial(_call_many, self.bare, METHOD.format(method), request, callers)
+        return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
+
+    def bare_stream(self, method: str, request: bytes, in_flight: int) -> Contender:
+        """The bare server under one stream both ways."""
+        run = partial(_stream_many, self.bare, METHOD.format(f"{method}_stream"), request, in_flight)
+        return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
+
+    def unary(self, method: str) -> Callable[[bytes], Awaitable[bytes]]:
+        """A unary call of Millrace, in raw bytes."""
+        call: Any = self.millrace.unary_unary(method)
+        return call  # type: ignore[no-any-return] # grpc.aio types it so
+
+    async def ask(self, method: str, request: Message, answer_type: Any) -> Any:
+        """One call of Millrace, outside what is measured."""
+        call: Any = self.millrace.unary_unary(method, response_deserializer=answer_type.FromString)
+        return await call(request.SerializeToString())
+
+    async def fill(self, batches: int, batch_events: int) -> None:
+        """Appends so many batches."""
+        request = append_columns(batch_events)
+        await stream_many(self.millrace, CHANNELS.format("AppendStream"), request, batches, _BATCH_IN_FLIGHT)
+
+    async def queued_events(self) -> int:
+        """Events in the channel, taken ones too."""
+        request = admin_service_pb2.GetChannelRequest(name=CHANNEL)
+        answer = await self.ask(ADMIN.format("GetChannel"), request, admin_service_pb2.GetChannelResponse)
+        return int(answer.channel.gauges.queued_events + answer.channel.gauges.taken_events)
+
+    async def empty(self, event_count: int) -> None:
+        """Removes what is in the channel, which must be so many events."""
+        request = admin_service_pb2.PurgeChannelRequest(name=CHANNEL)
+        answer = await self.ask(ADMIN.format("PurgeChannel"), request, admin_service_pb2.PurgeChannelResponse)
+        assert answer.purged_count == event_count, f"{answer.purged_count} events instead of {event_count}"
+
+
+@asynccontextmanager
+async def running_world() -> AsyncGenerator[World]:
+    """Starts both servers, and ends them."""
+    with tempfile.TemporaryDirectory() as scratch, bare_server() as bare:
+        config, data_dir = Path(scratch) / "millrace.toml", Path(scratch) / "data"
+        config.write_text(_CONFIG_TOML)
+        free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
+        try:
+            async with connect(server.grpc) as millrace_connection, connect(bare.address) as bare_connection:
+                yield World(server, millrace_connection, bare, bare_connection)
+        finally:
+            server.kill()
+
+
+async def _call_many(connection: aio.Channel, method: str, request: bytes, callers: int, operations: int) -> None:
+    await call_many(connection, method, request, operations, callers)
+
+
+async def _stream_many(connection: aio.Channel, method: str, request: bytes, in_flight: int, operations: int) -> None:
+    await stream_many(connection, method, request, operations, in_flight)
