@@ -1,0 +1,22 @@
+"""Fixtures for crash tests."""
+
+import os
+import random
+
+import pytest
+
+from tests.log_histories import make_small
+
+
+@pytest.fixture
+def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
+    make_small(monkeypatch)
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Chance, whose seed a failing test shows; MILLRACE_SEED repeats it."""
+    seed = int(os.environ.get("MILLRACE_SEED", random.randrange(1 << 32)))
+    print(f"MILLRACE_SEED={seed}")  # noqa: T201 - pytest shows it where the test fails
+    return random.Random(seed)

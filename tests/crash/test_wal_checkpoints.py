@@ -1,0 +1,168 @@
+"""Crashes, errors and damage while checkpoints are written and read."""
+
+import errno
+import random
+import zlib
+from contextlib import suppress
+
+import pytest
+
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
+from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.writer import LogPosition
+from tests.log_histories import CHANNEL_ID, DATA, Account, Recording
+from tests.simulated_disk import SimulatedDisk
+
+_CHANGING_KINDS = ["list", "unlink", "create", "write", "sync", "rename", "open_directory", "sync_directory"]
+_VERSION_OFFSET = 8
+_CHECKSUM_OFFSET = 60
+
+
+def _files_on(disk: SimulatedDisk, *, keeps_previous: bool = True) -> CheckpointFiles:
+    return CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=keeps_previous)
+
+
+def _checkpoint(number: int) -> Checkpoint:
+    return Checkpoint(LogPosition(number, 64 + number, number), b"state %d" % number * 100)
+
+
+def _numbers(disk: SimulatedDisk) -> list[int]:
+    """Which checkpoints are good, the newest first; that they are whole is checked."""
+    good_ones = list(_files_on(disk).good_ones())
+    assert good_ones == [_checkpoint(checkpoint.position.segment_id) for checkpoint in good_ones]
+    return [checkpoint.position.segment_id for checkpoint in good_ones]
+
+
+def _with_checkpoints(count: int) -> SimulatedDisk:
+    disk = SimulatedDisk([DATA])
+    for number in range(1, count + 1):
+        _files_on(disk).write(_checkpoint(number))
+    return disk
+
+
+@pytest.mark.parametrize("keeps_previous", [True, False])
+def test_write_when_crashed_at_any_change_leaves_the_one_before_or_the_new_one(
+    *, keeps_previous: bool, chance: random.Random
+) -> None:
+    """Whatever a crash leaves of a checkpoint in the making, the newest good one is it or the one before."""
+    disk = SimulatedDisk([DATA], chance.randrange(1 << 32))
+    for number in range(1, 5):
+        recording = Recording(disk, Account)
+        _files_on(disk, keeps_previous=keeps_previous).write(_checkpoint(number))
+        *moments, last = recording.end()
+        for moment in moments:
+            for crashed in [moment.disk.copy(), *(moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(20))]:
+                assert _numbers(crashed)[:1] in ([[number - 1], [number]] if number > 1 else [[], [1]])
+                # What was left behind is in nobody's way.
+                _files_on(crashed).write(_checkpoint(9))
+                assert _numbers(crashed.crashed(chance.randrange(1 << 32)))[0] == 9
+        assert _numbers(last.disk.crashed(chance.randrange(1 << 32)))[0] == number
+
+
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("kind", _CHANGING_KINDS)
+def test_write_with_any_call_failing_keeps_a_good_one(kind: str, error_number: int, chance: random.Random) -> None:
+    """An error while a checkpoint is written is told, a good one stays, and the next one is written as ever."""
+    for nth in range(1, 4):
+        disk = _with_checkpoints(3)
+        disk.set_content(DATA / "checkpoint.new", b"left by a crash")
+        disk.fail(kind, nth, error_number)
+        with suppress(OSError):
+            _files_on(disk).write(_checkpoint(4))
+        for crashed in (disk.copy(), disk.crashed(chance.randrange(1 << 32))):
+            assert _numbers(crashed)[0] in {3, 4}
+        disk.heal()
+        _files_on(disk).write(_checkpoint(5))
+        assert _numbers(disk.crashed(chance.randrange(1 << 32)))[0] == 5
+
+
+def test_write_on_a_full_disk_leaves_no_part_of_it() -> None:
+    """What was written of a checkpoint that found no room is given back."""
+    disk = _with_checkpoints(1)
+    disk.capacity_bytes = 1000
+    free_bytes = disk.free_bytes(DATA)
+    with pytest.raises(OSError, match="No space left on device"):
+        _files_on(disk).write(_checkpoint(2))
+    assert disk.free_bytes(DATA) == free_bytes
+    assert _numbers(disk) == [1]
+
+
+@pytest.mark.parametrize(("keeps_previous", "kept"), [(True, [3, 2]), (False, [3])])
+def test_good_ones_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
+    """The newest comes first; the one before it only where it is to be kept."""
+    disk = SimulatedDisk([DATA])
+    for number in range(1, 4):
+        _files_on(disk, keeps_previous=keeps_previous).write(_checkpoint(number))
+    assert _numbers(disk) == kept
+
+
+def test_good_ones_with_any_bit_of_the_newest_flipped_begin_with_the_one_before() -> None:
+    """No single wrong bit goes unseen."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    for bit in range(len(content) * 8):
+        content[bit // 8] ^= 1 << bit % 8
+        disk.set_content(DATA / NEWEST, content)
+        content[bit // 8] ^= 1 << bit % 8
+        assert _numbers(disk) == [1]
+
+
+def test_good_ones_with_the_newest_cut_anywhere_begin_with_the_one_before() -> None:
+    """A checkpoint cut at any byte is none."""
+    disk = _with_checkpoints(2)
+    content = disk.content(DATA / NEWEST)
+    for length in range(len(content)):
+        disk.set_content(DATA / NEWEST, content[:length])
+        assert _numbers(disk) == [1]
+    disk.set_content(DATA / NEWEST, content + b"\0")
+    assert _numbers(disk) == [1]
+
+
+def test_good_ones_without_the_newest_begin_with_the_one_before() -> None:
+    """Each of the two may be missing, or both."""
+    disk = _with_checkpoints(2)
+    disk.remove(DATA / NEWEST)
+    assert _numbers(disk) == [1]
+    disk.remove(DATA / PREVIOUS)
+    assert _numbers(disk) == []
+
+
+@pytest.mark.parametrize("kind", ["open", "size", "read"])
+def test_good_ones_with_the_newest_unreadable_begin_with_the_one_before(kind: str) -> None:
+    """A disk that cannot give a checkpoint back has damaged it."""
+    disk = _with_checkpoints(2)
+    disk.fail(kind, 1, errno.EIO)
+    assert _numbers(disk) == [1]
+
+
+def test_good_ones_of_another_channel_are_passed_over() -> None:
+    """A checkpoint that was copied from another channel is none of this one."""
+    disk = SimulatedDisk([DATA])
+    CheckpointFiles(disk, DATA, b"another channel!", keeps_previous=True).write(_checkpoint(1))
+    assert _numbers(disk) == []
+
+
+def _with_checksum(content: bytearray) -> bytearray:
+    start = _CHECKSUM_OFFSET + 4
+    checksum = zlib.crc32(content[start:], zlib.crc32(content[:_CHECKSUM_OFFSET]))
+    content[_CHECKSUM_OFFSET:start] = checksum.to_bytes(4, "little")
+    return content
+
+
+def test_good_ones_of_another_version_are_refused() -> None:
+    """A checkpoint of a later Millrace is not damage to be passed over; nothing may be written beside it."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[_VERSION_OFFSET] = 2
+    disk.set_content(DATA / NEWEST, _with_checksum(content))
+    with pytest.raises(UnknownVersionError, match="checkpoint: its format version is 2; this program knows 1 only"):
+        _numbers(disk)
+
+
+def test_good_ones_with_another_magic_are_passed_over() -> None:
+    """A file of that name and shape that is no checkpoint is passed over."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[0] ^= 1
+    disk.set_content(DATA / NEWEST, _with_checksum(content))
+    assert _numbers(disk) == [1]

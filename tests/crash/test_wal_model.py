@@ -1,0 +1,157 @@
+"""Random histories of a log, with errors, kills and power cuts, against an account of what it answered."""
+
+import errno
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.log_histories import TWO_DIRECTORIES, RunningLog, make_small, replay
+from tests.simulated_disk import SimulatedDisk
+
+SEEDS = st.integers(0, (1 << 32) - 1)
+PAYLOADS = st.lists(st.binary(max_size=40) | st.integers(0, 4000).map(bytes), min_size=1, max_size=4)
+ERRORS = st.sampled_from([errno.EIO, errno.ENOSPC, errno.EMFILE])
+KINDS = st.sampled_from(
+    ["write", "sync", "create", "rename", "truncate", "reserve", "unlink", "open_directory", "sync_directory"]
+)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """A log whose answers are kept, and looked up again whenever it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._monkeypatch = pytest.MonkeyPatch()
+        make_small(self._monkeypatch)
+
+    @initialize(seed=SEEDS)
+    def begin(self, seed: int) -> None:
+        """An empty disk."""
+        self.disk = SimulatedDisk(TWO_DIRECTORIES, seed)
+        self.log = RunningLog(self.disk, TWO_DIRECTORIES)
+
+    @rule(payloads=PAYLOADS, needs_sync=st.booleans())
+    def append(self, payloads: list[bytes], *, needs_sync: bool) -> None:
+        """Some records; a log that has none yet begins with a segment."""
+        begins_segment = not self.log.log.first_segment_id
+        self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment).exception()
+
+    @rule(group=st.lists(st.tuples(PAYLOADS, st.booleans(), st.integers(0, 9)), min_size=2, max_size=6))
+    @precondition(lambda self: self.log.log.first_segment_id)
+    def append_together(self, group: list[tuple[list[bytes], bool, int]]) -> None:
+        """Several submissions that wait at the same time, now and then one that begins a segment among them."""
+        with self.log.together():
+            answers = [
+                self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=not number)
+                for payloads, needs_sync, number in group
+            ]
+        for answer in answers:
+            answer.exception()
+
+    @rule(payloads=PAYLOADS)
+    def begin_segment(self, payloads: list[bytes]) -> None:
+        """The next segment."""
+        self.log.submit(*payloads, begins_segment=True).exception()
+
+    @rule(back=st.integers(0, 2))
+    @precondition(lambda self: self.log.log.first_segment_id)
+    def remove_segments(self, back: int) -> None:
+        """All segments but the last ones."""
+        first, last = self.log.log.first_segment_id, max(self.log.log._segments)
+        with suppress(OSError):
+            self.log.remove_before(max(first, last - back))
+
+    @rule(kind=KINDS, nth=st.integers(1, 3), error=ERRORS)
+    def have_a_call_fail(self, kind: str, nth: int, error: int) -> None:
+        """One of the next calls will fail."""
+        self.disk.fail(kind, nth, error)
+
+    @rule(room_bytes=st.integers(0, 6000))
+    def fill_disk(self, room_bytes: int) -> None:
+        """Only so much room is left."""
+        self.disk.capacity_bytes += room_bytes - self.disk.free_bytes(TWO_DIRECTORIES[0])
+
+    @rule()
+    def make_room(self) -> None:
+        """The disk is as large as ever, and sound."""
+        self.disk.capacity_bytes = 1 << 40
+        self.disk.heal()
+
+    @rule()
+    def stop(self) -> None:
+        """The log is closed as it should be, and opened anew."""
+        self.log.log.close()
+        self._open(self.disk.copy())
+
+    @rule()
+    def kill(self) -> None:
+        """The process is killed, and another opens the log."""
+        self._open(self.disk.copy())
+
+    @rule(seed=SEEDS)
+    def cut_power(self, seed: int) -> None:
+        """The machine goes down, and the log is opened when it is up again."""
+        self._open(self.disk.crashed(seed))
+
+    @rule(seed=SEEDS, kind=KINDS, nth=st.integers(1, 3), error=ERRORS)
+    def open_badly(self, seed: int, kind: str, nth: int, error: int) -> None:
+        """The process is killed, an error stops the next one while it opens the log, then the power fails."""
+        disk = self.disk.copy()
+        disk.fail(kind, nth, error)
+        with suppress(OSError):
+            replay(disk, TWO_DIRECTORIES)
+        self._open(disk.crashed(seed))
+
+    def _open(self, disk: SimulatedDisk) -> None:
+        account = self.log.account_now()
+        self.log.log.close()
+        disk.capacity_bytes = 1 << 40
+        self.disk = disk
+        self.log = RunningLog(disk, TWO_DIRECTORIES)
+        note(f"found {len(self.log.found)} records in {len(self.log.log._segments)} segments")
+        account.check(self.log.found)
+
+    @invariant()
+    def opens_after_a_kill(self) -> None:
+        """At any time, another process would find what the account says."""
+        if hasattr(self, "log"):
+            disk = self.disk.copy()
+            disk.capacity_bytes = 1 << 40
+            self.log.account_now().check(replay(disk, TWO_DIRECTORIES))
+
+    def teardown(self) -> None:
+        """Ends the writer's thread."""
+        if hasattr(self, "log"):
+            self.log.log.close()
+        self._monkeypatch.undo()
+
+
+def _run(example_count: int, step_count: int) -> None:
+    health = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    run_state_machine_as_test(
+        LogMachine,
+        settings=settings(
+            max_examples=example_count, stateful_step_count=step_count, suppress_health_check=health, print_blob=True
+        ),
+    )
+
+
+def test_log_in_random_histories_keeps_what_it_acknowledged() -> None:
+    """Whatever happens to a log, in whatever order, it finds what it acknowledged and not what it refused."""
+    _run(30, 25)
+
+
+@pytest.mark.torture
+def test_log_in_long_random_histories_keeps_what_it_acknowledged() -> None:
+    """The same, for longer."""
+    _run(1000, 50)

@@ -1,0 +1,244 @@
+"""Logs on a simulated disk, with accounts of what must and what may be found in them after a crash.
+
+A `RunningLog` is a log with its account. A `Recording` keeps the disk and the account at each change that the log
+makes, so that one run gives the disk of a crash at any moment, and of many power cuts at each.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from millrace_server.wal import writer
+from millrace_server.wal.disk import Disk
+from millrace_server.wal.format import Flags, Kind
+from millrace_server.wal.log import Record, WriteAheadLog
+from millrace_server.wal.segments import SegmentFiles
+from millrace_server.wal.writer import LogFullError, LogPosition, Submission
+from tests.simulated_disk import SimulatedDisk
+
+CHANNEL_ID = bytes(range(16))
+DATA = Path("data")
+TWO_DIRECTORIES = (Path("left"), Path("right"))
+
+_CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
+_ANSWER_SECONDS_MAX = 60
+_GOES_ON_PROBABILITY = 0.3
+
+Found = tuple[Kind, bytes]
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
+    monkeypatch.setattr(writer, "RESERVE_BYTES", 2048)
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 3600.0)
+
+
+@dataclass(slots=True)
+class _Entry:
+    records: list[Found]
+    begins_segment: bool
+    is_refused: bool = False
+    is_durable: bool = False
+
+
+@dataclass(slots=True)
+class Account:
+    """What was submitted to a log, and what became of it."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    first_indexes: list[int] = field(default_factory=lambda: [0])
+    """Where in the entries the log may begin, since what is before may be removed."""
+
+    def check(self, found: Sequence[Found]) -> None:
+        """Makes sure that what was acknowledged is found, in order, and nothing that was refused or never submitted."""
+        for first_index in self.first_indexes:
+            entries = self.entries[first_index:]
+            durable_count = max((index + 1 for index, entry in enumerate(entries) if entry.is_durable), default=0)
+            must = _records(entries[:durable_count])
+            may = _records(entries)
+            if len(found) >= len(must) and may[: len(found)] == list(found):
+                return
+        raise AssertionError(f"{found} was found; the account is {self}")
+
+    def copy(self) -> "Account":
+        """The account as it is now."""
+        return Account([replace(entry) for entry in self.entries], list(self.first_indexes))
+
+
+def _records(entries: Sequence[_Entry]) -> list[Found]:
+    return [record for entry in entries if not entry.is_refused for record in entry.records]
+
+
+def files_on(disk: Disk, directories: Sequence[Path] = (DATA,)) -> SegmentFiles:
+    """The test channel's segments on a disk."""
+    return SegmentFiles(disk, directories, CHANNEL_ID)
+
+
+def replay(disk: Disk, directories: Sequence[Path] = (DATA,), start: LogPosition | None = None) -> list[Found]:
+    """What a log says when it is opened; marks are left out."""
+    log = WriteAheadLog(files_on(disk, directories))
+    try:
+        return _found(log, start)
+    finally:
+        log.close()
+
+
+def _found(log: WriteAheadLog, start: LogPosition | None) -> list[Found]:
+    return [(record.kind, bytes(record.payload)) for record in log.replay(start) if record.kind is not Kind.MARK]
+
+
+class RunningLog:
+    """A log that was replayed and started, with its account; to be used as a context.
+
+    Args:
+        disk: Where it is.
+        directories: Its directories there.
+    """
+
+    def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,)) -> None:
+        self.log = WriteAheadLog(files_on(disk, directories))
+        self.found = _found(self.log, None)
+        self.account = Account(
+            [_Entry([record], begins_segment=record[0] is Kind.STATE, is_durable=True) for record in self.found]
+        )
+        self._first_segment_id = self.log.first_segment_id or 1
+        # Guards the account, which the writer's thread changes too.
+        self._lock = threading.Lock()
+        self.log.start()
+        assert self.log._writer is not None
+        self._writer = self.log._writer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.log.close()
+
+    def submit(self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False) -> "Future[Submission]":
+        """Submits a PUT record for each payload; with `begins_segment` the first is a STATE."""
+        kinds = [Kind.PUT] * len(payloads)
+        if begins_segment:
+            kinds[0] = Kind.STATE
+        entry = _Entry(list(zip(kinds, payloads, strict=True)), begins_segment)
+        # Cut in two, since payloads come in pieces.
+        records: list[Record] = [(kind, Flags(0), [load[:3], load[3:]]) for kind, load in entry.records]
+        answer: Future[Submission] = Future()
+
+        def done(submission: Submission, error: Exception | None) -> None:
+            with self._lock:
+                entry.is_refused = isinstance(error, LogFullError)
+                entry.is_durable = error is None and needs_sync
+            if error is None:
+                answer.set_result(submission)
+            else:
+                answer.set_exception(error)
+
+        with self._lock:
+            self.account.entries.append(entry)
+        self._writer.submit(Submission(records, needs_sync, begins_segment, done))
+        return answer
+
+    def append(self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False) -> Submission:
+        """Submits, and waits for the answer."""
+        return self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment).result(_ANSWER_SECONDS_MAX)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Keeps the writer from looking at what is submitted, so that it finds all of it at once."""
+        with self._writer._condition:
+            yield
+
+    def remove_before(self, segment_id: int) -> int:
+        """Removes segments, of which the account knows all."""
+        entries = enumerate(self.account.entries)
+        begun = [index for index, entry in entries if entry.begins_segment and not entry.is_refused]
+        first_index = begun[segment_id - self._first_segment_id]
+        self.account.first_indexes = [
+            index for index in begun if min(self.account.first_indexes) <= index <= first_index
+        ]
+        removed_count = self.log.remove_before(segment_id)
+        self.account.first_indexes = [first_index]
+        return removed_count
+
+    def account_now(self) -> Account:
+        """A copy of the account."""
+        with self._lock:
+            return self.account.copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The disk and the account right before a change, or at the end."""
+
+    change: str
+    disk: SimulatedDisk
+    account: Account
+
+
+class Recording:
+    """Keeps all moments of a disk from now on."""
+
+    def __init__(self, disk: SimulatedDisk, account: Callable[[], Account]) -> None:
+        self._disk = disk
+        self._account = account
+        self.moments: list[Moment] = []
+        disk.before_call = self._before_call
+
+    def end(self) -> list[Moment]:
+        """Stops, and gives all moments, this one included."""
+        self._disk.before_call = lambda _kind, _name: None
+        self._keep("end")
+        return self.moments
+
+    def _before_call(self, kind: str, name: str) -> None:
+        if kind in _CHANGING_CALLS:
+            self._keep(f"{kind} of {name}")
+
+    def _keep(self, change: str) -> None:
+        self.moments.append(Moment(change, self._disk.copy(), self._account()))
+
+
+def recorded(
+    disk: SimulatedDisk, history: Callable[[RunningLog], None], directories: Sequence[Path] = (DATA,)
+) -> list[Moment]:
+    """Runs a history on a log that has nothing yet, from its opening to its closing, and gives all moments of it."""
+    running: list[RunningLog] = []
+    recording = Recording(disk, lambda: running[0].account_now() if running else Account())
+    with RunningLog(disk, directories) as log:
+        running.append(log)
+        history(log)
+    return recording.end()
+
+
+def check_recovery(disk: SimulatedDisk, account: Account, directories: Sequence[Path], chance: random.Random) -> None:
+    """Opens a log after a crash: what it says fits the account, and still does after crashes while it is opened."""
+    openings = Recording(disk, Account)
+    found = replay(disk, directories)
+    account.check(found)
+    moments = openings.end()
+    for moment in [chance.choice(moments), moments[-1]]:
+        again = moment.disk.crashed(chance.randrange(1 << 32))
+        found_again = replay(again, directories)
+        account.check(found_again)
+        # Once a log was opened, what it said stays.
+        assert moment is not moments[-1] or found_again == found
+    if chance.random() < _GOES_ON_PROBABILITY:
+        _check_going_on(disk, found, directories, chance)
+
+
+def _check_going_on(
+    disk: SimulatedDisk, found: Sequence[Found], directories: Sequence[Path], chance: random.Random
+) -> None:
+    with RunningLog(disk, directories) as log:
+        assert log.found == found
+        log.append(b"a new state", begins_segment=True)
+        log.append(b"goes on")
+        disk_at_last = disk.crashed(chance.randrange(1 << 32))
+    log.account.check(replay(disk_at_last, directories))

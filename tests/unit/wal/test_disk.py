@@ -1,0 +1,137 @@
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from millrace_server.wal.disk import OsDisk
+
+DISK = OsDisk()
+
+
+def test_write_of_many_pieces_puts_them_one_after_the_other(tmp_path: Path) -> None:
+    """More pieces than one system call takes are written whole, and in order."""
+    file = DISK.create(tmp_path / "file")
+    pieces = [b"%d," % number for number in range(3000)]
+    file.write([b"head", b""], 0)
+    file.write(pieces, 4)
+    assert file.read(1 << 20, 0) == b"head" + b"".join(pieces)
+    assert file.size() == 4 + len(b"".join(pieces))
+
+
+def test_write_when_the_system_writes_a_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short write is no error: the rest follows."""
+    pwrite = os.pwrite
+
+    def short_pwritev(descriptor: int, pieces: Sequence[bytes], offset: int) -> int:
+        return pwrite(descriptor, b"".join(pieces)[:5], offset)
+
+    def short_pwrite(descriptor: int, written: bytes, offset: int) -> int:
+        return pwrite(descriptor, written[:3], offset)
+
+    monkeypatch.setattr(os, "pwritev", short_pwritev)
+    monkeypatch.setattr(os, "pwrite", short_pwrite)
+    file = DISK.create(tmp_path / "file")
+    file.write([b"one, ", b"two, ", b"three"], 2)
+    assert file.read(100, 0) == b"\0\0one, two, three"
+
+
+def test_write_when_the_system_writes_nothing_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that makes no progress ends with an error, not in a loop."""
+
+    def write_nothing(_descriptor: int, _written: object, _offset: int) -> int:
+        return 0
+
+    monkeypatch.setattr(os, "pwritev", write_nothing)
+    monkeypatch.setattr(os, "pwrite", write_nothing)
+    with pytest.raises(OSError, match="took no bytes") as raised:
+        DISK.create(tmp_path / "file").write([b"something"], 0)
+    assert raised.value.errno == errno.EIO
+
+
+def test_read_when_the_system_reads_a_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short read is only the end where there is no more."""
+    pread = os.pread
+    file = DISK.create(tmp_path / "file")
+    file.write([b"0123456789"], 0)
+    monkeypatch.setattr(os, "pread", lambda descriptor, length, offset: pread(descriptor, min(length, 3), offset))
+    assert file.read(8, 1) == b"12345678"
+    assert file.read(8, 5) == b"56789"
+
+
+def test_reserve_beyond_the_end_reads_as_zeros(tmp_path: Path) -> None:
+    """What is set aside has zeros until it is written, and can be cut off again."""
+    file = DISK.create(tmp_path / "file")
+    file.write([b"content"], 0)
+    file.reserve(7, 1000)
+    assert file.size() == 1007
+    assert file.read(2000, 0) == b"content" + bytes(1000)
+    file.truncate(7)
+    file.sync()
+    assert file.size() == 7
+
+
+def test_close_of_a_closed_file_does_nothing(tmp_path: Path) -> None:
+    """A file closes once, and cannot be used afterwards, not even by the number that another file got."""
+    file = DISK.create(tmp_path / "file")
+    file.close()
+    other = DISK.create(tmp_path / "other")
+    file.close()
+    other.write([b"still open"], 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.read(1, 0)
+
+
+def test_file_that_nobody_holds_closes_itself(tmp_path: Path) -> None:
+    """No descriptor stays behind."""
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    for number in range(3):
+        DISK.create(tmp_path / str(number))
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_create_of_a_file_that_exists_is_refused(tmp_path: Path) -> None:
+    """Nothing is overwritten; a new file is its owner's alone."""
+    path = tmp_path / "file"
+    DISK.create(path).write([b"content"], 0)
+    with pytest.raises(FileExistsError):
+        DISK.create(path)
+    assert path.read_bytes() == b"content"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_open_for_reading_refuses_writes(tmp_path: Path) -> None:
+    """Only what was opened as writable can be written to."""
+    (tmp_path / "file").write_bytes(b"content")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        DISK.open(tmp_path / "file").write([b"more"], 0)
+    DISK.open(tmp_path / "file", writable=True).write([b"CON"], 0)
+    assert (tmp_path / "file").read_bytes() == b"CONtent"
+
+
+def test_names_that_change_are_listed_so(tmp_path: Path) -> None:
+    """A directory lists what was made, renamed and removed, sorted, and can be synced."""
+    for name in ("b", "a", "c"):
+        DISK.create(tmp_path / name)
+    DISK.rename(tmp_path / "a", tmp_path / "d")
+    DISK.unlink(tmp_path / "b")
+    assert DISK.list(tmp_path) == ["c", "d"]
+    DISK.sync_directory(tmp_path)
+    directory = DISK.open_directory(tmp_path)
+    directory.sync()
+    directory.close()
+
+
+def test_open_directory_of_a_file_is_refused(tmp_path: Path) -> None:
+    """Only directories have names to sync."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        DISK.open_directory(tmp_path / "file")
+
+
+def test_free_bytes_of_a_directory_are_those_of_its_file_system(tmp_path: Path) -> None:
+    """What is left for us is at most what is left for root."""
+    status = os.statvfs(tmp_path)
+    assert 0 < DISK.free_bytes(tmp_path) <= status.f_blocks * status.f_frsize

@@ -1,0 +1,102 @@
+import pytest
+
+from millrace_server.wal import scanning
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind
+from millrace_server.wal.scanning import SegmentScanner
+from millrace_server.wal.segments import LogCorruptError
+from millrace_server.wal.writer import Location
+from tests.log_histories import DATA, RunningLog, files_on
+from tests.simulated_disk import SimulatedDisk
+
+pytestmark = pytest.mark.usefixtures("small_logs")
+
+FIRST = DATA / "segment-000000000001.log"
+WINDOW_BYTES = 100
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has scanners read little at once, so that borders lie everywhere."""
+    monkeypatch.setattr(scanning, "_READ_BYTES", WINDOW_BYTES)
+
+
+def _written(*payloads: bytes) -> tuple[SimulatedDisk, list[Location]]:
+    """A segment with a state and these records, each synced, and no mark."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        locations = [log.append(payload).locations[0] for payload in payloads]
+        return disk.copy(), locations
+
+
+def _scanner(disk: SimulatedDisk, synced_length: int = 0, position: int = SEGMENT_HEADER_BYTES) -> SegmentScanner:
+    (segment,) = files_on(disk).find()
+    return SegmentScanner(segment, synced_length, position)
+
+
+def _flip(disk: SimulatedDisk, position: int) -> None:
+    content = bytearray(disk.content(FIRST))
+    content[position] ^= 1
+    disk.set_content(FIRST, content)
+
+
+def test_records_across_the_borders_of_windows_are_read_whole() -> None:
+    """Wherever a record lies, and however long it is, it is found."""
+    for length in [*range(WINDOW_BYTES), 10 * WINDOW_BYTES + 7]:
+        payloads = [b"x" * length, b"y" * length, b"z"]
+        disk, locations = _written(*payloads)
+        scanner = _scanner(disk)
+        records = [(record.position, bytes(record.payload)) for record in scanner.records()]
+        assert records[1:] == [(location.position, load) for location, load in zip(locations, payloads, strict=True)]
+        assert scanner.position == locations[-1].position + 32 + 1
+        assert scanner.synced_position == locations[-1].position
+
+
+def test_records_with_rot_before_a_good_one_find_it_wherever_that_lies() -> None:
+    """The record that proves the rot is found at any distance from it."""
+    for length in range(2 * WINDOW_BYTES):
+        disk, (_first, rotten, proof) = _written(b"before", b"x" * length, b"proves it")
+        _flip(disk, rotten.position)
+        with pytest.raises(LogCorruptError, match=f"at byte {rotten.position}; .* up to byte {proof.position}"):
+            list(_scanner(disk).records())
+
+
+@pytest.mark.parametrize("filling", [b"\1\0\0\0", b"\0\0\0\0", b"MILLRACE", b"\7\3\0\0"])
+def test_records_behind_a_hole_that_look_like_heads_prove_nothing(filling: bytes) -> None:
+    """What only has the shape of a head is not taken for one."""
+    disk, locations = _written(b"torn" + filling * 100)
+    _flip(disk, locations[0].position)
+    scanner = _scanner(disk)
+    assert [record.head.kind for record in scanner.records()] == [Kind.STATE]
+    assert scanner.position == locations[0].position
+
+
+def test_records_of_another_place_behind_a_hole_prove_nothing() -> None:
+    """A payload may hold a copy of a log; its records are not where they were."""
+    disk, locations = _written(b"first", b"second")
+    disk, locations = _written(b"first", disk.content(FIRST))
+    _flip(disk, locations[1].position)
+    assert len(list(_scanner(disk).records())) == 2
+
+
+def test_records_with_a_length_beyond_the_file_end_there() -> None:
+    """A file that was cut inside a record ends before it."""
+    disk, locations = _written(b"first", b"second" * 100)
+    disk.set_content(FIRST, disk.content(FIRST)[: locations[1].position + 300])
+    assert len(list(_scanner(disk).records())) == 2
+
+
+def test_records_up_to_where_the_file_was_synced_must_be_good() -> None:
+    """What is known from elsewhere counts as well as what the records say."""
+    disk, locations = _written(b"last")
+    end = locations[0].position + 32 + 4
+    assert len(list(_scanner(disk, end).records())) == 2
+    with pytest.raises(LogCorruptError, match=f"damaged at byte {end}; it was synced up to byte {end + 1}"):
+        list(_scanner(disk, end + 1).records())
+
+
+def test_records_from_a_position_are_those_behind_it() -> None:
+    """Reading may begin at any record."""
+    disk, locations = _written(b"one", b"two")
+    scanner = _scanner(disk, position=locations[1].position)
+    assert [bytes(record.payload) for record in scanner.records()] == [b"two"]

@@ -1,0 +1,362 @@
+import errno
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from millrace_server.wal import writer
+from millrace_server.wal.format import Flags, Kind, RecordHead, SegmentHeader
+from millrace_server.wal.segments import Segment
+from millrace_server.wal.writer import LogFailedError, LogPosition, LogWriter, Submission
+from tests.log_histories import DATA, RunningLog, files_on, replay
+from tests.simulated_disk import SimulatedDisk
+
+pytestmark = pytest.mark.usefixtures("small_logs")
+
+FIRST = DATA / "segment-000000000001.log"
+SECOND = DATA / "segment-000000000002.log"
+_WAIT_SECONDS = 30
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    """An empty disk."""
+    return SimulatedDisk([DATA])
+
+
+def _count(disk: SimulatedDisk, kind: str) -> int:
+    return sum(call.kind == kind for call in disk.calls)
+
+
+class Gate:
+    """Holds one call of a kind until it is told to let it go."""
+
+    def __init__(self, disk: SimulatedDisk, kind: str) -> None:
+        self._kind = kind
+        self._is_reached = threading.Event()
+        self._may_go = threading.Event()
+        disk.before_call = self._hold
+
+    def _hold(self, kind: str, _name: str) -> None:
+        if kind == self._kind and not self._is_reached.is_set():
+            self._is_reached.set()
+            assert self._may_go.wait(_WAIT_SECONDS)
+
+    def wait(self) -> None:
+        """Waits until a call is held."""
+        assert self._is_reached.wait(_WAIT_SECONDS)
+
+    def open(self) -> None:
+        """Lets it go, and all others."""
+        self._may_go.set()
+
+
+def test_submit_while_a_sync_lasts_gathers_a_group_that_shares_the_next(disk: SimulatedDisk) -> None:
+    """However many commits wait for a sync, one more write and one more sync are all they need."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        gate = Gate(disk, "sync")
+        first = log.submit(b"first")
+        gate.wait()
+        answers = [log.submit(b"waits %d" % number) for number in range(20)]
+        assert not any(answer.done() for answer in [first, *answers])
+        writes, syncs = _count(disk, "write"), _count(disk, "sync")
+        gate.open()
+        for answer in answers:
+            answer.result()
+        # The first one's sync, and one for the twenty.
+        assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 2)
+    assert len(replay(disk)) == 22
+
+
+def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
+    """Without others a commit takes one write and one sync, at once."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        log.append(b"reserves")
+        before = len(disk.calls)
+        log.append(b"lone")
+        assert [call.kind for call in disk.calls[before:]] == ["write", "sync"]
+
+
+def test_submit_without_sync_is_answered_before_any(disk: SimulatedDisk) -> None:
+    """What needs no sync causes none; the next one covers it."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        syncs = _count(disk, "sync")
+        for _ in range(3):
+            log.append(b"no haste", needs_sync=False)
+        assert _count(disk, "sync") == syncs
+        log.append(b"now")
+        assert _count(disk, "sync") == syncs + 1
+        cut = disk.crashed(1)
+    assert len(replay(cut)) == 5
+
+
+def test_submit_beside_others_that_need_no_sync_is_synced(disk: SimulatedDisk) -> None:
+    """One that asks for a sync gets it, wherever in its group it stands."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        for _ in range(2):
+            with log.together():
+                answers = [log.submit(b"record", needs_sync=needs_sync) for needs_sync in (False, True, False)]
+            for answer in answers:
+                answer.result()
+            account = log.account_now()
+            for seed in range(10):
+                account.check(replay(disk.crashed(seed)))
+
+
+def test_submit_of_no_records_is_a_barrier(disk: SimulatedDisk) -> None:
+    """It writes nothing, tells where the log ends, and all before it is on the disk."""
+    with RunningLog(disk) as log:
+        begun = log.append(b"state", begins_segment=True)
+        unsynced = log.append(b"no haste", needs_sync=False)
+        writes = _count(disk, "write")
+        barrier = log.append()
+        assert _count(disk, "write") == writes
+        assert barrier.end == unsynced.end != begun.end
+        assert barrier.locations == []
+        cut = disk.crashed(1)
+    assert len(replay(cut)) == 2
+
+
+def test_submit_that_begins_a_segment_ends_the_group_before_it(disk: SimulatedDisk) -> None:
+    """What was submitted before stays in the old segment, what comes after goes into the new one."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        with log.together():
+            answers = [log.submit(b"%d" % number, begins_segment=number in {2, 4}) for number in range(6)]
+        assert [answer.result().locations[0].segment_id for answer in answers] == [1, 1, 2, 2, 3, 3]
+    assert [payload for _kind, payload in replay(disk)] == [b"state", b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_submit_of_much_at_once_is_written_in_groups(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group has a limit; a submission larger than that is a group alone."""
+    monkeypatch.setattr(writer, "GROUP_BYTES_MAX", 1000)
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        before = len(disk.calls)
+        with log.together():
+            answers = [log.submit(bytes(length)) for length in (400, 400, 400, 5000, 10)]
+        for answer in answers:
+            answer.result()
+        sizes = [call.kind for call in disk.calls[before:] if call.kind in {"write", "sync"}]
+        assert sizes == ["write", "sync"] * 4
+
+
+def test_submit_from_many_threads_gives_each_its_own_place(disk: SimulatedDisk) -> None:
+    """Records never mix, and all are found."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        with ThreadPoolExecutor(8) as threads:
+            submissions = list(threads.map(lambda number: log.append(b"%d" % number, b"x" * number), range(200)))
+        locations = [location for submission in submissions for location in submission.locations]
+        assert len(set(locations)) == 400
+        for number, submission in enumerate(submissions):
+            assert [log.log.read(location)[1] for location in submission.locations] == [b"%d" % number, b"x" * number]
+    assert len(replay(disk)) == 401
+
+
+def test_submit_ahead_of_the_reserve_extends_it(disk: SimulatedDisk) -> None:
+    """Space is set aside ahead of the writing, in large steps."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        for _ in range(10):
+            log.append(bytes(300))
+        assert _count(disk, "reserve") == 2
+        assert len(disk.content(FIRST)) >= 10 * 332 + 64
+        log.append(b"state", begins_segment=True)
+        log.append(b"first to be reserved for")
+        assert _count(disk, "reserve") == 3
+
+
+def test_submit_on_a_disk_that_cannot_reserve_grows_the_file(disk: SimulatedDisk) -> None:
+    """Reserving is a help, not a need."""
+    disk.fail("reserve", 1, errno.EOPNOTSUPP, count=100)
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        for _ in range(3):
+            log.append(b"record")
+        cut = disk.crashed(1)
+    assert len(replay(cut)) == 4
+
+
+def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
+    """Nobody waits for an answer that cannot come."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+    with pytest.raises(LogFailedError, match="the log is closed"):
+        log.append(b"too late")
+
+
+def test_close_with_submissions_waiting_writes_them(disk: SimulatedDisk) -> None:
+    """Closing answers all that was submitted before."""
+    log = RunningLog(disk)
+    log.append(b"state", begins_segment=True)
+    with log.together():
+        answers = [log.submit(b"%d" % number, begins_segment=number == 5) for number in range(10)]
+    log.log.close()
+    assert all(answer.done() and answer.exception() is None for answer in answers)
+    assert len(replay(disk.crashed(1))) == 11
+
+
+def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk) -> None:
+    """A log that was closed is whole, whatever happens to the machine then."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        log.append(b"synced")
+        log.append(b"no haste", needs_sync=False)
+    assert len(replay(disk.crashed(1))) == 3
+
+
+def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
+    """Begins the first segment with a large state; returns while the mark behind it is synced."""
+    begun = Gate(disk, "sync_directory")
+    answer = log.submit(b"state" * 100, begins_segment=True)
+    begun.wait()
+    mark = Gate(disk, "sync")
+    begun.open()
+    mark.wait()
+    mark.open()
+    answer.result()
+
+
+def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
+    """The synced positions that a segment's marks tell of."""
+    content = disk.content(path)
+    header = SegmentHeader.decode(content)
+    position, marks = 64, []
+    while head := RecordHead.decode(content[position : position + 32], header.seed(position)):
+        if head.kind is Kind.MARK:
+            assert head.synced_position == position
+            marks.append(position)
+        position += head.record_length
+    return marks
+
+
+def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
+    """The last record of a closed log says that all before it was synced; opening alone adds one more."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        end = log.append(b"record").end
+        assert end is not None
+    assert _marks(disk) == [end.position]
+    with RunningLog(disk):
+        pass
+    assert _marks(disk) == [end.position, end.position + 32]
+
+
+def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A while after the last sync its mark is written and synced, without anybody asking; then there is silence."""
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    syncs = 0
+    is_marked = threading.Event()
+
+    def count_syncs(kind: str, _name: str) -> None:
+        nonlocal syncs
+        syncs += kind == "sync"
+        if syncs == 2:
+            is_marked.set()
+
+    with RunningLog(disk) as log:
+        disk.before_call = count_syncs
+        end = log.append(b"state", begins_segment=True).end
+        assert end is not None
+        assert is_marked.wait(_WAIT_SECONDS)
+    assert _marks(disk) == [end.position]
+
+
+def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark does not stand for records that nobody has synced yet."""
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    with RunningLog(disk) as log:
+        _begin_and_await_mark(log, disk)
+        log.append(b"no haste", needs_sync=False)
+    for seed in range(10):
+        assert len(replay(disk.crashed(seed))) == 2
+
+
+def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far the segment before was marked says nothing about this one."""
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    with RunningLog(disk) as log:
+        _begin_and_await_mark(log, disk)
+        end = log.append(b"state", begins_segment=True).end
+        assert end is not None
+    assert _marks(disk, SECOND) == [end.position]
+
+
+def test_mark_that_finds_no_room_hinders_nobody(disk: SimulatedDisk) -> None:
+    """A full disk leaves the end without a mark; the log closes all the same."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        disk.fail("write", 1, errno.ENOSPC)
+    assert _marks(disk) == []
+    assert len(replay(disk)) == 1
+
+
+def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk is an error, also where only a mark met it."""
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    gate = Gate(disk, "sync_directory")
+    with RunningLog(disk) as log:
+        begun = log.submit(b"state", begins_segment=True)
+        gate.wait()
+        disk.fail("sync", 1, errno.EIO)
+        gate.open()
+        begun.result()
+        log._writer._thread.join(0)
+        answer: Future[Submission] | None = None
+        while answer is None or answer.exception() is None:
+            answer = log.submit(needs_sync=False)
+        with pytest.raises(LogFailedError, match="a sync of the log failed"):
+            answer.result()
+
+
+def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: SimulatedDisk) -> None:
+    """A mistake of the caller's is told to whoever waits; the writer's thread goes on answering."""
+    with RunningLog(disk) as log:
+        for _ in range(2):
+            with pytest.raises(LogFailedError, match="the log failed: AssertionError"):
+                log.append(b"no segment yet")
+
+
+def test_submit_of_a_segment_without_records_fails_the_log(disk: SimulatedDisk) -> None:
+    """A segment that has no first record would look as if it had lost it."""
+    header_only = Submission([], needs_sync=True, begins_segment=True, done=lambda *_answer: None)
+    answer: Future[Exception | None] = Future()
+    header_only.done = lambda _submission, error: answer.set_result(error)
+    with RunningLog(disk) as log:
+        log._writer.submit(header_only)
+        assert isinstance(answer.result(_WAIT_SECONDS), LogFailedError)
+    assert disk.paths() == []
+
+
+def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk) -> None:
+    """One that was raised over and over would keep everything that its traceback names."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        disk.fail("sync", 1, errno.EIO)
+        errors = [log.submit(b"record").exception() for _ in range(3)]
+        assert len(set(map(id, errors))) == 3
+        assert len(set(map(str, errors))) == 1
+
+
+def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) -> None:
+    """A writer needs to know no more than the end of the log."""
+    segments: list[Segment] = []
+    log = LogWriter(files_on(disk), None, LogPosition(0, 0, 1), segments.append)
+    answers: list[tuple[Submission, Exception | None]] = []
+
+    def done(submission: Submission, error: Exception | None) -> None:
+        answers.append((submission, error))
+
+    log.submit(Submission([(Kind.STATE, Flags(0), [])], needs_sync=True, begins_segment=True, done=done))
+    log.submit(Submission([(Kind.PUT, Flags(0), [b"a", b"b"])], needs_sync=True, begins_segment=False, done=done))
+    log.start()
+    log.close()
+    assert [error for _submission, error in answers] == [None, None]
+    assert [submission.end for submission, _error in answers] == [LogPosition(1, 96, 2), LogPosition(1, 130, 3)]
+    assert [segment.header.first_write_number for segment in segments] == [1]
