@@ -1,0 +1,29 @@
+"""What Linux tells of a process."""
+
+import os
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time on a processor so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that it holds now."""
+    return int(_status(pid, "VmRSS")) * 1024
+
+
+def thread_count(pid: int) -> int:
+    """Threads that it has."""
+    return int(_status(pid, "Threads"))
+
+
+def _status(pid: int, field: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [value] = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+    return value
