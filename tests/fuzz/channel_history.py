@@ -184,14 +184,13 @@ class History:
             look = self._look(running.call)
             # Limits that became smaller meanwhile are told when there is something to take.
             assert look.is_wait or look.outcome in {TxnCapacityError, TooManyTxnsError}, running
-        if not self.lines["room"]:
-            return
-        first = self.lines["room"][0]
-        # A call that would need less room because of what others did to its transaction or stored with its stamp
-        # is not woken for that.
-        is_changed = getattr(first.call, "stamp", None) or first.held_now() != first.held_at_start
-        look = self._look(first.call)
-        assert look.is_wait or is_changed or look.outcome is TxnCapacityError, first
+        for running in self.lines["room"]:
+            look = self._look(running.call)
+            # A call that would need less room because of what others did to its transaction or stored with its stamp
+            # is not woken for that.
+            is_changed = getattr(running.call, "stamp", None) or running.held_now() != running.held_at_start
+            waits_its_turn = look.in_turn and running is not self.lines["room"][0]
+            assert look.is_wait or waits_its_turn or is_changed or look.outcome is TxnCapacityError, running
 
     def cancel(self, running: Running) -> None:
         """Cancels a call in the loop's next turn."""

@@ -10,6 +10,7 @@ from millrace_server.channels.contents import Receipt
 from millrace_server.channels.directory import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,
+    BytesFullError,
     ChannelNotFoundError,
     DrainingError,
     EventTooLargeError,
@@ -627,3 +628,16 @@ async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Chan
     with pytest.raises(MillraceError, match="in 7 s"):
         await append(channel, b"b")
     assert now() == 7
+
+
+async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
+    """What nobody may ever commit is bounded too, and the end of one transaction makes room for another."""
+    channel = open_channel(body_bytes_max=10)
+    first, second = begin(channel, "first"), begin(channel, "second")
+    channel.put(first, [stored(b"123456")], None)
+    with pytest.raises(BytesFullError) as caught:
+        channel.put(second, [stored(b"12345")], None)
+    assert caught.value.retry_delay_seconds
+    assert channel.put(second, [stored(b"1234")], None) == 1
+    channel.rollback(first)
+    assert channel.put(second, [stored(b"123456")], None) == 2

@@ -357,3 +357,15 @@ async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None
     desk.grant("r", LEASE, takeover=False)
     ranges = [read(desk, start, start + 7) for start in range(1, 50, 7)]
     assert list(itertools.chain(*ranges)) == list(range(1, 50))
+
+
+async def test_read_of_a_range_that_is_emptied_meanwhile_says_so(
+    desk: ClaimDesk, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge in the middle does not pass for the end of the range."""
+    monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
+    reading = desk.read("r", None, 0, 0)
+    next(reading)
+    contents.clear()
+    with pytest.raises(SequenceGoneError):
+        list(reading)

@@ -1,13 +1,19 @@
 import asyncio
+import errno
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.catalog import Catalog
+from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import DiskFullError
 from millrace_server.grpc_services.admin_service import AdminService
 
 
@@ -64,3 +70,47 @@ async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
     await left_in_the_middle(service._delete_channel(pb.DeleteChannelRequest(name="orders")), catalog, changed)
     assert "orders" not in registry
     assert Catalog(tmp_path / "catalog.json").load() == {}
+
+
+class FullCatalog(Catalog):
+    """Lies on a disk that has no room left."""
+
+    def replace(self, name: str, config: ChannelConfig) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> None:
+    """DISK_FULL says that nothing was changed."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    channel = registry.create("orders", ChannelConfig(type="memory", capacity=100))
+    service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
+    with pytest.raises(DiskFullError):
+        await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
+    assert (channel.config.capacity, channel.contents.room.events_max) == (100, 100)
+
+
+async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
+    """An update that waits for room puts nothing back that another one has changed meanwhile."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    channel = registry.create("orders", ChannelConfig(type="memory", capacity=100))
+    service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
+    await channel.append(stored_columns(60), None)
+    shrinking = asyncio.ensure_future(
+        service._update_channel(
+            pb.UpdateChannelRequest(name="orders", config={"capacity": 50, "transaction_capacity": 50})
+        )
+    )
+    await asyncio.sleep(0)
+    assert len(channel.contents.room.line) == 1
+    other = asyncio.ensure_future(
+        service._update_channel(pb.UpdateChannelRequest(name="orders", config={"open_transactions_max": 7}))
+    )
+    await asyncio.sleep(0)
+    channel.contents.clear()
+    assert (await shrinking).applied
+    assert (await other).applied
+    assert (channel.config.capacity, channel.config.open_transactions_max) == (50, 7)
+
+
+def stored_columns(count: int) -> list[StoredColumns]:
+    return [StoredColumns.of(columns) for columns in columns_from_events([({}, b"x")] * count)]
