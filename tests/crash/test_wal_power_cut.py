@@ -108,6 +108,23 @@ HISTORIES = [
 ]
 
 
+def _anything(chance: random.Random) -> Callable[[RunningLog], None]:
+    """A history of large records that are long without a sync, so that a power cut may leave much or little of it."""
+
+    def history(log: RunningLog) -> None:
+        log.append(b"state", begins_segment=True)
+        for step in range(30):
+            payloads = [bytes([step]) * chance.randrange(5000) for _ in range(chance.randint(1, 5))]
+            if chance.random() < 0.1:
+                log.append(*payloads, begins_segment=True)
+            elif chance.random() < 0.1:
+                log.remove_before(max(log.log._segments))
+            else:
+                log.append(*payloads, needs_sync=chance.random() < 0.2)
+
+    return history
+
+
 def _check_moment(moment: Moment, directories: Sequence[Path], chance: random.Random, cut_count: int) -> set[int]:
     """Crashes at a moment, as often as is said; returns the fingerprints of the disks."""
     check_recovery(moment.disk.copy(), moment.account, directories, chance)
@@ -131,13 +148,23 @@ def test_replay_after_a_crash_at_any_change_finds_what_was_acknowledged(
         _check_moment(moment, directories, chance, _CUTS_PER_MOMENT)
 
 
+def test_replay_after_a_power_cut_of_long_unsynced_work_finds_what_was_acknowledged(chance: random.Random) -> None:
+    """The same where much is lost or torn at once."""
+    moments = recorded(SimulatedDisk([DATA], chance.randrange(1 << 32)), _anything(chance))
+    for moment in chance.sample(moments, 20):
+        _check_moment(moment, [DATA], chance, _CUTS_PER_MOMENT)
+
+
 @pytest.mark.torture
 def test_replay_after_ten_thousand_power_cuts_finds_what_was_acknowledged(chance: random.Random) -> None:
     """Ten recordings give 10,000 distinct disks, and none of them loses anything."""
     fingerprints: set[int] = set()
-    histories = [*HISTORIES, _groups]
+    moments = [
+        moment
+        for _recording in range(10)
+        for moment in recorded(
+            SimulatedDisk(TWO_DIRECTORIES, chance.randrange(1 << 32)), _anything(chance), TWO_DIRECTORIES
+        )
+    ]
     while len(fingerprints) < _DISK_STATES_MIN:
-        for history in histories:
-            disk = SimulatedDisk(TWO_DIRECTORIES, chance.randrange(1 << 32))
-            for moment in recorded(disk, history, TWO_DIRECTORIES):
-                fingerprints |= _check_moment(moment, TWO_DIRECTORIES, chance, 20)
+        fingerprints |= _check_moment(chance.choice(moments), TWO_DIRECTORIES, chance, _CUTS_PER_MOMENT)

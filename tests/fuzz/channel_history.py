@@ -46,6 +46,7 @@ class History:
         self.channel = channel
         self.account = account
         self.lines: dict[str, list[Running]] = {"takers": [], "room": [], "": []}
+        self.is_at_odds = False
         self._directory = directory
         self._foreign_open = foreign_open
         self._log: list[Entry] = []
@@ -74,6 +75,7 @@ class History:
 
     def check(self, now: float) -> None:
         """Holds all that happened up to now against the account, and then the state that came of it."""
+        self.is_at_odds = True
         previous = None
         for entry in self._log:
             self.account.pass_time(entry.time)
@@ -87,6 +89,7 @@ class History:
         self.account.pass_time(now)
         self._check_state()
         self._check_lines()
+        self.is_at_odds = False
 
     def _start(self, running: Running) -> None:
         call = running.call
@@ -183,7 +186,8 @@ class History:
         for running in self.lines["takers"]:
             look = self._look(running.call)
             # Limits that became smaller meanwhile are told when there is something to take.
-            assert look.is_wait or look.outcome in {TxnCapacityError, TooManyTxnsError}, running
+            is_refused = look.outcome is TxnCapacityError or look.outcome is TooManyTxnsError
+            assert look.is_wait or is_refused, running
         for running in self.lines["room"]:
             look = self._look(running.call)
             # A call that would need less room because of what others did to its transaction or stored with its stamp

@@ -170,6 +170,12 @@ class ChannelModel(RuleBasedStateMachine):
         offset = self._offset(txn_id, "takes", change)
         self._make(calls.Take(txn_id, *limits, wait, offset), hasty=hasty)
 
+    @rule(choice=CHOICES, limits=TAKE_LIMITS, back=st.integers(1, 5), hasty=HASTY)
+    def take_again(self, choice: int, limits: tuple[int, int], back: int, *, hasty: bool) -> None:
+        """The answers of the last takes were lost."""
+        txn_id = self._open_id(choice)
+        self._make(calls.Take(txn_id, *limits, 0.0, self._offset(txn_id, "takes", -back)), hasty=hasty)
+
     @rule(choices=st.lists(CHOICES, min_size=1, max_size=3), stamp=STAMPS, hasty=HASTY)
     def commit(self, choices: list[int], stamp: Stamp | None, *, hasty: bool) -> None:
         txn_ids = [self._open_id(choice) for choice in choices]
@@ -206,6 +212,14 @@ class ChannelModel(RuleBasedStateMachine):
     def update(self, limits: Any, *, hasty: bool) -> None:
         self._make(calls.Update(limits), hasty=hasty)
 
+    @rule(hasty=HASTY)
+    def shrink(self, *, hasty: bool) -> None:
+        """To a little less than what is held: it has to wait."""
+        account = self.history.account
+        limits = account.limits.model_dump()
+        limits["capacity"] = max(len(account.held) - 1, limits["transaction_capacity"])
+        self._make(calls.Update(type(account.limits)(**limits)), hasty=hasty)
+
     @rule(choice=CHOICES, sizes=SIZES, events_max=st.integers(1, 3), commits=st.booleans(), hasty=HASTY)
     def swap(self, choice: int, sizes: list[int], events_max: int, *, commits: bool, hasty: bool) -> None:
         """One transaction takes and puts."""
@@ -222,14 +236,20 @@ class ChannelModel(RuleBasedStateMachine):
             self._make(calls.Append(self._bodies([2] * count), stamp), hasty=True)
         self._make(calls.Append(self._bodies([1]), None), hasty=hasty)
 
-    @rule(events_max=st.integers(0, 2), wait=st.sampled_from([1.0, 2.0, 9.0]), offset=st.sampled_from([None, 0]))
-    def wait_for_events(self, events_max: int, wait: float, offset: int | None) -> None:
+    @rule(
+        events_max=st.integers(0, 2),
+        wait=st.sampled_from([1.0, 2.0, 9.0]),
+        offset=st.sampled_from([None, 0]),
+        seconds=st.sampled_from([0.0, 7.0]),
+    )
+    def wait_for_events(self, events_max: int, wait: float, offset: int | None, seconds: float) -> None:
         """Takes of several transactions, and a delivery among them, on a channel that was emptied."""
         self._make(calls.Purge(), hasty=True)
         for txn_id in list(self.history.account.open):
             self._make(calls.Take(txn_id, events_max, 0, wait, offset), hasty=True)
             self._make(calls.Lend(events_max, self.loans), hasty=True)
-        self._make(calls.Take(self._open_id(0), events_max, 0, wait, offset), hasty=False)
+        self._make(calls.Take(self._open_id(0), events_max, 0, wait, offset), hasty=True)
+        self.pass_time(seconds)
 
     # Claims. They keep all others from taking, so they are short, and made where nothing is taken.
 
@@ -284,7 +304,7 @@ class ChannelModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "history"):
+            if hasattr(self, "history") and not self.history.is_at_odds:
                 self._run(self._close())
         finally:
             self._ending.close()

@@ -35,7 +35,9 @@ async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: 
         waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
         await rpc.until(name, waiting_takes=1)
         server.send(signal.SIGTERM)
-        assert not (await waiting).batches
+        async with refused(UNAVAILABLE, "DRAINING", "the server is stopping"):
+            await waiting
+        assert not (await rpc.take(txn_id)).batches
         for call in (
             rpc.begin(name),
             rpc.append(name, b"x"),

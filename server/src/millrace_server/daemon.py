@@ -9,6 +9,7 @@ import structlog
 
 from millrace_server.address_file import published_addresses
 from millrace_server.addresses import Address
+from millrace_server.allocator import tended_allocator
 from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.data_dir import CATALOG_FILE, locked_data_dir
@@ -42,7 +43,8 @@ async def serve(settings: Settings, address_file: Path | None = None) -> None:
         registry = _open_channels(settings, catalog)
         grpc_server = GrpcServer(registry, settings.server, catalog)
         http_service = HttpService(registry)
-        async with _listening(settings.server, grpc_server, http_service, requests) as addresses:
+        listening = _listening(settings.server, grpc_server, http_service, requests)
+        async with tended_allocator(), listening as addresses:
             with published_addresses(address_file, addresses):
                 _log.info("serving", **addresses, channels=len(registry.channels()), version=VERSION)
                 await requests.wait()

@@ -641,3 +641,44 @@ async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
     assert channel.put(second, [stored(b"1234")], None) == 1
     channel.rollback(first)
     assert channel.put(second, [stored(b"123456")], None) == 2
+
+
+# What open transactions may hold together.
+
+
+async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(channel: Channel) -> None:
+    """Bytes that nobody may ever commit are bounded as those that are committed; the transaction stays usable."""
+    first, second = begin_with_puts(channel, b"a" * 60), begin_with_puts(channel, b"b" * 30)
+    with pytest.raises(BytesFullError, match="open transactions hold 90 body bytes, and 11 more") as refused:
+        channel.put(second, [stored(b"c" * 11)], None)
+    assert refused.value.retry_delay_seconds == 1
+    assert channel.put(second, [stored(b"c" * 10)], None) == 2
+    assert channel.put(second, [stored(b"b" * 30, b"c" * 10)], 0) == 2
+    await channel.commit([second], None)
+    third = begin_with_puts(channel, b"d" * 40)
+    channel.rollback(first)
+    channel.put(third, [stored(b"e" * 60)], None)
+    await asyncio.sleep(30)
+    channel.put(begin(channel), [stored(b"f" * 100)], None)
+    check_accounts(channel)
+
+
+async def test_put_of_much_into_a_full_channel_is_not_refused(channel: Channel) -> None:
+    """What transactions hold is counted apart from what is committed: a full channel can still swap."""
+    await append(channel, b"x" * 100)
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"y" * 100)], None)
+    assert await channel.commit([txn_id], None) == Receipt(2, 2)
+
+
+async def test_enforce_puts_limits_in_force_whatever_is_held(channel: Channel) -> None:
+    """The channel may hold more than its limits then; it takes in no more, and gives out all."""
+    await append(channel, b"a", b"b", b"c")
+    channel.enforce(limits_of(capacity=2, keep_alive_seconds=0))
+    assert channel.config.capacity == 2
+    with pytest.raises(MillraceError, match="holds 3 events of 2"):
+        await append(channel, b"f")
+    await channel.commit([await begin_with_takes(channel, 2)], None)
+    channel.enforce(limits_of(capacity=10))
+    await append(channel, b"f")
+    check_accounts(channel)

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, cast
 
@@ -67,6 +67,7 @@ class Connection:
         self.failures = Failures(settings.endpoint)
         self._opened: _Opened | None = None
         self._is_closed = False
+        self._apart: set[asyncio.Task[Any]] = set()
         self.streams: set[Finishable] = set()
         """Streams that are open, added and removed by themselves."""
         FORKS.watch(self)
@@ -121,6 +122,19 @@ class Connection:
         except StopIteration as end:
             outcome: T = end.value
             return outcome
+
+    def finish_apart(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Carries work out in a task of its own, which goes on where whoever asked for it is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._apart.add(task)
+        task.add_done_callback(self._note_apart)
+        return task
+
+    def _note_apart(self, task: "asyncio.Task[Any]") -> None:
+        self._apart.discard(task)
+        if not task.cancelled():
+            # Whoever waits is told; where nobody does, asyncio must not complain that nobody looked.
+            task.exception()
 
     async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
         """Carries out a call with many answers, from the first asked for until its iterator is closed or dropped."""

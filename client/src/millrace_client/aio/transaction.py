@@ -1,5 +1,6 @@
 """A transaction, for asyncio."""
 
+import asyncio
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -35,7 +36,12 @@ class Transaction:
 
     async def begin(self) -> Self:
         """Opens the transaction; an `async with` statement does so by itself."""
-        await self._connection.drive(self._flows.begin())
+        try:
+            await self._connection.drive(self._flows.begin())
+        except asyncio.CancelledError:
+            # It may have been opened all the same; nobody is left to end it, so this does.
+            _ = self._connection.finish_apart(self._connection.drive(self._flows.rollback()))
+            raise
         return self
 
     async def put(self, events: Iterable[Event | bytes | str]) -> int:
@@ -71,7 +77,8 @@ class Transaction:
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        await self._connection.drive(self._flows.leave(error))
+        # A task that is cancelled while it leaves must not leave the transaction, and what it has taken, to its lease.
+        await asyncio.shield(self._connection.finish_apart(self._connection.drive(self._flows.leave(error))))
 
     def __repr__(self) -> str:
         return f"<aio.Transaction {self.txn_id} on {self._flows.channel}>"

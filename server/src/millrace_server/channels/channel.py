@@ -30,6 +30,8 @@ from millrace_server.errors import (
 _UNLIMITED_BYTES = 1 << 62
 _MICROSECONDS = 1_000_000
 _CROWDED_RETRY_DELAY_SECONDS = 1.0
+_ROWS_MAX = 10_000
+_ROWS_BYTES_MAX = 8 << 20
 _FOREVER_SECONDS = 1e9
 
 
@@ -152,7 +154,10 @@ class Channel:
                         self.contents.takers.wake_all()
                     if batches or not is_woken:
                         return batches, take_count
-                    is_woken = await place.wait(0.0 if self._is_draining else give_up - self._clock())
+                    if self._is_draining and give_up > self._clock():
+                        # No answer at all: an empty one would say that the whole wait has passed.
+                        raise _draining()
+                    is_woken = await place.wait(give_up - self._clock())
         finally:
             self._count_take_attempts(batches)
 
@@ -382,7 +387,7 @@ class Channel:
     def _refuse_new(self) -> None:
         self.contents.refuse_if_closed()
         if self._is_draining:
-            raise DrainingError("the server is stopping and begins nothing new; go to another or come back later")
+            raise _draining()
 
     def _refuse_one_more(self) -> None:
         self._directory.limit.refuse_if_reached()
@@ -425,12 +430,21 @@ class Channel:
             )
 
     def _portion(self, wish: Wish, events_max: int) -> Portion:
+        answer_bytes_max = self._answer_bytes_max
+        if wish.form is Form.ROWS:
+            # Rows are made one by one, and meanwhile nobody else is served: so an answer in rows is a small one.
+            events_max = min(events_max, _ROWS_MAX)
+            answer_bytes_max = min(answer_bytes_max, _ROWS_BYTES_MAX)
         return Portion(
             events_max=min(wish.events_max or events_max, events_max),
             body_bytes_max=wish.body_bytes_max or _UNLIMITED_BYTES,
-            answer_bytes_max=self._answer_bytes_max,
+            answer_bytes_max=answer_bytes_max,
             form=wish.form,
         )
+
+
+def _draining() -> DrainingError:
+    return DrainingError("the server is stopping and begins nothing new; go to another or come back later")
 
 
 def _without_first(count: int, batches: Sequence[StoredColumns]) -> Iterator[Window]:

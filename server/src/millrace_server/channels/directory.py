@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from millrace_server.channels.names import check_identifier
 from millrace_server.channels.transactions import TxnLimit
 from millrace_server.errors import TxnNotFoundError, TxnStateError
 
@@ -36,11 +37,13 @@ class TxnDirectory:
         """The channel that knows the transaction.
 
         Raises:
+            BadArgumentError: No transaction can have this id.
             TxnNotFoundError: None does.
         """
         try:
             return self._channels[txn_id]
         except KeyError:
+            check_identifier("txn_id", txn_id)
             raise TxnNotFoundError(
                 "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
                 txn_id=txn_id,

@@ -73,6 +73,9 @@ class Rpcs:
             try:
                 with self._inflight.admit(len(raw), context.peer()):
                     request = parse(kind, raw)
+                # Until it hears of the server, gRPC's client may begin a stream anew, and waits for ever where the
+                # connection breaks before the first answer.
+                await context.send_initial_metadata(())
                 async with aclosing(serve(request)) as answers:
                     async for answer in answers:
                         await _send(context, answer)
