@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,10 @@ from tests.millraced import Millraced
 # How long one example takes says nothing on a machine that does other things too; pytest's timeout bounds the test.
 settings.register_profile("millrace", parent=settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("millrace")
+
+# A shell without job control has what it starts in the background ignore Ctrl-C, and children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 StartMillraced = Callable[..., Millraced]
 """`start_millraced(config_toml="", data_dir=None, arguments=())`; see the fixture."""

@@ -13,9 +13,11 @@ from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
-from tests.rpc import NO_WAIT, Rpc, bodies_of, columns, connected, refused, seconds
+from tests.process_figures import resident_bytes
+from tests.rpc import NO_WAIT, Rpc, Stream, bodies_of, columns, connected, refused, seconds
 
 KIB = 1024
+MIB = 1024 * KIB
 MESSAGE_BYTES_MAX = 64 * KIB
 CONFIG_TOML = f"""
 [server]
@@ -183,7 +185,7 @@ async def test_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -> None:
 async def test_compressed_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -> None:
     """What counts is the size after decompression: a bomb is not inflated."""
     name = await rpc.make_channel()
-    request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(50 << 20))])
+    request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(50 * MIB))])
     with pytest.raises(aio.AioRpcError) as raised:
         await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -204,6 +206,26 @@ async def test_metadata_above_16_kib_is_refused_by_grpc(rpc: Rpc, value_bytes: i
     with pytest.raises(aio.AioRpcError) as raised:
         await call
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_refused_requests_are_not_kept(start_millraced: StartMillraced) -> None:
+    """What was refused is gone with its answer, not whenever Python next looks for garbage."""
+    server = start_millraced("server.shutdown_grace_seconds = 0.0")
+    pid = server.process.pid
+    large = pb.AppendRequest(events=[event_pb2.Event(body=bytes(40 * MIB))])
+    async with connected(server.grpc) as rpc:
+        large.channel = await rpc.make_channel(byte_capacity=MIB)
+        stream = Stream(rpc.channels.AppendStream(timeout=60.0))
+        streamed = pb.AppendStreamRequest.FromString(large.SerializeToString())
+        before = resident_bytes(pid)
+        for _ in range(5):
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT, "EVENT_TOO_LARGE"):
+                await rpc.channels.Append(large, timeout=60.0)
+            await stream.send(streamed)
+            assert (await stream.receive()).error.message.startswith("events: a body has 41943040 bytes")
+        stream.cancel()
+        await rpc.look(large.channel)
+        assert resident_bytes(pid) - before < 100 * MIB
 
 
 async def waiting_appends(rpc: Rpc, name: str, count: int) -> list["asyncio.Task[pb.AppendResponse]"]:

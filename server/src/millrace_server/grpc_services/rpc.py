@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import grpc
 import structlog
@@ -45,7 +45,7 @@ class Rpcs:
                     request = parse(kind, raw)
                     return _encoded(await serve(request))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                await _abort(context, error, request)
+                return _refuse(context, error, request)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -61,7 +61,7 @@ class Rpcs:
                     request, columns = parse_apart(kind, raw)
                     return _encoded(await serve(request, columns))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                await _abort(context, error, request)
+                return _refuse(context, error, request)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -80,7 +80,7 @@ class Rpcs:
                     async for answer in answers:
                         await _send(context, answer)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                await _abort(context, error, request)
+                _refuse(context, error, request)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
@@ -91,7 +91,7 @@ class Rpcs:
             try:
                 await serve(MessageStream(context, self._inflight))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                await _abort(context, error, None)
+                _refuse(context, error, None)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -131,10 +131,17 @@ def refusal(error: Exception, request: Message | None) -> MillraceError:
     return error
 
 
-async def _abort(context: Context, error: Exception, request: Message | None) -> NoReturn:
+def _refuse(context: Context, error: Exception, request: Message | None) -> bytes:
+    """Ends the call with the error; returns what goes for an answer then.
+
+    `context.abort` would do the same by an exception that it keeps itself: a ring, in which Python finds the request
+    only when it next looks for garbage.
+    """
     refused = refusal(error, request)
-    details = ("grpc-status-details-bin", status_of(refused).SerializeToString())
-    await context.abort(code_of(refused), str(refused), (details,))
+    context.set_trailing_metadata((("grpc-status-details-bin", status_of(refused).SerializeToString()),))
+    context.set_details(str(refused))
+    context.set_code(code_of(refused))
+    return b""
 
 
 async def _send(context: Context, answer: Answer) -> None:
