@@ -126,8 +126,8 @@ class History:
         if look.is_wait:
             return
         look.effect()
-        # Newcomers may take events at once, but never room.
-        if look.in_turn and (has_waited or call.line == "room"):
+        # Newcomers may take events at once, but never room. What waits before all others takes none of theirs.
+        if look.in_turn and not call.is_first and (has_waited or call.line == "room"):
             assert is_turn or account.now == running.give_up, f"{call} came before others"
 
     def _look(self, call: Call) -> Look:

@@ -95,10 +95,14 @@ class ChannelService:
         )
 
     async def _append_stream(self, stream: MessageStream) -> None:
-        while (raw := await stream.read()) is not None:
-            await stream.write(await self._append_one(stream, raw))
+        while (answer := await self._append_next(stream)) is not None:
+            await stream.write(answer)
 
-    async def _append_one(self, stream: MessageStream, raw: bytes) -> pb.AppendStreamResponse:
+    async def _append_next(self, stream: MessageStream) -> pb.AppendStreamResponse | None:
+        """The answer to the stream's next request, of which nothing is kept; None at the end."""
+        raw = await stream.read()
+        if raw is None:
+            return None
         request = None
         try:
             with stream.admit(raw):

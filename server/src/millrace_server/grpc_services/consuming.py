@@ -84,21 +84,28 @@ class Consuming:
             await self._stream.write(answers.delivery(self._delivered_count, loan.takes, form))
 
     async def _listen(self, channel: Channel) -> None:
-        while (raw := await self._stream.read()) is not None:
-            with self._stream.admit(raw):
-                request = parse(pb.ConsumeRequest, raw)
-                # What was delivered of a channel that is deleted cannot be settled any more, and that must be said.
-                channel.contents.refuse_if_closed()
-                match request.WhichOneof("message"):
-                    case "ack":
-                        for loan in self._recall("ack", request.ack.delivery_ids):
-                            channel.settle(loan)
-                    case "nack":
-                        for loan in self._recall("nack", request.nack.delivery_ids):
-                            channel.give_back(loan)
-                    case other:
-                        raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
+        while await self._settle_next(channel):
             self._settled.set()
+
+    async def _settle_next(self, channel: Channel) -> bool:
+        """Does what the stream's next message says, of which nothing is kept; False at the end."""
+        raw = await self._stream.read()
+        if raw is None:
+            return False
+        with self._stream.admit(raw):
+            request = parse(pb.ConsumeRequest, raw)
+            # What was delivered of a channel that is deleted cannot be settled any more, and that must be said.
+            channel.contents.refuse_if_closed()
+            match request.WhichOneof("message"):
+                case "ack":
+                    for loan in self._recall("ack", request.ack.delivery_ids):
+                        channel.settle(loan)
+                case "nack":
+                    for loan in self._recall("nack", request.nack.delivery_ids):
+                        channel.give_back(loan)
+                case other:
+                    raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
+        return True
 
     def _recall(self, field: str, delivery_ids: Iterable[int]) -> list[Transaction]:
         """The loans of these deliveries, which are out no more."""
