@@ -17,15 +17,26 @@ import pytest
 
 from millrace_server.wal import writer
 from millrace_server.wal.disk import Disk
-from millrace_server.wal.format import Flags, Kind
-from millrace_server.wal.log import Record, WriteAheadLog
+from millrace_server.wal.format import Kind
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import SegmentFiles
-from millrace_server.wal.writer import LogFullError, LogPosition, Submission
+from millrace_server.wal.writer import LogFullError, LogPosition, Record, Submission
 from tests.simulated_disk import SimulatedDisk
 
 CHANNEL_ID = bytes(range(16))
 DATA = Path("data")
 TWO_DIRECTORIES = (Path("left"), Path("right"))
+
+KEYS = {"old": bytes(32), "new": b"k" * 32}
+PLAIN = Sealer(keys=KEYS)
+SEALERS = [
+    PLAIN,
+    Sealer(compresses=True, keys=KEYS),
+    Sealer(active_key_id="old", keys=KEYS),
+    Sealer(compresses=True, active_key_id="new", keys=KEYS),
+]
+"""All ways to seal; each opens what the others sealed."""
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
 _ANSWER_SECONDS_MAX = 60
@@ -36,7 +47,8 @@ Found = tuple[Kind, bytes]
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
-    monkeypatch.setattr(writer, "RESERVE_BYTES", 2048)
+    monkeypatch.setattr(writer, "RESERVE_BYTES_MIN", 1024)
+    monkeypatch.setattr(writer, "RESERVE_BYTES_MAX", 2048)
     monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 3600.0)
 
 
@@ -44,6 +56,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Entry:
     records: list[Found]
     begins_segment: bool
+    generation: int
     is_refused: bool = False
     is_durable: bool = False
 
@@ -73,7 +86,17 @@ class Account:
 
 
 def _records(entries: Sequence[_Entry]) -> list[Found]:
-    return [record for entry in entries if not entry.is_refused for record in entry.records]
+    """What may be found of some entries: nothing that was refused, nor of its generation behind it."""
+    records: list[Found] = []
+    refused_generation = -1
+    for entry in entries:
+        if entry.is_refused:
+            refused_generation = max(refused_generation, entry.generation)
+        elif entry.generation > refused_generation:
+            records += entry.records
+        else:
+            assert not entry.is_durable, f"{entry} was built on what was refused"
+    return records
 
 
 def files_on(disk: Disk, directories: Sequence[Path] = (DATA,)) -> SegmentFiles:
@@ -83,7 +106,7 @@ def files_on(disk: Disk, directories: Sequence[Path] = (DATA,)) -> SegmentFiles:
 
 def replay(disk: Disk, directories: Sequence[Path] = (DATA,), start: LogPosition | None = None) -> list[Found]:
     """What a log says when it is opened; marks are left out."""
-    log = WriteAheadLog(files_on(disk, directories))
+    log = WriteAheadLog(files_on(disk, directories), PLAIN)
     try:
         return _found(log, start)
     finally:
@@ -100,18 +123,19 @@ class RunningLog:
     Args:
         disk: Where it is.
         directories: Its directories there.
+        sealer: How it seals payloads.
     """
 
-    def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,)) -> None:
-        self.log = WriteAheadLog(files_on(disk, directories))
+    def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,), sealer: Sealer = PLAIN) -> None:
+        self.log = WriteAheadLog(files_on(disk, directories), sealer)
         self.found = _found(self.log, None)
-        self.account = Account(
-            [_Entry([record], begins_segment=record[0] is Kind.STATE, is_durable=True) for record in self.found]
-        )
+        self.account = Account([_Entry([record], record[0] is Kind.STATE, 0, is_durable=True) for record in self.found])
+        self._is_refused = False
         self._first_segment_id = self.log.first_segment_id or 1
         # Guards the account, which the writer's thread changes too.
         self._lock = threading.Lock()
-        self.log.start()
+        # Answers come on the writer's thread.
+        self.log.start(lambda call: call())
         assert self.log._writer is not None
         self._writer = self.log._writer
 
@@ -121,20 +145,29 @@ class RunningLog:
     def __exit__(self, *_exception: object) -> None:
         self.log.close()
 
-    def submit(self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False) -> "Future[Submission]":
-        """Submits a PUT record for each payload; with `begins_segment` the first is a STATE."""
+    def submit(
+        self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False, resumes: bool = True
+    ) -> "Future[Submission]":
+        """Submits a PUT record for each payload; with `begins_segment` the first is a STATE.
+
+        Where something was refused it resumes the log before, if it is to.
+        """
+        if self._is_refused and resumes:
+            self._is_refused = False
+            self.log.resume()
         kinds = [Kind.PUT] * len(payloads)
         if begins_segment:
             kinds[0] = Kind.STATE
-        entry = _Entry(list(zip(kinds, payloads, strict=True)), begins_segment)
+        entry = _Entry(list(zip(kinds, payloads, strict=True)), begins_segment, self.log._generation)
         # Cut in two, since payloads come in pieces.
-        records: list[Record] = [(kind, Flags(0), [load[:3], load[3:]]) for kind, load in entry.records]
+        records: list[Record] = [(kind, [load[:3], load[3:]]) for kind, load in entry.records]
         answer: Future[Submission] = Future()
 
         def done(submission: Submission, error: Exception | None) -> None:
             with self._lock:
                 entry.is_refused = isinstance(error, LogFullError)
                 entry.is_durable = error is None and needs_sync
+                self._is_refused |= entry.is_refused
             if error is None:
                 answer.set_result(submission)
             else:
@@ -142,12 +175,15 @@ class RunningLog:
 
         with self._lock:
             self.account.entries.append(entry)
-        self._writer.submit(Submission(records, needs_sync, begins_segment, done))
+        self.log.submit(records, needs_sync=needs_sync, begins_segment=begins_segment, done=done)
         return answer
 
-    def append(self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False) -> Submission:
+    def append(
+        self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False, resumes: bool = True
+    ) -> Submission:
         """Submits, and waits for the answer."""
-        return self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment).result(_ANSWER_SECONDS_MAX)
+        answer = self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes)
+        return answer.result(_ANSWER_SECONDS_MAX)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -183,6 +183,9 @@ class SimulatedFile:
             _raise(refusal)
             return bytes(self._content.shown[offset : offset + length])
 
+    def read_cached(self, length: int, offset: int) -> bytes | None:
+        return self.read(length, offset) if self._disk.is_cached else None
+
     def reserve(self, offset: int, length: int) -> None:
         with self._call("reserve", changes=True) as refusal:
             _raise(_os_error(errno.ENOSPC) if offset + length > self._end_of_room() else refusal)
@@ -254,6 +257,8 @@ class SimulatedDisk:
         self._counts: Counter[str] = Counter()
         self.chance = random.Random(seed)
         self.capacity_bytes = capacity_bytes
+        self.is_cached = True
+        """Whether what is read need not be waited for."""
         self.calls: list[Call] = []
         """All calls so far but sizes."""
         self.before_call: Callable[[str, str], None] = lambda _kind, _name: None

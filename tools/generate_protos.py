@@ -25,6 +25,7 @@ THIRD_PARTY = ROOT / "third_party" / "googleapis"
 
 FOLDERS = {
     Path("millrace/v1"): Path("client/src/millrace/v1"),
+    Path("storage/v1"): Path("server/src/millrace_server/storage/v1"),
     Path("google/rpc"): Path("client/src/millrace/googleapis/rpc"),
 }
 """Where protoc puts a package, and where it is committed."""

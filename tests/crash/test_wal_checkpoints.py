@@ -9,12 +9,15 @@ import pytest
 
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.sealing import KeyMissingError, Sealer
 from millrace_server.wal.writer import LogPosition
-from tests.log_histories import CHANNEL_ID, DATA, Account, Recording
+from tests.log_histories import CHANNEL_ID, DATA, PLAIN, SEALERS, Account, Recording
 from tests.simulated_disk import SimulatedDisk
 
 _CHANGING_KINDS = ["list", "unlink", "create", "write", "sync", "rename", "open_directory", "sync_directory"]
 _VERSION_OFFSET = 8
+_FLAGS_OFFSET = 10
+_POSITION_OFFSET = 40
 _CHECKSUM_OFFSET = 60
 
 
@@ -147,6 +150,60 @@ def _with_checksum(content: bytearray) -> bytearray:
     checksum = zlib.crc32(content[start:], zlib.crc32(content[:_CHECKSUM_OFFSET]))
     content[_CHECKSUM_OFFSET:start] = checksum.to_bytes(4, "little")
     return content
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_good_ones_that_were_sealed_are_opened(sealer: Sealer) -> None:
+    """A state comes back as it was given, however it was sealed, and lies on the disk as it was sealed."""
+    disk = SimulatedDisk([DATA])
+    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=sealer).write(_checkpoint(1))
+    with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=PLAIN)
+    assert list(with_keys.good_ones()) == [_checkpoint(1)]
+    assert (_checkpoint(1).state in disk.content(DATA / NEWEST)) is not sealer.seals
+
+
+def test_good_ones_without_the_key_say_which() -> None:
+    """A checkpoint whose key was forgotten is not passed over: the one before may be much older."""
+    disk = SimulatedDisk([DATA])
+    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=SEALERS[3]).write(_checkpoint(1))
+    with pytest.raises(KeyMissingError, match="'new'"):
+        _numbers(disk)
+
+
+def test_good_ones_that_do_not_open_are_passed_over() -> None:
+    """With another key of that name, or as the checkpoint of another place, it is none."""
+    disk = SimulatedDisk([DATA])
+    for number in (1, 2):
+        CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=SEALERS[3]).write(_checkpoint(number))
+    stranger = CheckpointFiles(
+        disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=Sealer(keys={"new": b"another key, of 32 bytes as well"})
+    )
+    assert list(stranger.good_ones()) == []
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[_POSITION_OFFSET] ^= 1
+    disk.set_content(DATA / NEWEST, _with_checksum(content))
+    opened = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=PLAIN).good_ones()
+    assert list(opened) == [_checkpoint(1)]
+
+
+def test_good_ones_with_unknown_flags_are_refused() -> None:
+    """They ask for something that a later Millrace knows."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[_FLAGS_OFFSET] = 4
+    disk.set_content(DATA / NEWEST, _with_checksum(content))
+    with pytest.raises(UnknownVersionError, match="checkpoint: its flags 4 are not known"):
+        _numbers(disk)
+
+
+def test_write_of_a_state_that_is_too_long_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest stays as it was."""
+    disk = _with_checkpoints(1)
+    monkeypatch.setattr("millrace_server.wal.checkpoints.PAYLOAD_BYTES_MAX", 699)
+    calls = len(disk.calls)
+    with pytest.raises(ValueError, match="a checkpoint's state may have 699 bytes; it has 700"):
+        _files_on(disk).write(_checkpoint(2))
+    assert len(disk.calls) == calls
 
 
 def test_good_ones_of_another_version_are_refused() -> None:

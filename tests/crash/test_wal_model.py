@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.log_histories import TWO_DIRECTORIES, RunningLog, make_small, replay
+from millrace_server.wal.sealing import Sealer
+from tests.log_histories import SEALERS, TWO_DIRECTORIES, RunningLog, make_small, replay
 from tests.simulated_disk import SimulatedDisk
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -40,11 +41,11 @@ class LogMachine(RuleBasedStateMachine):
         self.disk = SimulatedDisk(TWO_DIRECTORIES, seed)
         self.log = RunningLog(self.disk, TWO_DIRECTORIES)
 
-    @rule(payloads=PAYLOADS, needs_sync=st.booleans())
-    def append(self, payloads: list[bytes], *, needs_sync: bool) -> None:
-        """Some records; a log that has none yet begins with a segment."""
+    @rule(payloads=PAYLOADS, needs_sync=st.booleans(), resumes=st.booleans())
+    def append(self, payloads: list[bytes], *, needs_sync: bool, resumes: bool) -> None:
+        """Some records, perhaps built on what was refused; a log that has none yet begins with a segment."""
         begins_segment = not self.log.log.first_segment_id
-        self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment).exception()
+        self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes).exception()
 
     @rule(group=st.lists(st.tuples(PAYLOADS, st.booleans(), st.integers(0, 9)), min_size=2, max_size=6))
     @precondition(lambda self: self.log.log.first_segment_id)
@@ -87,11 +88,11 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.capacity_bytes = 1 << 40
         self.disk.heal()
 
-    @rule()
-    def stop(self) -> None:
-        """The log is closed as it should be, and opened anew."""
+    @rule(sealer=st.sampled_from(SEALERS))
+    def stop(self, sealer: Sealer) -> None:
+        """The log is closed as it should be, and opened anew, perhaps to seal payloads otherwise from now on."""
         self.log.log.close()
-        self._open(self.disk.copy())
+        self._open(self.disk.copy(), sealer)
 
     @rule()
     def kill(self) -> None:
@@ -112,12 +113,12 @@ class LogMachine(RuleBasedStateMachine):
             replay(disk, TWO_DIRECTORIES)
         self._open(disk.crashed(seed))
 
-    def _open(self, disk: SimulatedDisk) -> None:
+    def _open(self, disk: SimulatedDisk, sealer: Sealer = SEALERS[-1]) -> None:
         account = self.log.account_now()
         self.log.log.close()
         disk.capacity_bytes = 1 << 40
         self.disk = disk
-        self.log = RunningLog(disk, TWO_DIRECTORIES)
+        self.log = RunningLog(disk, TWO_DIRECTORIES, sealer)
         note(f"found {len(self.log.found)} records in {len(self.log.log._segments)} segments")
         account.check(self.log.found)
 

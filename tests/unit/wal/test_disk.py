@@ -60,6 +60,61 @@ def test_read_when_the_system_reads_a_part_goes_on(tmp_path: Path, monkeypatch: 
     assert file.read(8, 5) == b"56789"
 
 
+def test_read_cached_of_what_was_just_written_gives_it(tmp_path: Path) -> None:
+    """What the kernel has at hand is read like anything else; what is not there is not waited for."""
+    file = DISK.create(tmp_path / "file")
+    file.write([b"0123456789"], 0)
+    assert file.read_cached(8, 1) == b"12345678"
+    assert file.read_cached(8, 5) is None
+
+
+def test_read_cached_where_the_disk_must_be_waited_for_gives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None at all of it at hand, or the first part only: both say that one has to wait."""
+    file = DISK.create(tmp_path / "file")
+    file.write([b"0123456789"], 0)
+    preadv = os.preadv
+
+    def part(descriptor: int, buffers: Sequence[bytearray], offset: int, _flags: int) -> int:
+        return preadv(descriptor, [memoryview(buffers[0])[:3]], offset)
+
+    def nothing(*_arguments: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    for call in (part, nothing):
+        monkeypatch.setattr(os, "preadv", call)
+        assert file.read_cached(8, 1) is None
+        assert file.read(8, 1) == b"12345678"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EOPNOTSUPP, ""), NotImplementedError(), ValueError(), AttributeError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_read_cached_where_the_system_cannot_tell_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A file system without the call is as good as any other."""
+
+    def refuse(*_arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    file = DISK.create(tmp_path / "file")
+    file.write([b"0123456789"], 0)
+    assert file.read_cached(8, 1) == b"12345678"
+
+
+def test_read_cached_when_the_disk_fails_raises(tmp_path: Path) -> None:
+    """Any other error is one."""
+    file = DISK.create(tmp_path / "file")
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.read_cached(1, 0)
+
+
 def test_reserve_beyond_the_end_reads_as_zeros(tmp_path: Path) -> None:
     """What is set aside has zeros until it is written, and can be cut off again."""
     file = DISK.create(tmp_path / "file")

@@ -1,27 +1,43 @@
 import asyncio
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from millrace_server.wal.disk import OsDisk
+from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.format import Flags, Kind
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.segments import SegmentFiles
-from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, Submission
-from tests.log_histories import CHANNEL_ID, DATA, TWO_DIRECTORIES, RunningLog, files_on, replay
+from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.segments import LogCorruptError, SegmentFiles
+from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, Record, Submission
+from tests.log_histories import CHANNEL_ID, DATA, KEYS, SEALERS, TWO_DIRECTORIES, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_logs")
 
-_PLAIN = Flags(0)
-STATE = (Kind.STATE, _PLAIN, [b"state"])
+STATE = (Kind.STATE, [b"state"])
 
 
-def _put(payload: bytes, flags: Flags = _PLAIN) -> tuple[Kind, Flags, list[bytes]]:
-    return Kind.PUT, flags, [payload]
+def _put(payload: bytes) -> Record:
+    return Kind.PUT, [payload]
+
+
+def _submit(
+    log: WriteAheadLog, *records: Record, needs_sync: bool = True, begins_segment: bool = False
+) -> asyncio.Future[Submission]:
+    """Submits from the event loop; the future ends as the submission does."""
+    future: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
+
+    def done(submission: Submission, error: Exception | None) -> None:
+        if error is None:
+            future.set_result(submission)
+        else:
+            future.set_exception(error)
+
+    log.submit(records, needs_sync=needs_sync, begins_segment=begins_segment, done=done)
+    return future
 
 
 @pytest.fixture
@@ -38,43 +54,91 @@ def log(tmp_path: Path) -> Iterator[WriteAheadLog]:
 
 
 async def test_submit_from_an_event_loop_tells_where_the_records_lie(log: WriteAheadLog) -> None:
-    """What was submitted can be read back, with the flags that it had."""
-    await log.submit([STATE], needs_sync=True, begins_segment=True)
-    records = [_put(b"one"), _put(b"two", Flags.COMPRESSED), _put(b"", Flags.ENCRYPTED)]
-    submission = await log.submit(records, needs_sync=True)
-    read = [log.read(location) for location in submission.locations]
-    assert read == [(Flags(0), b"one"), (Flags.COMPRESSED, b"two"), (Flags.ENCRYPTED, b"")]
+    """What was submitted can be read back."""
+    await _submit(log, STATE, begins_segment=True)
+    submission = await _submit(log, _put(b"one"), _put(b"two"), _put(b""))
+    assert [log.read(location) for location in submission.locations] == [b"one", b"two", b""]
 
 
 async def test_submit_of_large_records_stores_them(log: WriteAheadLog) -> None:
     """A record of many pieces and of more than a group's size is one like others."""
-    await log.submit([STATE], needs_sync=True, begins_segment=True)
+    await _submit(log, STATE, begins_segment=True)
     pieces = [os.urandom(10_000)] * 3000
-    submission = await log.submit([(Kind.PUT, Flags(0), pieces)], needs_sync=True)
-    assert log.read(submission.locations[0]) == (Flags(0), b"".join(pieces))
+    submission = await _submit(log, (Kind.PUT, pieces))
+    assert log.read(submission.locations[0]) == b"".join(pieces)
+
+
+async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
+    log: WriteAheadLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it comes to the log, which goes on; many that are long together may be."""
+    monkeypatch.setattr("millrace_server.wal.log.PAYLOAD_BYTES_MAX", 100)
+    await _submit(log, STATE, begins_segment=True)
+    await _submit(log, _put(bytes(100)), (Kind.PUT, [bytes(60), bytes(40)]))
+    with pytest.raises(ValueError, match="a record's payload may have 100 bytes; one has 101"):
+        await _submit(log, _put(b"fits"), (Kind.PUT, [bytes(60), bytes(41)]))
+    submission = await _submit(log, _put(b"goes on"))
+    assert submission.locations[0].position == 64 + 37 + 132 + 132
 
 
 async def test_submit_of_many_at_once_answers_all(log: WriteAheadLog) -> None:
     """Commits that wait at the same time are answered each with its own place, over several segments."""
-    await log.submit([STATE], needs_sync=True, begins_segment=True)
+    await _submit(log, STATE, begins_segment=True)
     answers = []
     for number in range(300):
         if number % 100 == 50:
-            answers.append(log.submit([STATE], needs_sync=True, begins_segment=True))
-        answers.append(log.submit([_put(b"%d" % number)], needs_sync=number % 3 > 0))
+            answers.append(_submit(log, STATE, begins_segment=True))
+        answers.append(_submit(log, _put(b"%d" % number), needs_sync=number % 3 > 0))
     submissions = await asyncio.gather(*answers)
-    payloads = [log.read(submission.locations[0])[1] for submission in submissions]
+    payloads = [log.read(submission.locations[0]) for submission in submissions]
     assert [payload for payload in payloads if payload != b"state"] == [b"%d" % number for number in range(300)]
-    assert log.first_segment_id == 1
+    assert (log.first_segment_id, log.segment_count) == (1, 4)
     assert {submission.locations[0].segment_id for submission in submissions} == {1, 2, 3, 4}
 
 
-async def test_submit_that_is_cancelled_goes_in_all_the_same(log: WriteAheadLog) -> None:
-    """Who does not wait any more is not told; the log and the others go on."""
-    begun = log.submit([STATE], needs_sync=True, begins_segment=True)
-    begun.cancel()
-    submission = await log.submit([_put(b"record")], needs_sync=True)
-    assert log.read(submission.locations[0])[1] == b"record"
+async def test_submit_of_many_at_once_is_answered_with_one_call_to_the_loop() -> None:
+    """However large a group is, the event loop is woken once, and answers come in the order of submissions."""
+    log = WriteAheadLog(files_on(SimulatedDisk([DATA])))
+    assert list(log.replay()) == []
+    loop = asyncio.get_running_loop()
+    calls: list[Callable[[], None]] = []
+
+    def deliver(call: Callable[[], None]) -> None:
+        calls.append(call)
+        loop.call_soon_threadsafe(call)
+
+    log.start(deliver)
+    order: list[asyncio.Future[Submission]] = []
+    begun = _submit(log, STATE, begins_segment=True)
+    await begun
+    assert log._writer is not None
+    with log._writer._condition:
+        answers = [_submit(log, _put(b"%d" % number)) for number in range(20)]
+        for answer in answers:
+            answer.add_done_callback(order.append)
+    await asyncio.gather(*answers)
+    assert order == answers
+    assert len(calls) == 2
+    log.close()
+
+
+async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: WriteAheadLog) -> None:
+    """A mistake in one callback is the event loop's to tell; all others are called."""
+    mistakes: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: mistakes.append(context["exception"]))
+
+    def done(_submission: Submission, _error: Exception | None) -> None:
+        raise LookupError("a mistake")
+
+    assert log._writer is not None
+    with log._writer._condition:
+        begun = _submit(log, STATE, begins_segment=True)
+        log.submit([_put(b"one")], needs_sync=True, done=done)
+        behind = _submit(log, _put(b"two"))
+    await asyncio.gather(begun, behind)
+    (mistake,) = mistakes
+    assert isinstance(mistake, ExceptionGroup)
+    assert mistake.subgroup(LookupError) is not None
 
 
 def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> None:
@@ -86,8 +150,7 @@ def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> N
     assert unheard._writer is not None
 
     async def submit() -> list[asyncio.Future[Submission]]:
-        begun = unheard.submit([STATE], needs_sync=True, begins_segment=True)
-        return [begun, unheard.submit([_put(b"record")], needs_sync=True)]
+        return [_submit(unheard, STATE, begins_segment=True), _submit(unheard, _put(b"record"))]
 
     with unheard._writer._condition:
         answers = asyncio.run(submit())
@@ -106,20 +169,21 @@ async def test_submit_when_the_disk_refuses_raises(tmp_path: Path) -> None:
     log.start()
     disk.fail("write", 1, errno.ENOSPC)
     with pytest.raises(LogFullError, match="a new segment could not be made: No space left"):
-        await log.submit([STATE], needs_sync=True, begins_segment=True)
+        await _submit(log, STATE, begins_segment=True)
+    log.resume()
     disk.fail("write", 1, errno.EIO)
     with pytest.raises(LogFailedError, match="a new segment could not be made: Input/output error"):
-        await log.submit([STATE], needs_sync=True, begins_segment=True)
+        await _submit(log, STATE, begins_segment=True)
     log.close()
 
 
 async def test_replay_of_a_closed_log_tells_all_records_with_their_places(log: WriteAheadLog) -> None:
-    """Kinds, flags, places and payloads come back, in the order in which they were submitted."""
+    """Kinds, places and payloads come back, in the order in which they were submitted."""
     submissions = [
-        await log.submit([STATE], needs_sync=True, begins_segment=True),
-        await log.submit([_put(b"one"), (Kind.COMMIT, Flags.COMPRESSED, [b"co", b"mmit"])], needs_sync=True),
-        await log.submit([STATE], needs_sync=True, begins_segment=True),
-        await log.submit([_put(b"two")], needs_sync=False),
+        await _submit(log, STATE, begins_segment=True),
+        await _submit(log, _put(b"one"), (Kind.COMMIT, [b"co", b"mmit"])),
+        await _submit(log, STATE, begins_segment=True),
+        await _submit(log, _put(b"two"), needs_sync=False),
     ]
     log.close()
     again = WriteAheadLog(log._files)
@@ -129,13 +193,133 @@ async def test_replay_of_a_closed_log_tells_all_records_with_their_places(log: W
     assert [(kind, flags, payload) for kind, flags, _location, payload in found] == [
         (Kind.STATE, Flags(0), b"state"),
         (Kind.PUT, Flags(0), b"one"),
-        (Kind.COMMIT, Flags.COMPRESSED, b"commit"),
+        (Kind.COMMIT, Flags(0), b"commit"),
         (Kind.STATE, Flags(0), b"state"),
         (Kind.PUT, Flags(0), b"two"),
         (Kind.MARK, Flags(0), b""),
     ]
     assert again.byte_count() == sum(segment.path.stat().st_size for segment in again._files.find())
+    assert (again.first_segment_id, again.segment_count) == (1, 2)
+    *_others, last = found
+    assert again.end == LogPosition(2, last[2].position + 32, 7)
     again.close()
+
+
+def test_replay_that_does_not_settle_changes_nothing(tmp_path: Path) -> None:
+    """A log can be read where nothing can be written: files are opened for reading, a torn tail stays."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk) as running:
+        running.append(b"state", begins_segment=True)
+        end = running.append(b"record").end
+        killed = disk.copy()
+    path = tmp_path / "segment-000000000001.log"
+    path.write_bytes(killed.content(DATA / path.name) + b"torn")
+    before = path.read_bytes()
+
+    class ReadOnlyDisk(OsDisk):
+        def open(self, path: Path, *, writable: bool = False) -> OsFile:
+            assert not writable
+            return super().open(path)
+
+    log = WriteAheadLog(SegmentFiles(ReadOnlyDisk(), [tmp_path], CHANNEL_ID))
+    assert [bytes(record.payload) for record in log.replay(settles=False)] == [b"state", b"record"]
+    assert log.end == end
+    with pytest.raises(AssertionError, match="replayed to its end before it is started"):
+        log.start()
+    log.close()
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_replay_after_one_that_failed_begins_anew() -> None:
+    """Who cannot read from one place may read from another, with the same log."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk) as running:
+        running.append(b"state", begins_segment=True)
+        end = running.append(b"record").end
+    log = WriteAheadLog(files_on(disk))
+    assert len(list(log.replay())) == 3
+    with pytest.raises(LogCorruptError, match="segment 9, from which the log is to be read, is missing"):
+        next(log.replay(LogPosition(9, 64, 9)))
+    assert log.end == LogPosition(0, 0, 1)
+    with pytest.raises(AssertionError, match="replayed to its end before it is started"):
+        log.start()
+    assert [record.kind for record in log.replay(end)] == [Kind.MARK]
+    log.start()
+    log.close()
+
+
+def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
+    """Nothing may be written behind records that nobody has read."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk) as running:
+        running.append(b"state", begins_segment=True)
+    log = WriteAheadLog(files_on(disk))
+    replaying = log.replay()
+    next(replaying)
+    with pytest.raises(AssertionError, match="replayed to its end before it is started"):
+        log.start()
+    assert [record.kind for record in replaying] == [Kind.MARK]
+    log.start()
+    with pytest.raises(AssertionError, match="that was started is not replayed"):
+        next(log.replay())
+    log.close()
+
+
+def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
+    """Compression and keys may change at each start; what was sealed before stays readable."""
+    disk = SimulatedDisk([DATA])
+    for number, sealer in enumerate(SEALERS):
+        with RunningLog(disk, sealer=sealer) as log:
+            log.append(b"state" * 50, b"%d" % number * 100, begins_segment=not number)
+    log_again = WriteAheadLog(files_on(disk), Sealer(keys=KEYS))
+    found = [
+        (record.flags, record.location, bytes(record.payload))
+        for record in log_again.replay()
+        if record.kind is not Kind.MARK
+    ]
+    assert [flags for flags, _location, _payload in found] == [
+        flags
+        for flags in (Flags(0), Flags.COMPRESSED, Flags.ENCRYPTED, Flags.COMPRESSED | Flags.ENCRYPTED)
+        for _ in range(2)
+    ]
+    assert [payload for _flags, _location, payload in found] == [
+        payload for number in range(4) for payload in (b"state" * 50, b"%d" % number * 100)
+    ]
+    assert log_again.read_run([location for _flags, location, _payload in found]) == [found[2] for found in found]
+    log_again.close()
+
+
+def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
+    """A key that was forgotten ends the opening before anything is written, also where it is a put's only."""
+    disk = SimulatedDisk([DATA])
+    for number, sealer in enumerate(SEALERS):
+        with RunningLog(disk, sealer=sealer) as log:
+            log.append(b"record" * 100, begins_segment=not number)
+    disk.set_content(DATA / "segment-000000000001.log", disk.content(DATA / "segment-000000000001.log") + b"torn")
+    before = disk.fingerprint()
+    log_again = WriteAheadLog(files_on(disk), Sealer(keys={"new": KEYS["new"]}))
+    with pytest.raises(KeyMissingError, match="the encryption key 'old' is needed, and was not given") as raised:
+        list(log_again.replay())
+    assert raised.value.key_id == "old"
+    assert disk.fingerprint() == before
+    log_again.close()
+
+
+def test_replay_with_another_key_of_the_same_name_says_where_it_does_not_open() -> None:
+    """A key that was mistaken for another is found, and nothing is changed."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk, sealer=SEALERS[-1]) as log:
+        log.append(b"state", begins_segment=True)
+    before = disk.fingerprint()
+    log_again = WriteAheadLog(files_on(disk), Sealer(keys={"new": bytes(32)}))
+    with pytest.raises(
+        LogCorruptError,
+        match=r"segment-000000000001.log: the record at byte 64 is damaged: it does not open with the key 'new'",
+    ):
+        [record.payload for record in log_again.replay()]
+    assert disk.fingerprint() == before
+    log_again.close()
 
 
 def test_replay_from_a_position_tells_what_was_submitted_behind_it() -> None:
@@ -241,11 +425,13 @@ def test_remove_before_a_segment_that_is_yet_to_come_is_a_mistake() -> None:
 
 async def test_read_while_its_segment_is_removed_ends_well(log: WriteAheadLog) -> None:
     """A read that began before the removal has its file still."""
-    begun = await log.submit([STATE, _put(b"record")], needs_sync=True, begins_segment=True)
-    await log.submit([STATE], needs_sync=True, begins_segment=True)
+    begun = await _submit(log, STATE, _put(b"record"), begins_segment=True)
+    await _submit(log, STATE, begins_segment=True)
     segment = log._segments[1]
     assert log.remove_before(2) == 1
     assert segment.file.read(6, begun.locations[1].position + 32) == b"record"
+    with pytest.raises(LogCorruptError, match="segment 1, in which a record is to be read, is not there"):
+        log.read(begun.locations[1])
 
 
 def test_close_of_a_log_that_was_not_started_adds_nothing() -> None:

@@ -1,14 +1,17 @@
 import errno
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from millrace_server.wal import writer
-from millrace_server.wal.format import Flags, Kind, RecordHead, SegmentHeader
+from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
+from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import Segment
-from millrace_server.wal.writer import LogFailedError, LogPosition, LogWriter, Submission
+from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, LogWriter, Submission
 from tests.log_histories import DATA, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 
@@ -78,6 +81,58 @@ def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
         before = len(disk.calls)
         log.append(b"lone")
         assert [call.kind for call in disk.calls[before:]] == ["write", "sync"]
+
+
+def _append_two_together(log: RunningLog) -> None:
+    with log.together():
+        answers = [log.submit(b"one"), log.submit(b"other")]
+    for answer in answers:
+        answer.result()
+
+
+def test_submit_after_several_were_answered_waits_for_as_many(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two whose commits shared a sync come again one after the other, and share the next."""
+    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        _append_two_together(log)
+        writes, syncs = _count(disk, "write"), _count(disk, "sync")
+        first = log.submit(b"one again")
+        assert not first.done()
+        log.submit(b"other again").result()
+        assert first.done()
+        assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 1)
+
+
+@pytest.mark.parametrize(("seconds", "bytes_max"), [(0.001, 1000), (_WAIT_SECONDS, 10)])
+def test_submit_after_several_waits_neither_long_nor_where_they_wrote_much(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, seconds: float, bytes_max: int
+) -> None:
+    """Who does not come again is not waited for, nor anybody where a sync costs less than the writing."""
+    monkeypatch.setattr(writer, "GATHER_SECONDS", seconds)
+    monkeypatch.setattr(writer, "GATHER_BYTES_MAX", bytes_max)
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        _append_two_together(log)
+        started = time.monotonic()
+        log.append(b"alone now")
+        assert time.monotonic() - started < _WAIT_SECONDS / 2
+
+
+def test_close_while_others_are_waited_for_writes_what_is_there(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody comes any more, so nobody is waited for."""
+    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    started = time.monotonic()
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        _append_two_together(log)
+        log.submit(b"one again")
+    assert time.monotonic() - started < _WAIT_SECONDS / 2
+    assert replay(disk)[-1][1] == b"one again"
 
 
 def test_submit_without_sync_is_answered_before_any(disk: SimulatedDisk) -> None:
@@ -155,7 +210,7 @@ def test_submit_from_many_threads_gives_each_its_own_place(disk: SimulatedDisk) 
         locations = [location for submission in submissions for location in submission.locations]
         assert len(set(locations)) == 400
         for number, submission in enumerate(submissions):
-            assert [log.log.read(location)[1] for location in submission.locations] == [b"%d" % number, b"x" * number]
+            assert [log.log.read(location) for location in submission.locations] == [b"%d" % number, b"x" * number]
     assert len(replay(disk)) == 401
 
 
@@ -325,11 +380,11 @@ def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: Simul
 
 def test_submit_of_a_segment_without_records_fails_the_log(disk: SimulatedDisk) -> None:
     """A segment that has no first record would look as if it had lost it."""
-    header_only = Submission([], needs_sync=True, begins_segment=True, done=lambda *_answer: None)
     answer: Future[Exception | None] = Future()
-    header_only.done = lambda _submission, error: answer.set_result(error)
     with RunningLog(disk) as log:
-        log._writer.submit(header_only)
+        log.log.submit(
+            [], needs_sync=True, begins_segment=True, done=lambda _submission, error: answer.set_result(error)
+        )
         assert isinstance(answer.result(_WAIT_SECONDS), LogFailedError)
     assert disk.paths() == []
 
@@ -344,19 +399,112 @@ def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk
         assert len(set(map(str, errors))) == 1
 
 
+def _full_once(disk: SimulatedDisk, log: RunningLog, *, waiting: int = 0) -> list["Future[Submission]"]:
+    """Has a write find no room; returns the answers of what was submitted then, and of what waited behind it."""
+    gate = Gate(disk, "write")
+    answers = [log.submit(b"refused" * 10)]
+    gate.wait()
+    disk.fail("write", 1, errno.ENOSPC)
+    answers += [log.submit(b"waits %d" % number) for number in range(waiting)]
+    gate.open()
+    for answer in answers:
+        answer.exception()
+    return answers
+
+
+def test_submit_behind_a_refused_one_is_refused_until_the_log_is_resumed(disk: SimulatedDisk) -> None:
+    """What may be built on records that are not in the log does not come into it, though there is room for it."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        answers = _full_once(disk, log, waiting=3)
+        answers += [log.submit(b"built on it", resumes=False), log.submit(needs_sync=True, resumes=False)]
+        answers.append(log.submit(b"state", begins_segment=True, resumes=False))
+        errors = [answer.exception() for answer in answers]
+        assert all(isinstance(error, LogFullError) for error in errors)
+        assert {str(error) for error in errors} == {"a write to the log failed: No space left on device"}
+        # Where one is raised over and over its traceback grows.
+        assert len(set(map(id, errors[1:]))) > 1
+        log.append(b"goes on")
+    assert [payload for _kind, payload in replay(disk)] == [b"state", b"goes on"]
+
+
+def test_submit_once_resumed_goes_in_though_older_ones_wait_to_be_refused(disk: SimulatedDisk) -> None:
+    """A generation is never written together with another, of which it may be refused."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        _full_once(disk, log)
+        with log.together():
+            old = [log.submit(b"built on it %d" % number, resumes=False) for number in range(3)]
+            new = [log.submit(b"new %d" % number) for number in range(3)]
+        assert all(isinstance(answer.exception(), LogFullError) for answer in old)
+        assert all(answer.exception() is None for answer in new)
+        # Another refusal is that of the later generation.
+        answers = _full_once(disk, log, waiting=1)
+        assert all(isinstance(answer.exception(), LogFullError) for answer in answers)
+        log.append(b"goes on")
+    assert [payload for _kind, payload in replay(disk)] == [b"state", b"new 0", b"new 1", b"new 2", b"goes on"]
+
+
+def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: SimulatedDisk) -> None:
+    """Where the older of two generations finds no room, the later one is written all the same."""
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        with log.together():
+            old = log.submit(b"old")
+            log.log.resume()
+            new = log.submit(b"new")
+            disk.fail("write", 1, errno.ENOSPC)
+        assert isinstance(old.exception(), LogFullError)
+        assert new.exception() is None
+    assert [payload for _kind, payload in replay(disk)] == [b"state", b"new"]
+
+
+def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody builds on a mark."""
+    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    with RunningLog(disk) as log:
+        begun = Gate(disk, "sync_directory")
+        answer = log.submit(b"state", begins_segment=True)
+        begun.wait()
+        disk.fail("write", 1, errno.ENOSPC)
+        mark = Gate(disk, "truncate")
+        begun.open()
+        answer.result()
+        mark.wait()
+        mark.open()
+        log.append(b"goes on", resumes=False)
+    assert len(replay(disk)) == 2
+
+
+def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small segment has little set aside, a large one as much as it has, up to a limit."""
+    monkeypatch.setattr(writer, "RESERVE_BYTES_MIN", 1000)
+    monkeypatch.setattr(writer, "RESERVE_BYTES_MAX", 5000)
+    sizes = []
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        for _ in range(40):
+            log.append(bytes(468))
+            sizes.append(len(disk.content(FIRST)))
+    assert sorted(set(sizes)) == [1601, 4202, 9202, 14601, 20101]
+
+
 def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) -> None:
     """A writer needs to know no more than the end of the log."""
-    segments: list[Segment] = []
-    log = LogWriter(files_on(disk), None, LogPosition(0, 0, 1), segments.append)
-    answers: list[tuple[Submission, Exception | None]] = []
+    segments: dict[int, Segment] = {}
+    answers: list[tuple[LogPosition | None, Exception | None]] = []
 
-    def done(submission: Submission, error: Exception | None) -> None:
-        answers.append((submission, error))
+    def answer(group: Sequence[Submission], error: Exception | None) -> None:
+        answers.extend((submission.end, error) for submission in group)
 
-    log.submit(Submission([(Kind.STATE, Flags(0), [])], needs_sync=True, begins_segment=True, done=done))
-    log.submit(Submission([(Kind.PUT, Flags(0), [b"a", b"b"])], needs_sync=True, begins_segment=False, done=done))
+    log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), Sealer(), answer)
+    log.submit(Submission([(Kind.STATE, [])], True, True, 0, _nobody))
+    log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _nobody))
     log.start()
     log.close()
-    assert [error for _submission, error in answers] == [None, None]
-    assert [submission.end for submission, _error in answers] == [LogPosition(1, 96, 2), LogPosition(1, 130, 3)]
-    assert [segment.header.first_write_number for segment in segments] == [1]
+    assert answers == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
+    assert [segment.header.first_write_number for segment in segments.values()] == [1]
+
+
+def _nobody(_submission: Submission, _error: Exception | None) -> None:
+    """Who does not care for an answer."""

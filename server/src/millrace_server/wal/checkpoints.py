@@ -16,14 +16,15 @@ name: should the newest be damaged, replay begins at the older one and reads som
 """
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millrace_server.wal.disk import Disk
-from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
+from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.segments import LogCorruptError
 from millrace_server.wal.writer import LogPosition
 
 NEWEST = "checkpoint"
@@ -31,9 +32,13 @@ PREVIOUS = "checkpoint.previous"
 
 _MAGIC = b"MILLCHKP"
 _VERSION = 1
-_HEAD = struct.Struct("<8sH6x16sQQQI")
+_HEAD = struct.Struct("<8sHB5x16sQQQI")
+_CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
 _TEMPORARY = "checkpoint.new"
+
+# To what a sealed state is bound in place of a record's kind; no record has it.
+_SEALED_KIND = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Checkpoint:
     position: LogPosition
     """Everything before it is in the state, and was synced before the checkpoint was written."""
     state: bytes
+    is_previous: bool = field(default=False, compare=False)
+    """Whether it was found under the name of the one before."""
 
 
 class CheckpointFiles:
@@ -53,20 +60,27 @@ class CheckpointFiles:
         directory: The directory, which no other channel uses.
         channel_id: Whose they are, 16 bytes.
         keeps_previous: Whether the one before is kept.
+        sealer: How states are sealed.
     """
 
-    def __init__(self, disk: Disk, directory: Path, channel_id: bytes, *, keeps_previous: bool) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, channel_id: bytes, *, keeps_previous: bool, sealer: Sealer | None = None
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._channel_id = channel_id
         self._keeps_previous = keeps_previous
+        self._sealer = sealer or Sealer()
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Puts a checkpoint in the place of the newest. Once this returns, it survives a power cut.
 
         Raises:
             OSError: The newest is still the one before, and good.
+            ValueError: Its state is longer than a payload may be; nothing was written.
         """
+        if len(checkpoint.state) > PAYLOAD_BYTES_MAX:
+            raise ValueError(f"a checkpoint's state may have {PAYLOAD_BYTES_MAX} bytes; it has {len(checkpoint.state)}")
         names = self._disk.list(self._directory)
         if _TEMPORARY in names:
             self._disk.unlink(self._directory / _TEMPORARY)
@@ -93,6 +107,7 @@ class CheckpointFiles:
         """The checkpoints that are there and hold together, the newest first.
 
         Raises:
+            KeyMissingError: One is encrypted with a key that was not given.
             UnknownVersionError: Another version of Millrace wrote one.
         """
         names = self._disk.list(self._directory)
@@ -101,8 +116,10 @@ class CheckpointFiles:
                 yield checkpoint
 
     def _encode(self, checkpoint: Checkpoint) -> Sequence[bytes]:
-        head = _HEAD.pack(_MAGIC, _VERSION, self._channel_id, *checkpoint.position, len(checkpoint.state))
-        return [head, _CHECKSUM.pack(zlib.crc32(checkpoint.state, zlib.crc32(head))), checkpoint.state]
+        flags, pieces = self._sealer.seal(_SEALED_KIND, [checkpoint.state], self._context(checkpoint.position))
+        length = sum(map(len, pieces))
+        head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)
+        return [head, _CHECKSUM.pack(payload_checksum([head, *pieces])), *pieces]
 
     def _read(self, path: Path) -> Checkpoint | None:
         try:
@@ -114,9 +131,10 @@ class CheckpointFiles:
         start = _HEAD.size + _CHECKSUM.size
         if len(encoded) < start:
             return None
-        magic, version, channel_id, segment_id, position, write_number, length = _HEAD.unpack_from(encoded)
+        magic, version, flags, channel_id, *place, length = _HEAD.unpack_from(encoded)
+        sealed = memoryview(encoded)[start:]
         (checksum,) = _CHECKSUM.unpack_from(encoded, _HEAD.size)
-        if checksum != zlib.crc32(encoded[start:], zlib.crc32(encoded[: _HEAD.size])) or len(encoded) != start + length:
+        if checksum != payload_checksum([encoded[: _HEAD.size], sealed]) or len(sealed) != length:
             return None
         if version != _VERSION:
             raise UnknownVersionError(
@@ -124,4 +142,18 @@ class CheckpointFiles:
             )
         if (magic, channel_id) != (_MAGIC, self._channel_id):
             return None
-        return Checkpoint(LogPosition(segment_id, position, write_number), encoded[start:])
+        return self._open(path, LogPosition(*place), flags, sealed)
+
+    def _open(self, path: Path, position: LogPosition, flags: int, sealed: memoryview) -> Checkpoint | None:
+        try:
+            known_flags = Flags(flags)
+        except ValueError:
+            raise UnknownVersionError(f"{path.name}: its flags {flags} are not known") from None
+        try:
+            state = self._sealer.open(_SEALED_KIND, known_flags, sealed, self._context(position))
+        except LogCorruptError:
+            return None
+        return Checkpoint(position, bytes(state), is_previous=path.name == PREVIOUS)
+
+    def _context(self, position: LogPosition) -> bytes:
+        return _CONTEXT.pack(self._channel_id, *position)

@@ -27,6 +27,9 @@ class File(Protocol):
     def read(self, length: int, offset: int) -> bytes:
         """Reads so many bytes, fewer only at the file's end."""
 
+    def read_cached(self, length: int, offset: int) -> bytes | bytearray | None:
+        """Like `read`, but None where it would have to wait for the disk, as far as the system can tell."""
+
     def reserve(self, offset: int, length: int) -> None:
         """Has the disk set space aside, which reads as zeros, so that a later sync need not note where it is."""
 
@@ -115,6 +118,23 @@ class OsFile:
         ):
             content += more
         return content
+
+    def read_cached(self, length: int, offset: int) -> bytes | bytearray | None:
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except (AttributeError, NotImplementedError, ValueError):
+            # The system has no such call. It is not known then what would wait.
+            return self.read(length, offset)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # Nor has this file system.
+            return self.read(length, offset)
+        # The rest of a short read is on the disk, or behind the file's end.
+        return buffer if count == length else None
 
     def reserve(self, offset: int, length: int) -> None:
         os.posix_fallocate(self._descriptor, offset, length)

@@ -34,12 +34,13 @@ MAGIC = b"MILLRACE"
 VERSION = 1
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEAD_BYTES = 32
-PAYLOAD_BYTES_MAX = (1 << 31) - 1
+PAYLOAD_BYTES_MAX = (1 << 31) - 1024
+"""A payload's bytes before it is sealed; sealed it may have a few more."""
 
 _SEGMENT_HEADER = struct.Struct("<8sH6x16sQQQ4x")
 _RECORD_HEAD = struct.Struct("<IIBB2xQQ")
 _CHECKSUM = struct.Struct("<I")
-_IDENTITY = struct.Struct("<16sQQ")
+_PLACE = struct.Struct("<16sQQ")
 
 
 class FormatError(ValueError):
@@ -119,13 +120,17 @@ class SegmentHeader:
             raise FormatError("the checksum of its header does not match")
         return cls(channel_id, segment_id, first_write_number, previous_length)
 
-    def seed(self, position: int) -> int:
-        """What a record's checksum begins with.
+    def place(self, position: int) -> bytes:
+        """Names a record's place among all places of all channels.
 
-        It binds the record to its channel, segment and position, so that bytes which were right elsewhere, in a copied
-        or reused file, are wrong here.
+        Checksums begin with it, and sealed payloads open with it only, so that bytes which were right elsewhere, in a
+        copied or reused file, are wrong here.
         """
-        return zlib.crc32(_IDENTITY.pack(self.channel_id, self.segment_id, position))
+        return _PLACE.pack(self.channel_id, self.segment_id, position)
+
+    def seed(self, position: int) -> int:
+        """What a record's checksum begins with."""
+        return zlib.crc32(self.place(position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,7 @@ class RecordHead:
     def encode(self, seed: int) -> bytes:
         """The head's 32 bytes."""
         fields = (self.payload_checksum, self.payload_length, self.kind, self.flags, self.write_number)
-        head = _RECORD_HEAD.pack(*fields, self.synced_position)
-        return _CHECKSUM.pack(zlib.crc32(head, seed)) + head
+        return encode_record_head(seed, *fields, self.synced_position)
 
     @classmethod
     def decode(cls, encoded: bytes, seed: int) -> "RecordHead | None":
@@ -166,6 +170,12 @@ class RecordHead:
             raise UnknownVersionError(
                 f"it has a record of kind {kind} with flags {flags}, which are not known"
             ) from None
+
+
+def encode_record_head(seed: int, *fields: int) -> bytes:
+    """What `RecordHead(*fields).encode(seed)` gives, for who writes many."""
+    head = _RECORD_HEAD.pack(*fields)
+    return _CHECKSUM.pack(zlib.crc32(head, seed)) + head
 
 
 def payload_checksum(pieces: Sequence[bytes | memoryview]) -> int:

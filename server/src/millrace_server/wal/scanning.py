@@ -13,7 +13,9 @@ from millrace_server.wal.format import (
 )
 from millrace_server.wal.segments import LogCorruptError, Segment
 
-_READ_BYTES = 8 << 20
+_READ_BYTES = 2 << 20
+"""Read at once. The C library reuses blocks of this size; much larger ones the kernel would clear page by page."""
+
 _HEAD_SHAPE = re.compile(rb"(?s)(?=.{12}[\x01-\x07][\x00-\x03]\x00\x00)")
 
 

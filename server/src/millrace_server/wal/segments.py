@@ -88,22 +88,26 @@ class SegmentFiles:
             raise
         return Segment(path, header, file)
 
-    def find(self) -> list[Segment]:
+    def find(self, *, writable: bool = True) -> list[Segment]:
         """Opens all segments, by number, after making sure that they belong together. Changes nothing.
+
+        Args:
+            writable: Whether they can be written to, or only read.
 
         Raises:
             LogCorruptError: One is missing between two others, is damaged or another channel's.
             UnknownVersionError: Another version of Millrace wrote one.
         """
         paths = [directory / name for directory in self.directories for name in self.disk.list(directory)]
-        segments = [self._open(path, int(match[1])) for path in paths if (match := _NAME.fullmatch(path.name))]
+        found = [(path, int(match[1])) for path in paths if (match := _NAME.fullmatch(path.name))]
+        segments = [self._open(path, segment_id, writable=writable) for path, segment_id in found]
         segments.sort(key=lambda segment: segment.segment_id)
         for before, after in pairwise(segments):
             _check_chain(before, after)
         return segments
 
-    def _open(self, path: Path, segment_id: int) -> Segment:
-        file = self.disk.open(path, writable=True)
+    def _open(self, path: Path, segment_id: int, *, writable: bool) -> Segment:
+        file = self.disk.open(path, writable=writable)
         try:
             header = SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES, 0))
         except FormatError as error:

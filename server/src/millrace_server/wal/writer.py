@@ -1,11 +1,14 @@
 """The thread that writes a log's records and syncs them, a group at a time.
 
-While one group is synced the next one gathers: commits that wait at the same time share one sync, and a lone one waits
-for nobody.
+While one group is synced the next one gathers: commits that wait at the same time share one sync. Those who were
+answered together mostly come again together, so where there were several, the next group waits a moment for them. A
+lone one waits for nobody.
 """
 
 import errno
 import threading
+import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,20 +20,31 @@ from millrace_server.wal.format import (
     SEGMENT_HEADER_BYTES,
     Flags,
     Kind,
-    RecordHead,
     SegmentHeader,
-    payload_checksum,
+    encode_record_head,
 )
+from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 
-RESERVE_BYTES = 32 << 20
+RESERVE_BYTES_MIN = 1 << 20
 """Space set aside ahead of the writing: a sync need not note the file's growth then, and takes half the time."""
+
+RESERVE_BYTES_MAX = 32 << 20
+"""The same in a segment that has grown: as much as it has already, between these two."""
 
 GROUP_BYTES_MAX = 16 << 20
 """Bytes that one write and sync takes together, unless a single submission has more."""
 
+GATHER_SECONDS = 0.0005
+"""How long after one group's answer the next waits for those who had it: about as long as they take to come again."""
+
+GATHER_BYTES_MAX = 1 << 20
+"""A group of more bytes is followed at once: there the writing takes the time, not what comes with each group."""
+
 MARK_DELAY_SECONDS = 0.05
 """How long after the last sync a mark is written, where nothing else is; see FORMAT.md, "Rot and torn tails"."""
+
+_PLAIN = Flags(0)
 
 # What passes once somebody has freed something: space, or descriptors.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
@@ -63,62 +77,78 @@ class LogPosition(NamedTuple):
     """That of the record that comes next."""
 
 
+Record = tuple[Kind, Sequence[bytes]]
+"""Its kind, and its payload in pieces."""
+
 Done = Callable[["Submission", Exception | None], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Submission:
     """Records that go in together, side by side: all of them, or none where the submission is refused.
 
     A crash may leave the first of them without the others.
     """
 
-    records: Sequence[tuple[Kind, Flags, Sequence[bytes]]]
-    """For each its kind, how it is sealed, and its payload in pieces."""
+    records: Sequence[Record]
     needs_sync: bool
     begins_segment: bool
+    generation: int
+    """Which submissions it is built on: see `LogWriter`."""
     done: Done
-    """Called on the writer's thread when the records are written, and synced where that was asked for."""
+    """Called when the records are written, and synced where that was asked for; not on the writer's thread."""
     locations: list[Location] = field(default_factory=list)
     end: LogPosition | None = None
     """Where the log ended behind these records."""
+    byte_count: int = field(init=False)
+    """Bytes that the records take in a segment, before they are sealed."""
 
-    @property
-    def byte_count(self) -> int:
-        """Bytes that the records take in a segment."""
-        return sum(RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, _, pieces in self.records)
+    def __post_init__(self) -> None:
+        self.byte_count = sum([RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, pieces in self.records])
 
 
 class LogWriter:
     """Writes at the end of the log, from a thread of its own.
 
+    Who submits builds on what was submitted before and is not answered yet. So where a group is refused, all of its
+    generation that comes behind it is refused too, and so are earlier generations; later ones are written.
+
     Args:
         files: Where new segments go.
-        segment: The segment that ends the log; None where there is none yet.
-        end: Where it ends.
-        on_new_segment: Called on the writer's thread with each segment it makes, before anybody is told of a location
-            there.
+        segments: All segments by their numbers. The writer's thread adds those that it makes, before anybody is told
+            of a location there.
+        end: Where the log ends.
+        sealer: How payloads are sealed.
+        answer: Called on the writer's thread with a group that was written, refused or failed, and with its error. It
+            calls what is to be called.
     """
 
     def __init__(
         self,
         files: SegmentFiles,
-        segment: Segment | None,
+        segments: dict[int, Segment],
         end: LogPosition,
-        on_new_segment: Callable[[Segment], None],
+        sealer: Sealer,
+        answer: Callable[[Sequence[Submission], Exception | None], None],
     ) -> None:
         self._files = files
-        self._segment = segment
-        self._on_new_segment = on_new_segment
+        self._segments = segments
+        self._segment = segments.get(end.segment_id)
+        self.sealer = sealer
+        self._answer = answer
         self._end = end
         self._synced_position = end.position
         self._marked_position = 0
         self._reserved_position = end.position
         self._pending: deque[Submission] = deque()
-        # Guards `_pending` and `_is_closing`; all else belongs to the thread.
+        self._awaited_count = 1
+        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread.
         self._condition = threading.Condition()
+        self._answered_count = 0
         self._is_closing = False
         self._failure: LogFailedError | None = None
+        self._refusal: LogFullError | None = None
+        self._refused_generation = -1
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
     def start(self) -> None:
@@ -130,9 +160,10 @@ class LogWriter:
         with self._condition:
             if not self._is_closing:
                 self._pending.append(submission)
-                self._condition.notify()
+                if len(self._pending) >= self._awaited_count:
+                    self._condition.notify()
                 return
-        submission.done(submission, LogFailedError("the log is closed"))
+        self._answer([submission], LogFailedError("the log is closed"))
 
     def close(self) -> None:
         """Writes what is pending, syncs and marks the end, and ends the thread."""
@@ -147,13 +178,18 @@ class LogWriter:
             if group is None:
                 return
             if group:
-                self._write_or_refuse(group)
+                self._answer(group, self._write_or_refuse(group))
+                self._answered_count = _count_to_come_again(group)
             else:
                 self._mark()
 
     def _next_group(self) -> list[Submission] | None:
         """What to write next; an empty group where it is time for a mark; None at the end."""
+        gathers_until = time.monotonic() + GATHER_SECONDS
         with self._condition:
+            # Who waits already was not in the group that was answered just now.
+            expected_count = self._answered_count + len(self._pending)
+            self._answered_count = 0
             while not self._pending:
                 to_mark = self._end.position if self._is_closing else self._synced_position
                 is_marked = self._failure is not None or self._marked_position >= to_mark
@@ -161,26 +197,39 @@ class LogWriter:
                     return None if is_marked else []
                 if not self._condition.wait(None if is_marked else MARK_DELAY_SECONDS) and not self._pending:
                     return []
+            self._gather(expected_count, gathers_until)
             group = [self._pending.popleft()]
-            byte_count = group[0].byte_count
-            while self._pending and not self._pending[0].begins_segment:
-                byte_count += self._pending[0].byte_count
-                if byte_count > GROUP_BYTES_MAX:
+            generation, byte_count = group[0].generation, group[0].byte_count
+            while self._pending and not (following := self._pending[0]).begins_segment:
+                byte_count += following.byte_count
+                if byte_count > GROUP_BYTES_MAX or following.generation != generation:
                     break
                 group.append(self._pending.popleft())
             return group
 
+    def _gather(self, expected_count: int, until: float) -> None:
+        """Waits for so many, but not for long; the condition is held."""
+        seconds = until - time.monotonic()
+        if len(self._pending) < expected_count and seconds > 0 and not self._is_closing:
+            self._awaited_count = expected_count
+            self._condition.wait(seconds)
+            self._awaited_count = 1
+
     def _mark(self) -> None:
-        submission = Submission([(Kind.MARK, Flags(0), [])], True, False, _ignore)
-        self._write_or_refuse([submission])
+        self._try_to_write([Submission([(Kind.MARK, [])], True, False, 0, _ignore)])
         # Whether it was written or there was no room for it: the next one follows the next sync.
         self._marked_position = self._synced_position
 
-    def _write_or_refuse(self, group: list[Submission]) -> None:
-        # A new one for each group: raising an exception makes its traceback longer.
-        error = LogFailedError(*self._failure.args) if self._failure else self._try_to_write(group)
-        for submission in group:
-            submission.done(submission, error)
+    def _write_or_refuse(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
+        # A new error for each group: raising one makes its traceback longer.
+        if self._failure is not None:
+            return LogFailedError(*self._failure.args)
+        if self._refusal is not None and group[0].generation <= self._refused_generation:
+            return LogFullError(*self._refusal.args)
+        error = self._try_to_write(group)
+        if isinstance(error, LogFullError):
+            self._refusal, self._refused_generation = error, group[0].generation
+        return error
 
     def _try_to_write(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
         try:
@@ -205,7 +254,7 @@ class LogWriter:
 
     def _append(self, group: list[Submission]) -> None:
         assert self._segment is not None, "a log's first records begin a segment"
-        encoded, end = _encode(group, self._segment.header, self._end, self._synced_position)
+        encoded, end = self._encode(group, self._segment.header, self._end, self._synced_position)
         if not encoded:
             return
         try:
@@ -220,7 +269,8 @@ class LogWriter:
         assert self._segment is not None
         if position <= self._reserved_position:
             return
-        length = position - self._reserved_position + RESERVE_BYTES
+        ahead = min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, position))
+        length = position - self._reserved_position + ahead
         # A full disk, or a file system that cannot: then the file grows as it is written.
         with suppress(OSError):
             self._segment.file.reserve(self._reserved_position, length)
@@ -263,7 +313,7 @@ class LogWriter:
     def _begin_segment(self, group: list[Submission]) -> None:
         start = LogPosition(self._end.segment_id + 1, SEGMENT_HEADER_BYTES, self._end.write_number)
         header = SegmentHeader(self._files.channel_id, start.segment_id, start.write_number, self._end.position)
-        encoded, end = _encode(group, header, start, 0)
+        encoded, end = self._encode(group, header, start, 0)
         assert encoded, "a segment begins with a record"
         try:
             segment = self._files.create(header, encoded)
@@ -272,34 +322,49 @@ class LogWriter:
         except NameUnsyncedError as error:
             # Records must go neither under a name that may be lost nor into a segment that may have a successor.
             raise LogFailedError(f"the sync of a new segment's name failed: {error}") from error
-        self._on_new_segment(segment)
+        self._segments[segment.segment_id] = segment
         self._segment, self._end = segment, end
         self._synced_position = self._reserved_position = end.position
         self._marked_position = 0
+
+    def _encode(
+        self, group: Sequence[Submission], header: SegmentHeader, start: LogPosition, synced_position: int
+    ) -> tuple[list[bytes], LogPosition]:
+        """The bytes of a group's records in a segment, and where they end; tells each submission where its own lie."""
+        segment_id, position, write_number = start
+        seals = self.sealer.seals
+        encoded: list[bytes] = []
+        for submission in group:
+            locations = submission.locations = []
+            for kind, payload in submission.records:
+                place = header.place(position)
+                flags, pieces = _PLAIN, payload
+                if seals:
+                    flags, pieces = self.sealer.seal(kind, payload, place)
+                length = checksum = 0
+                for piece in pieces:
+                    length += len(piece)
+                    checksum = zlib.crc32(piece, checksum)
+                seed = zlib.crc32(place)
+                encoded.append(encode_record_head(seed, checksum, length, kind, flags, write_number, synced_position))
+                encoded += pieces
+                locations.append(Location(segment_id, position, length))
+                position += RECORD_HEAD_BYTES + length
+                write_number += 1
+            submission.end = LogPosition(segment_id, position, write_number)
+        return encoded, LogPosition(segment_id, position, write_number)
+
+
+def _count_to_come_again(group: Sequence[Submission]) -> int:
+    """How many of those who were answered are worth waiting for."""
+    byte_count = sum([submission.byte_count for submission in group])
+    is_worth_it = byte_count <= GATHER_BYTES_MAX and any(submission.needs_sync for submission in group)
+    return len(group) if is_worth_it else 0
 
 
 def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
     kind = LogFullError if error.errno in _NO_ROOM else LogFailedError
     return kind(f"{what}: {error.strerror}")
-
-
-def _encode(
-    group: Sequence[Submission], header: SegmentHeader, start: LogPosition, synced_position: int
-) -> tuple[list[bytes], LogPosition]:
-    """The bytes of a group's records in a segment, and where they end; tells each submission where its own lie."""
-    segment_id, position, write_number = start
-    encoded: list[bytes] = []
-    for submission in group:
-        submission.locations = []
-        for kind, flags, pieces in submission.records:
-            length = sum(map(len, pieces))
-            head = RecordHead(payload_checksum(pieces), length, kind, flags, write_number, synced_position)
-            encoded += [head.encode(header.seed(position)), *pieces]
-            submission.locations.append(Location(segment_id, position, length))
-            position += RECORD_HEAD_BYTES + length
-            write_number += 1
-        submission.end = LogPosition(segment_id, position, write_number)
-    return encoded, LogPosition(segment_id, position, write_number)
 
 
 def _ignore(_submission: Submission, _error: Exception | None) -> None:

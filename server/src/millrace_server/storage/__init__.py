@@ -1,0 +1,1 @@
+"""What file channels keep on disk."""

@@ -1,0 +1,1 @@
+"""The messages in records and checkpoints, generated from protos/ by `make proto`."""

@@ -1,0 +1,147 @@
+import errno
+from collections.abc import Sequence
+
+import pytest
+
+from millrace_server.wal import reading
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.segments import LogCorruptError
+from millrace_server.wal.writer import Location
+from tests.log_histories import DATA, KEYS, SEALERS, RunningLog, files_on
+from tests.simulated_disk import SimulatedDisk
+
+pytestmark = pytest.mark.usefixtures("small_logs")
+
+FIRST = DATA / "segment-000000000001.log"
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    """An empty disk."""
+    return SimulatedDisk([DATA])
+
+
+def _write(log: RunningLog, *payloads: bytes, begins_segment: bool = False) -> list[Location]:
+    return log.append(*payloads, begins_segment=begins_segment).locations
+
+
+def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[Location]) -> tuple[list[bytes], int]:
+    """What a run says, and with how many calls."""
+    before = len(disk.calls)
+    payloads = log.read_run(locations)
+    assert payloads is not None
+    calls = [call.kind for call in disk.calls[before:]]
+    assert set(calls) <= {"read"}
+    return payloads, len(calls)
+
+
+def test_read_run_of_neighbours_takes_one_call(disk: SimulatedDisk) -> None:
+    """Records that lie side by side are read together, in whichever form they are asked for."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", b"one", b"", b"three", begins_segment=True)
+        locations += _write(log, b"four")
+        assert _read_counting(disk, log.log, locations) == ([b"state", b"one", b"", b"three", b"four"], 1)
+        assert _read_counting(disk, log.log, locations[1:2]) == ([b"one"], 1)
+        assert _read_counting(disk, log.log, []) == ([], 0)
+
+
+def test_read_run_over_small_gaps_takes_one_call(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between two records is read with them where that is little."""
+    monkeypatch.setattr(reading, "GAP_BYTES_MAX", 100)
+    with RunningLog(disk) as log:
+        first, _gap, second = _write(log, b"state", bytes(68), b"second", begins_segment=True)
+        _wide_gap, third = _write(log, bytes(69), b"third")
+        assert _read_counting(disk, log.log, [first, second, third]) == ([b"state", b"second", b"third"], 2)
+
+
+def test_read_run_backwards_and_twice_gives_what_was_asked_for(disk: SimulatedDisk) -> None:
+    """The order of the answer is that of the question, however little that helps."""
+    with RunningLog(disk) as log:
+        first, second = _write(log, b"state", b"second", begins_segment=True)
+        payloads, count = _read_counting(disk, log.log, [second, first, first, second])
+        assert payloads == [b"second", b"state", b"state", b"second"]
+        assert count == 3
+
+
+def test_read_run_over_segments_takes_one_call_for_each(disk: SimulatedDisk) -> None:
+    """A file's end is a run's."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", b"one", begins_segment=True)
+        locations += _write(log, b"state", b"two", begins_segment=True)
+        assert _read_counting(disk, log.log, locations) == ([b"state", b"one", b"state", b"two"], 2)
+
+
+def test_read_run_of_much_is_cut(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call reads more than the limit, unless one record has more."""
+    monkeypatch.setattr(reading, "RUN_BYTES_MAX", 300)
+    payloads = [bytes(68), bytes(68), bytes(68), bytes(1), bytes(500), bytes(1)]
+    with RunningLog(disk) as log:
+        locations = _write(log, *payloads, begins_segment=True)
+        assert _read_counting(disk, log.log, locations) == (payloads, 4)
+
+
+def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) -> None:
+    """Where the disk would have to be waited for, nothing is said."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", b"one", begins_segment=True)
+        assert log.log.read_run(locations, cached_only=True) == [b"state", b"one"]
+        disk.is_cached = False
+        assert log.log.read_run(locations, cached_only=True) is None
+        assert log.log.read_run([], cached_only=True) == []
+        assert log.log.read_run(locations) == [b"state", b"one"]
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, sealer: Sealer) -> None:
+    """Readers see what was submitted, as bytes."""
+    with RunningLog(disk, sealer=sealer) as log:
+        locations = _write(log, b"state", b"one" * 100, b"", begins_segment=True)
+        for payloads in (log.log.read_run(locations), [log.log.read(location) for location in locations]):
+            assert payloads == [b"state", b"one" * 100, b""]
+            assert all(type(payload) is bytes for payload in payloads)
+
+
+def test_read_run_with_damage_says_where(disk: SimulatedDisk) -> None:
+    """Each record of a run is checked as if it were read alone."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", b"one", b"two", begins_segment=True)
+        content = bytearray(disk.content(FIRST))
+        content[locations[2].position + 33] ^= 1
+        log.log._segments[1].file.write([bytes(content)], 0)
+        assert log.log.read_run(locations[:2]) == [b"state", b"one"]
+        with pytest.raises(
+            LogCorruptError, match=f"segment-000000000001.log: the record at byte {locations[2].position} is damaged"
+        ):
+            log.log.read_run(locations)
+
+
+@pytest.mark.parametrize("cached_only", [True, False])
+def test_read_run_of_a_segment_that_is_gone_says_so(disk: SimulatedDisk, *, cached_only: bool) -> None:
+    """A location outlives its segment; whoever reads there is told."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", begins_segment=True)
+        _write(log, b"state", begins_segment=True)
+        log.remove_before(2)
+        with pytest.raises(LogCorruptError, match="segment 1, in which a record is to be read, is not there"):
+            log.log.read_run(locations, cached_only=cached_only)
+
+
+def test_read_without_the_key_says_which(disk: SimulatedDisk) -> None:
+    """A record that was not opened at replay asks for its key when it is read."""
+    with RunningLog(disk, sealer=SEALERS[-1]) as log:
+        locations = _write(log, b"state", begins_segment=True)
+        keyless = WriteAheadLog(files_on(disk), Sealer(keys={"old": KEYS["old"]}))
+        keyless._segments.update(log.log._segments)
+        with pytest.raises(KeyMissingError, match="'new'"):
+            keyless.read(locations[0])
+
+
+def test_read_that_the_disk_refuses_raises_its_error(disk: SimulatedDisk) -> None:
+    """An error of the disk is not taken for damage."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", begins_segment=True)
+        disk.fail("read", 1, errno.EIO, count=2)
+        for read in (lambda: log.log.read(locations[0]), lambda: log.log.read_run(locations)):
+            with pytest.raises(OSError, match="Input/output error"):
+                read()
