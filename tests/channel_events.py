@@ -1,13 +1,14 @@
 """Channels with small limits for tests, events in and out of them, and what must hold of a channel at any time."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from millrace.columns import columns_from_events
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
-from millrace_server.channels.channel import Channel, Wish
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.channel import Channel, Wish, memory_basis
+from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.stamps import Stamp
@@ -22,15 +23,18 @@ def open_channel(
     *,
     directory: TxnDirectory | None = None,
     answer_bytes_max: int = ANSWER_BYTES_MAX,
+    epochs_from: int = 0,
     **limits: Any,
 ) -> Channel:
     """A channel with these limits; see `limits_of`."""
-    return Channel(name, limits_of(**limits), directory or TxnDirectory(10_000), answer_bytes_max)
+    config = limits_of(**limits)
+    basis = replace(memory_basis(name, config), epochs_from=epochs_from)
+    return Channel(name, config, basis, directory or TxnDirectory(10_000), answer_bytes_max)
 
 
-def limits_of(*, body_bytes_max: int = 1 << 30, **limits: Any) -> ChannelConfig:
+def limits_of(*, body_bytes_max: int = 1 << 30, **limits: Any) -> MemoryChannelConfig:
     """A configuration in which bodies may have all of the byte capacity."""
-    return ChannelConfig(type="memory", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **limits)
+    return MemoryChannelConfig(type="memory", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **limits)
 
 
 def stored_rows(rows: Iterable[Row]) -> StoredColumns:

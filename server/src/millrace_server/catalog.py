@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.files import write_atomically
 from millrace_server.setting_problems import describe_problems, shown_value
 from millrace_server.settings import ChannelName
@@ -31,7 +31,7 @@ class CatalogError(StartError):
 
 
 class _Channels(BaseModel, frozen=True, extra="forbid"):
-    channels: dict[ChannelName, ChannelConfig]
+    channels: dict[ChannelName, AnyChannelConfig]
 
 
 class Catalog:
@@ -43,9 +43,9 @@ class Catalog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._channels: dict[str, ChannelConfig] | None = None
+        self._channels: dict[str, AnyChannelConfig] | None = None
 
-    def load(self) -> dict[str, ChannelConfig]:
+    def load(self) -> dict[str, AnyChannelConfig]:
         """The channels that the catalog holds; none where there is no file yet.
 
         Raises:
@@ -54,7 +54,7 @@ class Catalog:
         with self._lock:
             return dict(self._loaded())
 
-    def put(self, name: str, config: ChannelConfig) -> None:
+    def put(self, name: str, config: AnyChannelConfig) -> None:
         """Adds a channel, or replaces its limits. Once this returns, the change survives a crash.
 
         Raises:
@@ -63,7 +63,7 @@ class Catalog:
         with self._lock:
             self._store({**self._loaded(), name: config})
 
-    def replace(self, name: str, config: ChannelConfig) -> None:
+    def replace(self, name: str, config: AnyChannelConfig) -> None:
         """Replaces a channel's limits. Does nothing where the catalog has none of that name.
 
         Raises:
@@ -85,18 +85,18 @@ class Catalog:
             if name in channels:
                 self._store({other: config for other, config in channels.items() if other != name})
 
-    def _loaded(self) -> dict[str, ChannelConfig]:
+    def _loaded(self) -> dict[str, AnyChannelConfig]:
         if self._channels is None:
             self._channels = self._read()
         return self._channels
 
-    def _store(self, channels: dict[str, ChannelConfig]) -> None:
+    def _store(self, channels: dict[str, AnyChannelConfig]) -> None:
         described = {name: config.model_dump(mode="json") for name, config in sorted(channels.items())}
         catalog = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channels": described}
         write_atomically(self._path, (json.dumps(catalog, indent=2) + "\n").encode())
         self._channels = channels
 
-    def _read(self) -> dict[str, ChannelConfig]:
+    def _read(self) -> dict[str, AnyChannelConfig]:
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class Catalog:
             raise self._damaged("it is not JSON") from None
         return self._check(catalog)
 
-    def _check(self, catalog: Any) -> dict[str, ChannelConfig]:
+    def _check(self, catalog: Any) -> dict[str, AnyChannelConfig]:
         if not isinstance(catalog, dict) or catalog.get("format") != _FORMAT:
             raise self._damaged(f"it does not say that its format is {shown_value(_FORMAT)}")
         # The version comes first: another version may define everything else anew.

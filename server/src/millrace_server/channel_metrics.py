@@ -9,6 +9,8 @@ from prometheus_client.registry import Collector
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.counters import ChannelCounters
+from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.registry import ChannelRegistry
 
 _PREFIX = "millrace_channel_"
@@ -37,6 +39,23 @@ class Measure:
     def describe(self) -> str:
         """The help text, which leads those who look for Flume's name to this one."""
         return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMeasure:
+    """One number of a channel's files."""
+
+    key: str
+    """Its name in JSON."""
+
+    name: str
+    """Its name for Prometheus, behind `millrace_channel_`."""
+
+    help: str
+    """What it is."""
+
+    read: Callable[[FileStore], float]
+    """Its value now."""
 
 
 GAUGES = (
@@ -72,18 +91,38 @@ def _count(channel: Channel) -> ChannelCounters:
     return channel.contents.counters
 
 
-def describe_channels(channels: Iterable[Channel]) -> dict[str, dict[str, str | float]]:
+STORE_GAUGES = (
+    StoreMeasure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
+    StoreMeasure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
+)
+"""What goes up and down of channels that keep files."""
+
+
+def describe_channels(hosted: Iterable[HostedChannel]) -> dict[str, dict[str, str | float]]:
     """Each channel under `CHANNEL.name`, as Flume's JSON reporting has it, but with numbers as numbers.
 
-    Flume's keys have Flume's meanings; the other keys are ours.
+    Flume's keys have Flume's meanings; the other keys are ours. Of a channel that is not open there is little to tell.
     """
-    return {f"CHANNEL.{channel.name}": _describe(channel) for channel in channels}
+    return {f"CHANNEL.{one.name}": _describe_hosted(one) for one in hosted}
+
+
+def _describe_hosted(hosted: HostedChannel) -> dict[str, str | float]:
+    description: dict[str, str | float] = {
+        "Type": "CHANNEL",
+        "ChannelType": hosted.config.type,
+        "State": hosted.state.value,
+        "Fault": hosted.trouble,
+        "ReplayedPercentage": 100.0 * hosted.replayed_fraction,
+    }
+    if (channel := hosted.channel_if_open) is not None:
+        description |= _describe(channel)
+    if (store := hosted.store) is not None:
+        description |= {measure.key: measure.read(store) for measure in STORE_GAUGES}
+    return description
 
 
 def _describe(channel: Channel) -> dict[str, str | float]:
     return {
-        "Type": "CHANNEL",
-        "ChannelType": channel.config.type,
         "ChannelId": channel.channel_id,
         **{measure.key: measure.read(channel) for measure in (*GAUGES, *COUNTERS)},
         "ChannelFillPercentage": 100.0 * channel.contents.queue.event_count / channel.config.capacity,
@@ -100,6 +139,7 @@ class ChannelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Each measure with one sample a channel."""
+        yield from self._collect_hosted()
         channels = self._registry.channels()
         for measure in GAUGES:
             gauge = GaugeMetricFamily(_PREFIX + measure.name, measure.describe(), labels=["channel"])
@@ -115,3 +155,21 @@ class ChannelCollector(Collector):
         for channel in channels:
             info.add_metric([channel.name], {"channel_id": channel.channel_id, "type": channel.config.type})
         yield info
+
+    def _collect_hosted(self) -> Iterator[Metric]:
+        """What is told of all channels, open or not."""
+        hosted = self._registry.hosted()
+        state = GaugeMetricFamily(_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"])
+        replayed = GaugeMetricFamily(_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=["channel"])
+        for one in hosted:
+            replayed.add_metric([one.name], one.replayed_fraction)
+            for possible in ChannelState:
+                state.add_metric([one.name, possible.name.lower()], float(one.state is possible))
+        yield state
+        yield replayed
+        for measure in STORE_GAUGES:
+            gauge = GaugeMetricFamily(_PREFIX + measure.name, measure.help, labels=["channel"])
+            for one in hosted:
+                if one.store is not None:
+                    gauge.add_metric([one.name], measure.read(one.store))
+            yield gauge

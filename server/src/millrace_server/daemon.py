@@ -12,7 +12,7 @@ from millrace_server.addresses import Address
 from millrace_server.allocator import tended_allocator
 from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.data_dir import CATALOG_FILE, locked_data_dir
+from millrace_server.data_dir import CATALOG_FILE, CHANNELS_DIRECTORY, locked_data_dir
 from millrace_server.grpc_services.server import GrpcServer
 from millrace_server.http_service import HttpService
 from millrace_server.listening import check_is_free, open_socket
@@ -23,6 +23,9 @@ from millrace_server.version import VERSION
 
 _LAST_ANSWERS_SECONDS = 1.0
 """How long calls that are under way, when no transaction is open any more, may take to answer."""
+
+_OPENING_SECONDS = 1.0
+"""How long channels may read their logs before callers are let in; those that take longer go on meanwhile."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -41,16 +44,21 @@ async def serve(settings: Settings, address_file: Path | None = None) -> None:
     with requests.from_signals(), locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = _open_channels(settings, catalog)
+        # Callers who find a channel not open yet come again, and none of them need do so where it takes a moment only.
+        await registry.wait_open(_OPENING_SECONDS)
         grpc_server = GrpcServer(registry, settings.server, catalog)
         http_service = HttpService(registry)
         listening = _listening(settings.server, grpc_server, http_service, requests)
-        async with tended_allocator(), listening as addresses:
-            with published_addresses(address_file, addresses):
-                _log.info("serving", **addresses, channels=len(registry.channels()), version=VERSION)
-                await requests.wait()
-            http_service.drain()
-            await grpc_server.drain()
-            await _drain(registry, requests, settings.server.shutdown_grace_seconds)
+        try:
+            async with tended_allocator(), listening as addresses:
+                with published_addresses(address_file, addresses):
+                    _log.info("serving", **addresses, channels=len(registry.hosted()), version=VERSION)
+                    await requests.wait()
+                http_service.drain()
+                await grpc_server.drain()
+                await _drain(registry, requests, settings.server.shutdown_grace_seconds)
+        finally:
+            await registry.close()
     _log.info("stopped")
 
 
@@ -59,10 +67,13 @@ def _open_channels(settings: Settings, catalog: Catalog) -> ChannelRegistry:
     registry = ChannelRegistry(
         message_bytes_max=settings.server.message_bytes_max,
         open_transactions_max=settings.server.open_transactions_max,
+        channels_dir=settings.server.data_dir / CHANNELS_DIRECTORY,
     )
+    catalogued = catalog.load()
+    registry.finish_deletions({*settings.channels, *catalogued})
     for name, config in settings.channels.items():
         registry.create(name, config)
-    for name, config in catalog.load().items():
+    for name, config in catalogued.items():
         if name in settings.channels:
             _log.warning("the configuration's channel is used, not the one that CreateChannel made", channel=name)
         else:

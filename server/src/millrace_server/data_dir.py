@@ -12,6 +12,9 @@ from millrace_server.start_error import StartError
 CATALOG_FILE = "catalog.json"
 """The channels that CreateChannel made."""
 
+CHANNELS_DIRECTORY = "channels"
+"""Below it, each file channel that does not say otherwise has a directory of its own."""
+
 _LOCK_FILE = "lock"
 _PROCESS_ID_DIGITS_MAX = 20
 

@@ -168,6 +168,27 @@ class DrainingError(MillraceError):
     reason = "DRAINING"
 
 
+class ReplayingError(MillraceError):
+    """Returned when the channel is still reading its log; it opens when it has done so."""
+
+    reason = "REPLAYING"
+
+
+# Faults.
+
+
+class ChannelLogFailedError(MillraceError):
+    """Returned when the channel's log could not be written or synced; what is durable is known when it opens again."""
+
+    reason = "LOG_FAILED"
+
+
+class ChannelCorruptError(MillraceError):
+    """Returned when the channel's files are damaged; nothing is skipped in silence, and other channels go on."""
+
+    reason = "CORRUPT"
+
+
 class InternalError(MillraceError):
     """Returned when the server itself is at fault; the log has the whole story, the caller none of it."""
 

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace_server.channel_metrics import ChannelCollector, describe_channels
+from millrace_server.channels.hosted import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.version import VERSION
 
@@ -79,7 +80,8 @@ class HttpService:
     async def _healthz(self, _request: Request) -> Response:
         if self._is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
-        return JSONResponse({"status": "serving"})
+        troubled = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
+        return JSONResponse({"status": "serving"} | ({"channels": troubled} if troubled else {}))
 
     async def _metrics(self, request: Request) -> Response:
         encode: Callable[[Collector], bytes]
@@ -93,7 +95,7 @@ class HttpService:
         return Response(await asyncio.to_thread(encode, metrics), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
-        return JSONResponse(describe_channels(self._registry.channels()))
+        return JSONResponse(describe_channels(self._registry.hosted()))
 
 
 class _ServerCollector(Collector):

@@ -7,8 +7,10 @@ all in the words of TOML: `channels.orders.capacity: is "many"; it must be a who
 import difflib
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ValidationError
@@ -22,12 +24,20 @@ _KEY_MARK = "[key]"
 _CONSEQUENCE = "default_factory_not_called"
 """Pydantic's word for a default that was not made because another field is wrong; that field is told already."""
 
+_TABLE = "a table"
+_CHANNEL_DEPTH = 2
+"""How deep the table of a channel lies: channels.NAME."""
+
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path in quotes"}
 
 
-def describe_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """A sentence for each error that a model found."""
-    return [_describe(details, model) for details in error.errors() if details["type"] != _CONSEQUENCE]
+def describe_problems(error: ValidationError, model: object) -> list[str]:
+    """A sentence for each error that a model found, or a union of models that one field tells apart."""
+    return [sentence for details in _errors(error) for sentence in _describe(details, model)]
+
+
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return [details for details in error.errors() if details["type"] != _CONSEQUENCE]
 
 
 def shown_value(value: object) -> str:
@@ -57,74 +67,149 @@ def _shown_text(text: str) -> str:
     return json.dumps(text)
 
 
-def _describe(details: ErrorDetails, model: type[BaseModel]) -> str:
+class _Place(NamedTuple):
+    """Where an error lies."""
+
+    path: tuple[int | str, ...]
+    """The way there in TOML, which knows nothing of the choices that a union makes."""
+    declared: object
+    """What the model declares there: a field, or the type of an entry."""
+    others: Mapping[str, type[BaseModel]] = {}
+    """Where the declared model is a union's choice: what else it could have been, by type."""
+
+
+def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
     location = details["loc"]
     match details["type"]:
+        case "union_tag_not_found" | "union_tag_invalid":
+            yield from _describe_untyped(details, model)
         case "extra_forbidden":
-            return f"{_path(location)}: {_describe_unknown_key(details, _declared_at(model, location[:-1]))}"
-        case "missing":
-            return f"{_path(location)}: is missing; it must be {_allowed(_declared_at(model, location))}"
+            table = _find(model, location[:-1])
+            yield f"{_shown_path((*table.path, location[-1]))}: {_describe_unknown_key(details, table)}"
         case "string_pattern_mismatch" if location[-1] == _KEY_MARK:
-            return f"{_path(location[:-1])}: is not a name that is allowed here; it must match {_pattern(details)}"
-        case "value_error":
-            return _describe_refusal(location, str(details["ctx"]["error"]), _declared_at(model, location))
+            path = _find(model, location[:-1]).path
+            yield f"{_shown_path(path)}: is not a name that is allowed here; it must match {_pattern(details)}"
         case _:
-            allowed = _allowed(_declared_at(model, location))
-            return f"{_path(location)}: is {shown_value(details['input'])}; it must be {allowed}"
+            yield _describe_value(details, _find(model, location))
 
 
-def _describe_refusal(location: tuple[int | str, ...], message: str, declared: object) -> str:
-    """What a validator of ours said; that of a whole model begins with the field's name."""
-    field, colon, rest = message.partition(": ")
-    if colon and field in _fields(declared):
-        return f"{_path((*location, field))}: {rest}"
-    return f"{_path(location)}: {message}"
+def _describe_value(details: ErrorDetails, place: _Place) -> str:
+    path = _shown_path(place.path)
+    match details["type"]:
+        case "missing":
+            return f"{path}: is missing; it must be {_allowed(place.declared)}"
+        case "string_pattern_mismatch":
+            return f"{path}: is {shown_value(details['input'])}; it must match {_pattern(details)}"
+        case "value_error":
+            return f"{path}: {details['ctx']['error']}"
+        case _:
+            return f"{path}: is {shown_value(details['input'])}; it must be {_allowed(place.declared)}"
 
 
-def _describe_unknown_key(details: ErrorDetails, table: object) -> str:
+def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[str]:
+    """Says which types there are, and what else is wrong with the table whichever of them it is meant to be."""
+    place = _find(model, details["loc"])
+    field, choices = _choices(place.declared)
+    table: dict[str, object] = details["input"]
+    was = f"is {shown_value(table[field])}" if field in table else "is missing"
+    yield f"{_shown_path((*place.path, field))}: {was}; it must be {' or '.join(map(shown_value, choices))}"
+    found = [_errors_in({**table, field: tag}, choice) for tag, choice in choices.items()]
+    for location, error in found[-1].items():
+        if all(location in errors for errors in found):
+            yield from _describe({**error, "loc": (*details["loc"], list(choices)[-1], *location)}, model)
+
+
+def _errors_in(table: dict[str, object], model: type[BaseModel]) -> dict[tuple[int | str, ...], ErrorDetails]:
+    try:
+        model.model_validate(table, strict=True)
+    except ValidationError as error:
+        return {details["loc"]: details for details in _errors(error)}
+    return {}
+
+
+def _describe_unknown_key(details: ErrorDetails, table: _Place) -> str:
     key = str(details["loc"][-1])
-    known = sorted(_fields(table))
-    if isinstance(details["input"], dict) and details["loc"][0] == "channels":
-        name = ".".join(map(str, details["loc"][1:]))
-        return f"is a table where none is allowed; if the channel's name has dots, write [channels.{json.dumps(name)}]"
-    if close := difflib.get_close_matches(key, known, n=1):
+    if tags := [shown_value(tag) for tag, other in table.others.items() if key in other.model_fields]:
+        return f"is only for type {' or '.join(tags)}"
+    known = _fields(table.declared)
+    is_table = isinstance(details["input"], dict)
+    candidates = [name for name, field in known.items() if not is_table or _allowed(field) == _TABLE]
+    if close := difflib.get_close_matches(key, sorted(candidates), n=1):
         return f"is not known; did you mean {close[0]}?"
-    return f"is not known; allowed are {', '.join(known)}"
+    if is_table and table.path[:1] == ("channels",) and len(table.path) == _CHANNEL_DEPTH:
+        name = f"{table.path[-1]}.{key}"
+        return f"is a table where none is allowed; if the channel's name has dots, write [channels.{json.dumps(name)}]"
+    return f"is not known; allowed are {', '.join(sorted(known))}"
 
 
 def _pattern(details: ErrorDetails) -> str:
     return str(details["ctx"]["pattern"]).removeprefix("^(?:").removesuffix(")$")
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    """A path as TOML writes it."""
-    return ".".join(str(part) if _BARE_KEY.fullmatch(str(part)) else shown_value(str(part)) for part in location)
+def _shown_path(path: tuple[int | str, ...]) -> str:
+    """A path as TOML writes it, with the place in an array in brackets."""
+    shown = (
+        f"[{part}]" if isinstance(part, int) else f".{part}" if _BARE_KEY.fullmatch(part) else f".{shown_value(part)}"
+        for part in path
+    )
+    return "".join(shown).removeprefix(".")
 
 
-def _declared_at(model: type[BaseModel], location: tuple[int | str, ...]) -> object:
-    """What a model declares at a path: a field, or the model that is the value of a table."""
-    declared: object = model
+def _find(model: object, location: tuple[int | str, ...]) -> _Place:
+    place = _Place((), model)
     for part in location:
-        annotation = declared.annotation if isinstance(declared, FieldInfo) else declared
-        is_table_by_name = get_origin(annotation) is dict
-        declared = get_args(annotation)[1] if is_table_by_name else _fields(annotation)[str(part)]
-    return declared
+        annotation, _ = _unwrapped(place.declared)
+        _, choices = _choices(place.declared)
+        if choices:
+            others = {tag: choice for tag, choice in choices.items() if tag != part}
+            place = _Place(place.path, choices[str(part)], others)
+        elif get_origin(annotation) in (dict, list):
+            place = _Place((*place.path, part), get_args(annotation)[-1])
+        else:
+            place = _Place((*place.path, part), _fields(place.declared)[str(part)])
+    return place
+
+
+def _unwrapped(declared: object) -> tuple[Any, list[Any]]:
+    """The type that is declared, without None, which TOML does not have, and what else is said of it."""
+    metadata: list[Any] = []
+    if isinstance(declared, FieldInfo):
+        metadata += declared.metadata
+        declared = declared.annotation
+    if get_origin(declared) in (Union, UnionType):
+        kinds = [kind for kind in get_args(declared) if kind is not NoneType]
+        declared = kinds[0] if len(kinds) == 1 else declared
+    if get_origin(declared) is Annotated:
+        declared, *said = get_args(declared)
+        metadata += said
+    return declared, metadata
+
+
+def _choices(declared: object) -> tuple[str, dict[str, type[BaseModel]]]:
+    """The models of a union by the value of the field that tells them apart, which comes first."""
+    annotation, metadata = _unwrapped(declared)
+    fields = [str(said.discriminator) for said in metadata if isinstance(said, FieldInfo) and said.discriminator]
+    if not fields:
+        return "", {}
+    [field] = fields
+    return field, {tag: model for model in get_args(annotation) for tag in get_args(_fields(model)[field].annotation)}
 
 
 def _fields(declared: object) -> dict[str, FieldInfo]:
-    annotation = declared.annotation if isinstance(declared, FieldInfo) else declared
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation.model_fields
-    return {}
+    """The fields of the model that is declared."""
+    model, _ = _unwrapped(declared)
+    fields: dict[str, FieldInfo] = model.model_fields
+    return fields
 
 
 def _allowed(declared: object) -> str:
-    if not isinstance(declared, FieldInfo):
-        return "a table"
-    if get_origin(declared.annotation) is Literal:
-        return " or ".join(map(shown_value, get_args(declared.annotation)))
-    kind = _KINDS.get(declared.annotation, "a table") if isinstance(declared.annotation, type) else "a table"
-    return kind + _describe_bounds(declared.metadata)
+    annotation, metadata = _unwrapped(declared)
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(shown_value, get_args(annotation)))
+    if get_origin(annotation) is list:
+        return f"an array, each {_allowed(get_args(annotation)[0])}"
+    kind = _KINDS.get(annotation, _TABLE) if isinstance(annotation, type) else _TABLE
+    return kind + _describe_bounds(metadata)
 
 
 def _describe_bounds(metadata: list[Any]) -> str:

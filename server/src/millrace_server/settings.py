@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from millrace_server.addresses import Address
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.setting_problems import describe_problems, shown_value
 
@@ -144,7 +144,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     server: ServerSettings = Field(default_factory=ServerSettings)
     """The table `[server]`."""
 
-    channels: dict[ChannelName, ChannelConfig] = Field(default_factory=dict)
+    channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
     """A table `[channels.NAME]` for each channel, by name."""
 
 

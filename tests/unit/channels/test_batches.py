@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, columns_from_events
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
+from millrace_server.wal.writer import Location
 from tests.channel_events import batch, bodies_of, numbered, stored, stored_rows, window
 from tests.event_rows import Row, rows
 
@@ -77,7 +78,7 @@ def test_first_index_above_a_limit_names_the_first_too_large() -> None:
 def test_first_index_above_a_limit_far_above_all_needs_no_look() -> None:
     """Most requests are far below the limit: their columns are not even parsed."""
     columns = stored(b"x")
-    columns.raw = b"no columns"
+    columns.remember(b"no columns")
     assert columns.first_index_above(1 << 20) is None
 
 
@@ -140,7 +141,7 @@ def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
     """The hot path knows the answer from the sizes alone."""
     columns = stored(b"a" * 10, b"b" * 10)
     raw_bytes = len(columns.raw)
-    columns.raw = b"?" * raw_bytes
+    columns.remember(b"?" * raw_bytes)
     fit = Window.whole(columns).fit(20, raw_bytes + 64, Form.COLUMNS)
     assert (fit.count, fit.body_bytes, fit.answer_bytes) == (2, 20, raw_bytes + 64)
 
@@ -170,6 +171,66 @@ def test_between_sequences_gives_the_part_that_overlaps(
 ) -> None:
     """The ends may lie outside of the batch."""
     assert bodies_of([batch(7, b"a", b"b", b"c").between(from_sequence, to_sequence)]) == bodies
+
+
+@pytest.mark.parametrize("start", range(5))
+@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (1, 4)])
+def test_without_any_range_leaves_the_rest(start: int, count: int, first: int, last: int) -> None:
+    """At the front, in the middle, at the end, or all of it; of a whole batch and of a part."""
+    part = batch(7, b"a", b"bb", b"ccc", b"dddd", b"eeeee").part(first, last)
+    events = numbered([part])
+    if start + count > part.count:
+        return
+    removed = events[start : start + count]
+    rest = part.without(start, count, sum(len(body) for _, body in removed))
+    assert numbered(rest) == [event for event in events if event not in removed]
+    assert all(one.count for one in rest)
+    assert [one.window.body_bytes for one in rest] == [sum(map(len, bodies_of([one]))) for one in rest]
+
+
+def test_without_either_end_reads_no_columns() -> None:
+    """The bytes that go are known, so are those that stay."""
+    whole = batch(7, b"a", b"bb", b"ccc")
+    whole.window.stored.remember(b"no columns")
+    assert [one.first_sequence for one in whole.without(0, 1, 1)] == [8]
+    assert [one.end_sequence for one in whole.without(1, 2, 5)] == [8]
+    assert whole.without(0, 3, 6) == []
+
+
+class FakeLog:
+    """Gives columns back, and counts how often."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.reads = 0
+
+    def read(self, stored: StoredColumns) -> bytes:
+        self.reads += 1
+        stored.remember(self.raw)
+        return self.raw
+
+
+def test_stored_columns_in_a_log_are_read_when_they_are_wanted() -> None:
+    """Their sizes are known without; forgotten, they are read again."""
+    raw = stored(b"a", b"bbb").raw
+    log, location = FakeLog(raw), Location(1, 64, 99)
+    columns = StoredColumns.in_log(location, log, 2, 4, len(raw))
+    assert (columns.count, columns.body_bytes, columns.raw_bytes, columns.location) == (2, 4, len(raw), location)
+    assert Window.whole(columns).fit(4, 1 << 20, Form.COLUMNS).count == 2
+    assert (columns.is_in_memory, log.reads) == (False, 0)
+    assert columns.raw == columns.raw == raw
+    assert (columns.is_in_memory, log.reads) == (True, 1)
+    kept = columns.cutter(keep=True)
+    columns.forget()
+    assert columns.cutter() is not kept
+    assert log.reads == 2
+
+
+def test_forget_of_columns_in_memory_only_is_refused() -> None:
+    """Nothing could give them back."""
+    with pytest.raises(AssertionError):
+        stored(b"a").forget()
 
 
 def test_joined_with_its_other_part_is_the_whole_again() -> None:

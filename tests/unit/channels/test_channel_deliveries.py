@@ -63,7 +63,7 @@ async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) ->
 
 async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
     """In the line of those who take."""
-    channel.contents.clear()
+    await channel.purge()
     call = await started(channel.lend(Wish()))
     assert len(channel.contents.takers) == 1
     await asyncio.sleep(100_000)
@@ -82,9 +82,9 @@ async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
 
 async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
     """Also where it waits when the claim comes."""
-    channel.contents.clear()
+    await channel.purge()
     call = await started(channel.lend(Wish()))
-    channel.claim("r", None, takeover=False)
+    await channel.claim("r", None, takeover=False)
     with pytest.raises(ChannelClaimedError):
         await call.answer()
     with pytest.raises(ChannelClaimedError):
@@ -96,15 +96,15 @@ async def test_claim_while_a_delivery_is_out_is_refused(channel: Channel) -> Non
     """It may come back."""
     loan = await channel.lend(Wish())
     with pytest.raises(TxnsOpenError):
-        channel.claim("r", None, takeover=True)
+        await channel.claim("r", None, takeover=True)
     channel.give_back(loan)
-    assert channel.claim("r", 12, takeover=False).lease.seconds == 12
+    assert (await channel.claim("r", 12, takeover=False)).lease.seconds == 12
 
 
 async def test_claim_without_a_lease_has_the_channels(channel: Channel) -> None:
     """Zero means the same."""
-    assert channel.claim("r", None, takeover=False).lease.seconds == 30
-    assert channel.claim("r", 0, takeover=False).lease.seconds == 30
+    assert (await channel.claim("r", None, takeover=False)).lease.seconds == 30
+    assert (await channel.claim("r", 0, takeover=False)).lease.seconds == 30
 
 
 async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) -> None:
@@ -132,7 +132,7 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
 
 async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
     """Before its wake-up and after it; the event goes to the next."""
-    channel.contents.clear()
+    await channel.purge()
     calls = [await started(channel.lend(Wish())) for _ in range(3)]
     calls[0].cancel()
     await settle()
@@ -148,7 +148,7 @@ async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
 async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
     """One that waits is told too; what is out may still be settled."""
     loan = await channel.lend(Wish())
-    channel.contents.clear()
+    await channel.purge()
     call = await started(channel.lend(Wish()))
     channel.drain()
     with pytest.raises(DrainingError):
@@ -160,7 +160,7 @@ async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel)
 async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
     """What is out is forgotten with the channel."""
     loan = await channel.lend(Wish())
-    channel.contents.clear()
+    await channel.purge()
     call = await started(channel.lend(Wish()))
     channel.delete()
     with pytest.raises(ChannelNotFoundError):

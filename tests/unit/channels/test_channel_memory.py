@@ -63,7 +63,7 @@ async def test_transactions_abandoned_by_ten_thousand_give_all_back() -> None:
     await asyncio.sleep(30)
     assert (directory.limit.open_count, channel.contents.queue.event_count) == (0, 5_000)
     assert channel.contents.counters.leases_expired == 10_000
-    assert len(channel._ended) == 10_000
+    assert len(list(channel._ended)) == 10_000
     check_accounts(channel)
     # The batches that went out event by event are whole again.
     assert (live(StoredColumns), live(Window)) == (100, windows_before)
@@ -76,7 +76,7 @@ async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
     monkeypatch: pytest.MonkeyPatch, traced: None
 ) -> None:
     """A channel that has served any number of transactions is as small as one that served a few."""
-    monkeypatch.setattr("millrace_server.channels.channel.ENDED_MAX", 100)
+    monkeypatch.setattr("millrace_server.channels.transactions.ENDED_MAX", 100)
     channel = open_channel(capacity=10)
     sizes = []
     for number in range(3_000):

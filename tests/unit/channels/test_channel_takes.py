@@ -300,7 +300,7 @@ async def test_take_that_waits_when_a_claim_comes_is_told_at_once() -> None:
     channel = open_channel()
     txn_id = begin(channel)
     calls = [await started(channel.take(txn_id, Wish(), 60, None)) for _ in range(2)]
-    channel.claim("r", None, takeover=False)
+    await channel.claim("r", None, takeover=False)
     for call in calls:
         with pytest.raises(ChannelClaimedError):
             await call.answer()

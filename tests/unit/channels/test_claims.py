@@ -1,10 +1,14 @@
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.claims import ClaimDesk
+from millrace_server.channels.commits import MemoryCommits, remove
 from millrace_server.channels.contents import Contents
+from millrace_server.channels.room import Room
 from millrace_server.errors import (
     BadArgumentError,
     ChannelClaimedError,
@@ -16,20 +20,24 @@ from millrace_server.errors import (
     TxnsOpenError,
 )
 from tests.channel_events import numbered, window
-from tests.unit.channels.test_contents import take
+from tests.unit.channels.test_contents import make, take
 from tests.virtual_clock import now
 
 LEASE = 30.0
 
 
 def put(contents: Contents, *bodies: bytes) -> None:
-    contents.apply(contents.plan([window(*bodies)], [], None))
+    make(contents, contents.plan([window(*bodies)], [], None))
+
+
+def open_desk(contents: Contents) -> ClaimDesk:
+    return ClaimDesk(contents, MemoryCommits(contents))
 
 
 @pytest.fixture
 def contents() -> Contents:
     """Sequences 1 to 6 in batches of 2."""
-    contents = Contents("orders", 100, 1000)
+    contents = Contents("orders", Room(100, 1000))
     for bodies in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
         put(contents, *bodies)
     return contents
@@ -38,17 +46,24 @@ def contents() -> Contents:
 @pytest.fixture
 async def desk(contents: Contents) -> ClaimDesk:
     """Reader `r` has claimed the channel; its epoch is 1."""
-    desk = ClaimDesk(contents)
-    assert desk.grant("r", LEASE, takeover=False).epoch == 1
+    desk = open_desk(contents)
+    assert (await desk.grant("r", LEASE, takeover=False)).epoch == 1
     return desk
 
 
-def read(
+async def read(
     desk: ClaimDesk, from_sequence: int = 0, to_sequence: int = 0, *, reader_id: str = "r", epoch: int | None = None
 ) -> list[int]:
-    """The sequences of a range; never more than a hundred batches."""
-    batches = desk.read(reader_id, epoch, from_sequence, to_sequence)
-    return [sequence for sequence, _ in numbered(itertools.islice(batches, 100))]
+    """The sequences of a range."""
+    return await rest_of(desk.read(reader_id, epoch, from_sequence, to_sequence))
+
+
+async def rest_of(batches: AsyncGenerator[StoredBatch]) -> list[int]:
+    return [sequence async for batch in batches for sequence, _ in numbered([batch])]
+
+
+async def release(desk: ClaimDesk, reader_id: str, epoch: int | None) -> None:
+    desk.release(reader_id, epoch)
 
 
 async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimDesk) -> None:
@@ -62,13 +77,13 @@ async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimDesk) -> 
     )
     assert (refused.value.retry_delay_seconds, refused.value.metadata) == (20, {"reader_id": "r"})
     with pytest.raises(ChannelClaimedError):
-        desk.grant("other", LEASE, takeover=False)
+        await desk.grant("other", LEASE, takeover=False)
 
 
 async def test_grant_to_the_same_reader_renews(desk: ClaimDesk) -> None:
     """The epoch stays; the lease begins anew, as long as is asked for now."""
     await asyncio.sleep(LEASE - 1)
-    claim = desk.grant("r", 5, takeover=False)
+    claim = await desk.grant("r", 5, takeover=False)
     assert (claim.epoch, claim.lease.seconds, claim.lease.remaining_seconds) == (1, 5, 5)
     await asyncio.sleep(5)
     assert desk.claim is None
@@ -78,64 +93,64 @@ async def test_grant_to_the_same_reader_renews(desk: ClaimDesk) -> None:
 async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimDesk, reader_id: str) -> None:
     """Over another reader's claim or one's own; the former claim is fenced off, and its lease ends nothing."""
     await asyncio.sleep(LEASE - 1)
-    assert desk.grant(reader_id, LEASE, takeover=True).epoch == 2
+    assert (await desk.grant(reader_id, LEASE, takeover=True)).epoch == 2
     await asyncio.sleep(LEASE - 1)
     assert desk.claim is not None
     with pytest.raises(StaleEpochError, match="epoch: is 1; the newest claim of the channel has epoch 2"):
-        desk.acknowledge("r", 1, 1)
-    assert desk.acknowledge(reader_id, 2, 1) == 2
+        await desk.acknowledge("r", 1, 1)
+    assert await desk.acknowledge(reader_id, 2, 1) == 2
 
 
 async def test_grant_with_takeover_of_a_free_channel_is_a_claim(contents: Contents) -> None:
     """There need not be anything to take over."""
-    assert ClaimDesk(contents).grant("r", LEASE, takeover=True).epoch == 1
+    assert (await open_desk(contents).grant("r", LEASE, takeover=True)).epoch == 1
 
 
 @pytest.mark.parametrize("takeover", [False, True])
 async def test_grant_while_events_are_taken_is_refused(contents: Contents, *, takeover: bool) -> None:
     """A log has no holes that may fill again; later it may."""
     taken = take(contents, 2)
-    desk = ClaimDesk(contents)
+    desk = open_desk(contents)
     with pytest.raises(TxnsOpenError, match="have taken 2 events") as refused:
-        desk.grant("r", LEASE, takeover=takeover)
+        await desk.grant("r", LEASE, takeover=takeover)
     assert refused.value.retry_delay_seconds == 1
     assert desk.claim is None
     contents.put_back(taken)
-    assert desk.grant("r", LEASE, takeover=takeover).epoch == 1
+    assert (await desk.grant("r", LEASE, takeover=takeover)).epoch == 1
 
 
 @pytest.mark.parametrize("reader_id", ["", "ü", "a\n", "x" * 129])
 async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimDesk, reader_id: str) -> None:
     """Each of them names the field."""
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        desk.grant(reader_id, LEASE, takeover=True)
+        await desk.grant(reader_id, LEASE, takeover=True)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
         desk.read(reader_id, None, 0, 0)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        desk.acknowledge(reader_id, None, 1)
+        await desk.acknowledge(reader_id, None, 1)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
         desk.release(reader_id, None)
 
 
 async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimDesk) -> None:
     """What was acknowledged is gone, the rest is anybody's; the same reader may claim again where it was."""
-    desk.acknowledge("r", None, 2)
+    await desk.acknowledge("r", None, 2)
     await asyncio.sleep(LEASE)
     desk.refuse_if_claimed()
-    for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: desk.release("r", 1)):
+    for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: release(desk, "r", 1)):
         with pytest.raises(NotClaimedError, match="reader 'r' has no living claim"):
-            call()
-    assert desk.grant("r", LEASE, takeover=False).epoch == 2
-    assert read(desk) == [3, 4, 5, 6]
+            await call()
+    assert (await desk.grant("r", LEASE, takeover=False)).epoch == 2
+    assert await read(desk) == [3, 4, 5, 6]
 
 
 async def test_calls_of_a_claim_keep_it_alive(desk: ClaimDesk) -> None:
     """Read and Acknowledge start its lease anew."""
     for _ in range(3):
         await asyncio.sleep(LEASE - 1)
-        read(desk)
+        await read(desk)
         await asyncio.sleep(LEASE - 1)
-        desk.acknowledge("r", None, 0)
+        await desk.acknowledge("r", None, 0)
     assert now() > LEASE * 5
     await asyncio.sleep(LEASE)
     assert desk.claim is None
@@ -147,20 +162,28 @@ async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: Claim
     for call in (
         lambda: read(desk, reader_id="other"),
         lambda: desk.acknowledge("other", None, 1),
-        lambda: desk.release("other", None),
+        lambda: release(desk, "other", None),
     ):
         with pytest.raises(ChannelClaimedError):
-            call()
+            await call()
     await asyncio.sleep(1)
+    assert desk.claim is None
+
+
+async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimDesk) -> None:
+    """Whoever comes first has ended it."""
+    desk.end()
+    desk.end()
+    desk.forget()
     assert desk.claim is None
 
 
 async def test_calls_without_any_claim_are_refused(contents: Contents) -> None:
     """Nobody has ever claimed the channel."""
     with pytest.raises(NotClaimedError):
-        ClaimDesk(contents).release("r", None)
+        open_desk(contents).release("r", None)
     with pytest.raises(NotClaimedError):
-        ClaimDesk(contents).release("r", 0)
+        open_desk(contents).release("r", 0)
 
 
 async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimDesk, contents: Contents) -> None:
@@ -171,7 +194,7 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimDesk, cont
     with pytest.raises(NotClaimedError):
         desk.release("r", 1)
     await asyncio.sleep(LEASE * 2)
-    assert desk.grant("other", LEASE, takeover=False).epoch == 2
+    assert (await desk.grant("other", LEASE, takeover=False)).epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -198,9 +221,9 @@ async def test_read_of_a_range_gives_it_as_often_as_asked(
     desk: ClaimDesk, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
     """Of 3 to 6, which are not acknowledged."""
-    desk.acknowledge("r", None, 2)
+    await desk.acknowledge("r", None, 2)
     for epoch in (None, 1):
-        assert read(desk, from_sequence, to_sequence, epoch=epoch) == sequences
+        assert await read(desk, from_sequence, to_sequence, epoch=epoch) == sequences
 
 
 @pytest.mark.parametrize(
@@ -221,16 +244,16 @@ async def test_read_of_a_range_that_is_not_there_says_so(
     desk: ClaimDesk, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
 ) -> None:
     """At the call, before anything is read."""
-    desk.acknowledge("r", None, 2)
+    await desk.acknowledge("r", None, 2)
     with pytest.raises(kind, match=complaint):
         desk.read("r", None, from_sequence, to_sequence)
 
 
 async def test_read_of_an_empty_channel_gives_nothing() -> None:
     """Its first sequence is still to come."""
-    desk = ClaimDesk(Contents("orders", 1, 1))
-    desk.grant("r", LEASE, takeover=False)
-    assert read(desk) == read(desk, 1) == read(desk, 1, 1) == []
+    desk = open_desk(Contents("orders", Room(1, 1)))
+    await desk.grant("r", LEASE, takeover=False)
+    assert await read(desk) == await read(desk, 1) == await read(desk, 1, 1) == []
 
 
 async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
@@ -238,33 +261,33 @@ async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
 ) -> None:
     """The end of the range stands when the call is made."""
     batches = desk.read("r", None, 0, 0)
-    assert next(batches).count == 2
+    assert (await anext(batches)).count == 2
     put(contents, b"g")
-    assert [sequence for sequence, _ in numbered(batches)] == [3, 4, 5, 6]
+    assert await rest_of(batches) == [3, 4, 5, 6]
 
 
 async def test_read_of_many_batches_gives_all(desk: ClaimDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is read a part at a time."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
-    assert read(desk) == [1, 2, 3, 4, 5, 6]
-    assert read(desk, 2, 6) == [2, 3, 4, 5]
+    assert await read(desk) == [1, 2, 3, 4, 5, 6]
+    assert await read(desk, 2, 6) == [2, 3, 4, 5]
 
 
 async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) -> None:
     """What was consumed otherwise before the claim is not there; the range is no error."""
     first, second = take(contents, 1), take(contents, 2)
     contents.put_back(first)
-    contents.apply(contents.plan([], second, None))
-    desk = ClaimDesk(contents)
-    desk.grant("r", LEASE, takeover=False)
-    assert read(desk) == [1, 4, 5, 6]
-    assert read(desk, 2, 4) == []
-    assert read(desk, 2, 5) == [4]
+    make(contents, contents.plan([], second, None))
+    desk = open_desk(contents)
+    await desk.grant("r", LEASE, takeover=False)
+    assert await read(desk) == [1, 4, 5, 6]
+    assert await read(desk, 2, 4) == []
+    assert await read(desk, 2, 5) == [4]
 
 
 async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimDesk) -> None:
     """A reader that is slow to receive does not lose its claim by it."""
-    for _ in desk.read("r", None, 0, 0):
+    async for _ in desk.read("r", None, 0, 0):
         await asyncio.sleep(LEASE * 3)
     assert desk.claim is not None
     await asyncio.sleep(LEASE)
@@ -274,8 +297,8 @@ async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimDesk) -> None:
 async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimDesk) -> None:
     """A broken stream leaves a claim whose lease runs."""
     batches = desk.read("r", None, 0, 0)
-    next(batches)
-    batches.close()
+    await anext(batches)
+    await batches.aclose()
     await asyncio.sleep(LEASE)
     assert desk.claim is None
 
@@ -283,46 +306,45 @@ async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimDes
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
-        (lambda desk: desk.release("r", None), NotClaimedError),
+        (lambda desk: release(desk, "r", None), NotClaimedError),
         (lambda desk: desk.grant("r", LEASE, takeover=True), StaleEpochError),
         (lambda desk: desk.grant("other", LEASE, takeover=True), StaleEpochError),
     ],
 )
 async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
-    desk: ClaimDesk, end: object, kind: type[MillraceError]
+    desk: ClaimDesk, end: Callable[[ClaimDesk], Awaitable[object]], kind: type[MillraceError]
 ) -> None:
     """A reader that was fenced off sees nothing more, not even one of the same name."""
     batches = desk.read("r", None, 0, 0)
-    next(batches)
-    assert callable(end)
-    end(desk)
+    await anext(batches)
+    await end(desk)
     with pytest.raises(kind):
-        next(batches)
+        await anext(batches)
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 3, (1 << 64) - 1])
 async def test_calls_with_another_epoch_are_refused(desk: ClaimDesk, epoch: int) -> None:
     """The newest claim has epoch 2; no other is right, whoever calls."""
-    desk.grant("r", LEASE, takeover=True)
+    await desk.grant("r", LEASE, takeover=True)
     for call in (
         lambda: read(desk, epoch=epoch),
         lambda: desk.acknowledge("r", epoch, 1),
-        lambda: desk.release("r", epoch),
-        lambda: desk.release("other", epoch),
+        lambda: release(desk, "r", epoch),
+        lambda: release(desk, "other", epoch),
     ):
         with pytest.raises(StaleEpochError):
-            call()
-    assert read(desk, epoch=2) == [1, 2, 3, 4, 5, 6]
+            await call()
+    assert await read(desk, epoch=2) == [1, 2, 3, 4, 5, 6]
 
 
 async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimDesk, contents: Contents) -> None:
     """Cumulative, in the middle of a batch too; repeating it is harmless."""
-    assert desk.acknowledge("r", 1, 3) == 4
-    assert desk.acknowledge("r", 1, 3) == 4
-    assert desk.acknowledge("r", 1, 1) == 4
-    assert desk.acknowledge("r", 1, 0) == 4
+    assert await desk.acknowledge("r", 1, 3) == 4
+    assert await desk.acknowledge("r", 1, 3) == 4
+    assert await desk.acknowledge("r", 1, 1) == 4
+    assert await desk.acknowledge("r", 1, 0) == 4
     assert (contents.room.event_count, contents.counters.take_successes) == (3, 3)
-    assert desk.acknowledge("r", 1, 6) == 7
+    assert await desk.acknowledge("r", 1, 6) == 7
     assert (contents.room.event_count, contents.room.body_bytes) == (0, 0)
 
 
@@ -332,30 +354,30 @@ async def test_acknowledge_of_what_is_not_there_yet_is_refused(
 ) -> None:
     """Otherwise events would be lost that nobody has read."""
     with pytest.raises(SequenceGoneError, match="is not there yet; the newest is 6"):
-        desk.acknowledge("r", None, through_sequence)
+        await desk.acknowledge("r", None, through_sequence)
     assert contents.queue.event_count == 6
 
 
 async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimDesk, contents: Contents) -> None:
     """A read that is under way ends likewise."""
     batches = desk.read("r", None, 0, 0)
-    next(batches)
+    await anext(batches)
     contents.close()
     with pytest.raises(ChannelNotFoundError):
-        next(batches)
+        await anext(batches)
     with pytest.raises(ChannelNotFoundError):
-        desk.grant("r", LEASE, takeover=False)
+        await desk.grant("r", LEASE, takeover=False)
     with pytest.raises(ChannelNotFoundError):
-        desk.acknowledge("r", None, 1)
+        await desk.acknowledge("r", None, 1)
 
 
 async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None:
     """Ranges whose ends lie inside a batch, as Spark's partitions have them, cover it without a rest."""
-    contents = Contents("orders", 100, 1000)
+    contents = Contents("orders", Room(100, 1000))
     put(contents, *[b"x"] * 49)
-    desk = ClaimDesk(contents)
-    desk.grant("r", LEASE, takeover=False)
-    ranges = [read(desk, start, start + 7) for start in range(1, 50, 7)]
+    desk = open_desk(contents)
+    await desk.grant("r", LEASE, takeover=False)
+    ranges = [await read(desk, start, start + 7) for start in range(1, 50, 7)]
     assert list(itertools.chain(*ranges)) == list(range(1, 50))
 
 
@@ -365,7 +387,7 @@ async def test_read_of_a_range_that_is_emptied_meanwhile_says_so(
     """A purge in the middle does not pass for the end of the range."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     reading = desk.read("r", None, 0, 0)
-    next(reading)
-    contents.clear()
+    await anext(reading)
+    await remove(contents, MemoryCommits(contents), contents.take_all(), is_purge=True)
     with pytest.raises(SequenceGoneError):
-        list(reading)
+        await rest_of(reading)

@@ -1,17 +1,47 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from millrace_server.channels.config import BYTES_MAX, CAPACITY_MAX, SECONDS_MAX, ChannelConfig
+from millrace_server.channels.config import (
+    BYTES_MAX,
+    CAPACITY_MAX,
+    SECONDS_MAX,
+    SEGMENT_BYTES_MAX,
+    EncryptionConfig,
+    FileChannelConfig,
+    MemoryChannelConfig,
+)
+
+MIB = 1 << 20
 
 
 def test_config_without_limits_has_the_defaults() -> None:
     """The ancestors' defaults, and a share of the machine's memory."""
-    config = ChannelConfig(type="memory")
+    config = MemoryChannelConfig(type="memory")
     assert (config.capacity, config.transaction_capacity, config.byte_capacity_buffer_percentage) == (100, 100, 20)
     assert (config.keep_alive_seconds, config.lease_seconds, config.open_transactions_max) == (3, 30, 5000)
     assert 1 << 20 < config.byte_capacity < BYTES_MAX
+
+
+def test_config_of_a_file_channel_has_the_defaults() -> None:
+    """Room for a backlog, durable at each commit, below the server's own directory, and neither packed nor sealed."""
+    config = FileChannelConfig(type="file")
+    assert (config.capacity, config.transaction_capacity, config.byte_capacity) == (1_000_000, 10_000, 8192 * MIB)
+    assert (config.keep_alive_seconds, config.lease_seconds, config.open_transactions_max) == (3, 30, 5000)
+    assert (config.data_dirs, config.checkpoint_dir, config.encryption) == ([], None, None)
+    assert (config.backup_checkpoint, config.checkpoint_interval_seconds) == (True, 30)
+    assert (config.segment_bytes_max, config.min_free_bytes) == (256 * MIB, 500 * MIB)
+    assert (config.fsync, config.fsync_interval_seconds, config.compression) == ("commit", 1, "none")
+
+
+@pytest.mark.parametrize(
+    ("capacity", "transaction_capacity"), [(1, 1), (9_999, 9_999), (10_000, 10_000), (1 << 20, 10_000)]
+)
+def test_config_of_a_small_file_channel_bows_its_own_default(capacity: int, transaction_capacity: int) -> None:
+    """What bows is the default of the type."""
+    assert FileChannelConfig(type="file", capacity=capacity).transaction_capacity == transaction_capacity
 
 
 @pytest.mark.parametrize(
@@ -29,7 +59,7 @@ def test_config_of_a_small_capacity_bows_the_transactions_default(
     limits: dict[str, Any], transaction_capacity: int
 ) -> None:
     """A transaction never holds more than the channel."""
-    assert ChannelConfig(type="memory", **limits).transaction_capacity == transaction_capacity
+    assert MemoryChannelConfig(type="memory", **limits).transaction_capacity == transaction_capacity
 
 
 @pytest.mark.parametrize(
@@ -40,7 +70,7 @@ def test_body_bytes_max_of_a_config_leaves_room_for_headers(
     byte_capacity: int, percentage: int, body_bytes_max: int
 ) -> None:
     """Exact to the byte, without slots."""
-    config = ChannelConfig(type="memory", byte_capacity=byte_capacity, byte_capacity_buffer_percentage=percentage)
+    config = MemoryChannelConfig(type="memory", byte_capacity=byte_capacity, byte_capacity_buffer_percentage=percentage)
     assert config.body_bytes_max == body_bytes_max
 
 
@@ -72,10 +102,60 @@ def test_body_bytes_max_of_a_config_leaves_room_for_headers(
 def test_config_out_of_its_limits_is_refused(limits: dict[str, Any]) -> None:
     """Neither nothing, nor too much, nor what is not known."""
     with pytest.raises(ValidationError):
-        ChannelConfig(**{"type": "memory", **limits})
+        MemoryChannelConfig(**{"type": "memory", **limits})
 
 
 def test_config_of_something_else_is_refused() -> None:
     """What is no table of limits is refused as such."""
     with pytest.raises(ValidationError):
-        ChannelConfig.model_validate("memory")
+        MemoryChannelConfig.model_validate("memory")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"type": "memory"},
+        {"capacity": 9_999, "transaction_capacity": 10_000},
+        {"data_dirs": [""]},
+        {"data_dirs": ["."]},
+        {"data_dirs": ["a\0b"]},
+        {"data_dirs": ["a", "b", "a"]},
+        {"data_dirs": ["a", "b/../a"]},
+        {"data_dirs": ["a", Path("a").absolute()]},
+        {"data_dirs": "a"},
+        {"data_dirs": [3]},
+        {"checkpoint_dir": ""},
+        {"checkpoint_interval_seconds": 0.09},
+        {"checkpoint_interval_seconds": SECONDS_MAX + 1},
+        {"segment_bytes_max": 65_535},
+        {"segment_bytes_max": SEGMENT_BYTES_MAX + 1},
+        {"min_free_bytes": -1},
+        {"min_free_bytes": BYTES_MAX + 1},
+        {"fsync": "never"},
+        {"fsync_interval_seconds": 0.009},
+        {"fsync_interval_seconds": float("inf")},
+        {"compression": "gzip"},
+        {"encryption": {"active_key": "a"}},
+        {"encryption": {"active_key": "b", "keys": {"a": "k"}}},
+        {"encryption": {"active_key": "a", "keys": {"a": ""}}},
+        {"encryption": {"active_key": "ä", "keys": {"ä": "k"}}},
+        {"encryption": {"active_key": "x" * 65, "keys": {"x" * 65: "k"}}},
+        {"encryption": {"active_key": "a\n", "keys": {"a\n": "k"}}},
+    ],
+)
+def test_config_of_a_file_channel_out_of_its_limits_is_refused(limits: dict[str, Any]) -> None:
+    """Neither too little, nor too much, nor two disks that are one, nor a key that is not there."""
+    with pytest.raises(ValidationError):
+        FileChannelConfig(**{"type": "file", **limits})
+
+
+@pytest.mark.parametrize("key_id", ["a", "2026", "A.b_c-9", "x" * 64])
+def test_encryption_with_a_good_key_id_is_taken(key_id: str) -> None:
+    """Ids of keys are letters, digits, dots, hyphens and underscores."""
+    assert EncryptionConfig(keys={key_id: Path("/k")}, active_key=key_id).active_key == key_id
+
+
+def test_data_dirs_that_only_begin_alike_are_taken() -> None:
+    """One directory inside another is another directory."""
+    paths = [Path("/disk"), Path("/disk/more"), Path("/disk-2")]
+    assert FileChannelConfig(type="file", data_dirs=paths).data_dirs == paths

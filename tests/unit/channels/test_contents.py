@@ -4,9 +4,11 @@ from collections.abc import Sequence
 import pytest
 
 from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.channels.commits import MemoryCommits, remove
 from millrace_server.channels.contents import Change, Contents, Receipt
-from millrace_server.channels.queue import Portion
-from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.queue import EventQueue, Portion
+from millrace_server.channels.room import Room
+from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import (
     BadArgumentError,
     BytesFullError,
@@ -20,11 +22,18 @@ from tests.virtual_clock import now, settle, started
 KEEP_ALIVE = 3.0
 
 
+def make(contents: Contents, change: Change) -> Receipt:
+    """Begins and finishes a change."""
+    begun = contents.begin(change)
+    contents.finish(begun)
+    return begun.receipt
+
+
 def put(contents: Contents, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
     """Commits events for which there is room."""
     change = contents.plan([window(*bodies)], [], stamp)
     assert contents.goes_at_once(change)
-    return contents.apply(change)
+    return make(contents, change)
 
 
 def take(contents: Contents, events_max: int) -> list[StoredBatch]:
@@ -38,13 +47,13 @@ async def put_when_room(contents: Contents, *bodies: bytes, takes: Sequence[Stor
     change = contents.plan([window(*bodies)], takes, None)
     if not contents.goes_at_once(change):
         change = await contents.wait_for_room(lambda: contents.plan([window(*bodies)], takes, None), KEEP_ALIVE)
-    return contents.apply(change)
+    return make(contents, change)
 
 
 @pytest.fixture
 def contents() -> Contents:
     """Room for 4 events and 10 bytes."""
-    return Contents("orders", 4, 10)
+    return Contents("orders", Room(4, 10))
 
 
 def filled(contents: Contents) -> Contents:
@@ -53,7 +62,7 @@ def filled(contents: Contents) -> Contents:
     return contents
 
 
-async def test_apply_of_puts_gives_sequences_from_one_on(contents: Contents) -> None:
+async def test_make_of_puts_gives_sequences_from_one_on(contents: Contents) -> None:
     """Commit order is queue order; the receipt names what was stored."""
     assert (contents.first_sequence, contents.next_sequence) == (1, 1)
     assert put(contents, b"a", b"b") == Receipt(1, 2)
@@ -62,28 +71,28 @@ async def test_apply_of_puts_gives_sequences_from_one_on(contents: Contents) -> 
     assert (contents.first_sequence, contents.next_sequence) == (1, 4)
 
 
-async def test_apply_of_nothing_changes_nothing(contents: Contents) -> None:
+async def test_make_of_nothing_changes_nothing(contents: Contents) -> None:
     """An empty commit has no sequences."""
-    assert contents.apply(contents.plan([], [], None)) == Receipt(0, 0)
+    assert make(contents, contents.plan([], [], None)) == Receipt(0, 0)
     assert contents.next_sequence == 1
 
 
-async def test_apply_of_takes_frees_their_room(contents: Contents) -> None:
+async def test_make_of_takes_frees_their_room(contents: Contents) -> None:
     """What was taken keeps its room until then; sequences are never given again."""
     filled(contents)
     taken = take(contents, 3)
     assert (contents.room.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
-    contents.apply(contents.plan([], taken, None))
+    make(contents, contents.plan([], taken, None))
     assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (1, 1, 0)
     assert put(contents, b"e") == Receipt(5, 5)
 
 
-async def test_apply_of_a_swap_charges_the_difference(contents: Contents) -> None:
+async def test_make_of_a_swap_charges_the_difference(contents: Contents) -> None:
     """Over and over again: neither account drifts."""
     put(contents, b"12345", b"1")
     for number in range(50):
         taken = take(contents, 2)
-        contents.apply(contents.plan([window(b"12", b"1234" + b"x" * (number % 2))], taken, None))
+        make(contents, contents.plan([window(b"12", b"1234" + b"x" * (number % 2))], taken, None))
         assert (contents.room.event_count, contents.room.body_bytes) == (2, 6 + number % 2)
 
 
@@ -110,11 +119,11 @@ async def test_plan_with_a_stamp_keeps_what_is_new(contents: Contents, stamp: St
     expected = stored.split()
     assert [body for one in change.puts for _, body in one.rows()] == expected
     assert change.dropped_count == 4 - len(expected)
-    receipt = contents.apply(change)
+    receipt = make(contents, change)
     assert receipt == Receipt(min(len(expected), 1), len(expected), len(expected) < 4)
     assert contents.counters.deduplicated == 4 - len(expected)
     again = contents.plan([window(b"x", b"x", b"x", b"x")], [], stamp)
-    assert contents.apply(again) == Receipt(0, 0, is_deduplicated=True)
+    assert make(contents, again) == Receipt(0, 0, is_deduplicated=True)
 
 
 async def test_plan_with_a_stamp_full_of_holes_keeps_each_new_event(contents: Contents) -> None:
@@ -164,7 +173,7 @@ async def test_goes_at_once_while_another_waits_only_without_need_of_room(conten
     filled(contents)
     waiting = await started(put_when_room(contents, b"e", b"f"))
     taken = take(contents, 3)
-    contents.apply(contents.plan([], taken, None))
+    make(contents, contents.plan([], taken, None))
     assert contents.room.admits(1, 1)
     assert not contents.goes_at_once(contents.plan([window(b"g")], [], None))
     assert contents.goes_at_once(contents.plan([], [], None))
@@ -201,7 +210,7 @@ async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) ->
     for name, bodies in (("a", [b"x"] * 3), ("b", [b"x"]), ("c", [b"x"] * 2)):
         await started(wait(name, *bodies))
     for expected in ([], [], ["a"], ["a", "b"], ["a", "b"], ["a", "b", "c"]):
-        contents.apply(contents.plan([], take(contents, 1), None))
+        make(contents, contents.plan([], take(contents, 1), None))
         await settle()
         assert order == expected
     assert len(contents.room.line) == 0
@@ -213,11 +222,11 @@ async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(conte
     first = await started(put_when_room(contents, b"a", b"b", b"c"))
     second = await started(put_when_room(contents, b"d"))
     for _ in range(2):
-        contents.apply(contents.plan([], take(contents, 1), None))
+        make(contents, contents.plan([], take(contents, 1), None))
     await settle()
     assert not first.is_done
     assert not second.is_done
-    contents.apply(contents.plan([], take(contents, 1), None))
+    make(contents, contents.plan([], take(contents, 1), None))
     await settle()
     assert first.is_done
     assert not second.is_done
@@ -235,13 +244,13 @@ async def test_wait_for_room_of_one_woken_out_of_turn_overtakes_nobody(contents:
     assert not first.is_done
     assert not second.is_done
     assert await repeat.answer() == Receipt(0, 0, is_deduplicated=True)
-    contents.apply(contents.plan([], take(contents, 1), None))
+    make(contents, contents.plan([], take(contents, 1), None))
     assert await first.answer() == Receipt(3, 5)
 
 
 async def _append_when_room(contents: Contents, stamp: Stamp, body: bytes) -> Receipt:
     change = await contents.wait_for_room(lambda: contents.plan([window(body)], [], stamp), KEEP_ALIVE)
-    return contents.apply(change)
+    return make(contents, change)
 
 
 async def test_wait_for_room_of_one_cancelled_lets_the_next_have_it(contents: Contents) -> None:
@@ -261,7 +270,7 @@ async def test_wait_for_room_of_one_cancelled_after_its_wake_up_lets_the_next_ha
     filled(contents)
     first = await started(put_when_room(contents, b"e"))
     second = await started(put_when_room(contents, b"f"))
-    contents.apply(contents.plan([], take(contents, 1), None))
+    make(contents, contents.plan([], take(contents, 1), None))
     first.cancel()
     await settle()
     assert first.is_cancelled
@@ -310,7 +319,7 @@ async def test_wait_for_room_that_became_impossible_fails_at_once(contents: Cont
     filled(contents)
     large = await started(put_when_room(contents, b"e", b"f", b"g"))
     small = await started(put_when_room(contents, b"h"))
-    contents.apply(contents.plan([], take(contents, 3), None))
+    make(contents, contents.plan([], take(contents, 3), None))
     assert await contents.resize(2, 10, KEEP_ALIVE)
     with pytest.raises(TxnCapacityError):
         await large.answer()
@@ -343,11 +352,11 @@ async def test_resize_to_less_waits_for_room_before_all_others(contents: Content
     filled(contents)
     commit = await started(put_when_room(contents, b"e"))
     resize = await started(contents.resize(3, 10, KEEP_ALIVE))
-    contents.apply(contents.plan([], take(contents, 1), None))
+    make(contents, contents.plan([], take(contents, 1), None))
     await settle()
     assert resize.is_done
     assert not commit.is_done
-    contents.apply(contents.plan([], take(contents, 1), None))
+    make(contents, contents.plan([], take(contents, 1), None))
     assert await commit.answer() == Receipt(5, 5)
     assert contents.room.events_max == 3
 
@@ -385,7 +394,7 @@ async def test_put_back_of_taken_events_returns_them_to_their_places(contents: C
     contents.put_back(third)
     await settle()
     assert woken == [True]
-    contents.apply(contents.plan([], second, None))
+    make(contents, contents.plan([], second, None))
     contents.put_back(first)
     assert numbered(contents.queue) == [(1, b"a"), (3, b"c"), (4, b"d")]
     assert (contents.room.event_count, contents.room.body_bytes) == (3, 3)
@@ -394,30 +403,36 @@ async def test_put_back_of_taken_events_returns_them_to_their_places(contents: C
 async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> None:
     """Acknowledged events free their room."""
     filled(contents)
-    contents.remove_through(3)
+    await remove(contents, MemoryCommits(contents), contents.take_through(3))
     assert (bodies_of(contents.queue), contents.room.event_count) == ([b"d"], 1)
     assert contents.counters.take_successes == 3
 
 
-async def test_clear_removes_what_is_queued_and_nothing_else(contents: Contents) -> None:
+async def purge(contents: Contents) -> int:
+    purged = contents.take_all()
+    await remove(contents, MemoryCommits(contents), purged, is_purge=True)
+    return sum(batch.count for batch in purged)
+
+
+async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) -> None:
     """Taken events stay with their transactions; nobody is said to have had the others."""
     filled(contents)
     taken = take(contents, 1)
     commit = await started(put_when_room(contents, b"e", b"f"))
-    assert contents.clear() == 3
+    assert await purge(contents) == 3
     assert contents.room.event_count == 1
     await settle()
     assert await commit.answer() == Receipt(5, 6)
     contents.put_back(taken)
     assert bodies_of(contents.queue) == [b"a", b"e", b"f"]
     assert contents.counters.take_successes == 0
-    assert (contents.clear(), contents.clear()) == (3, 0)
+    assert (await purge(contents), await purge(contents)) == (3, 0)
     assert (contents.room.event_count, contents.room.body_bytes) == (0, 0)
 
 
 async def test_close_tells_all_who_wait_and_all_who_come() -> None:
     """Commits, resizes and onlookers; nothing waits for a channel that is gone."""
-    contents = filled(Contents("orders", 4, 10))
+    contents = filled(Contents("orders", Room(4, 10)))
     follower = contents.follow()
     commit = await started(put_when_room(contents, b"e"))
     resize = await started(contents.resize(1, 10, KEEP_ALIVE))
@@ -434,7 +449,7 @@ async def test_close_tells_all_who_wait_and_all_who_come() -> None:
 
 async def test_follow_from_now_on_sees_each_commit() -> None:
     """Also what is taken at once; until it unfollows."""
-    contents = Contents("orders", 4, 10)
+    contents = Contents("orders", Room(4, 10))
     put(contents, b"a")
     follower = contents.follow()
     put(contents, b"b")
@@ -471,3 +486,33 @@ def test_change_of_windows_counts_them() -> None:
     """Gains and losses, in events and in bytes."""
     change = Change([window(b"aa", b"b"), window(b"c")], [StoredBatch(1, window(b"dddd"))], None, 0)
     assert (change.put_count, change.put_body_bytes, change.event_count, change.body_bytes) == (3, 4, 2, 0)
+
+
+async def test_load_of_what_is_in_memory_gives_it_as_it_is(contents: Contents) -> None:
+    """Nobody waits."""
+    batches = list(filled(contents).queue)
+    await contents.load_ahead(
+        Portion(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+    )
+    assert [one async for one in contents.load(batches)] == batches
+    assert [one async for one in contents.load([])] == []
+
+
+async def test_held_batches_are_those_queued_and_those_taken(contents: Contents) -> None:
+    """Until they are removed."""
+    taken = take(filled(contents), 1)
+    assert sorted(numbered(contents.held_batches())) == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
+    make(contents, contents.plan([], taken, None))
+    assert sorted(numbered(contents.held_batches())) == [(2, b"b"), (3, b"c"), (4, b"d")]
+
+
+def test_restore_of_a_queue_charges_its_room() -> None:
+    """As what was committed before the restart; sequences go on behind it."""
+    contents = Contents("orders", Room(1, 1), next_sequence=9)
+    queue, ledger = EventQueue(), StampLedger()
+    queue.append(StoredBatch(5, window(b"aa", b"b")))
+    ledger.accept(Stamp("p", 1, 2))
+    contents.restore(queue, ledger)
+    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (2, 3, 0)
+    assert (contents.first_sequence, contents.next_sequence, contents.assigned_sequence) == (5, 9, 9)
+    assert contents.plan([window(b"x")], [], Stamp("p", 2, 2)).dropped_count == 1

@@ -29,8 +29,12 @@ async def test_add_of_another_channels_id_is_refused() -> None:
 async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
     """Never begun, or forgotten."""
     directory = TxnDirectory(10)
-    directory.add("a", open_channel(directory=directory))
-    directory.remove("a")
+    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    directory.add("a", orders)
+    # Another channel that has forgotten the same id strikes nothing of this one's.
+    directory.remove("a", bills)
+    assert directory.channel_of("a") is orders
+    directory.remove("a", orders)
     with pytest.raises(TxnNotFoundError, match="no transaction of this id is known") as refused:
         directory.channel_of("a")
     assert refused.value.metadata == {"txn_id": "a"}

@@ -263,3 +263,37 @@ def _first_within(events: list[tuple[int, bytes]], events_max: int, body_bytes_m
 def test_queue_driven_at_random_is_a_sorted_list() -> None:
     """Takes come back in any order, or never; reads and removals see what a sorted list would show."""
     run_state_machine_as_test(QueueModel)
+
+
+@pytest.mark.parametrize(
+    ("first_sequence", "count", "left"),
+    [
+        (1, 1, [2, 3, 4, 5, 6]),
+        (1, 3, [4, 5, 6]),
+        (2, 1, [1, 3, 4, 5, 6]),
+        (2, 2, [1, 4, 5, 6]),
+        (4, 1, [1, 2, 3, 5, 6]),
+        (5, 2, [1, 2, 3, 4]),
+        (6, 1, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_remove_range_anywhere_in_a_batch_leaves_the_rest(
+    queue: EventQueue, first_sequence: int, count: int, left: list[int]
+) -> None:
+    """Nothing is read to know what remains, but where both sides do."""
+    body_bytes = 4 if first_sequence == 4 else count
+    assert queue.remove_range(first_sequence, count, body_bytes) == count
+    assert [sequence for sequence, _ in numbered(queue)] == left
+    assert queue.event_count == len(left)
+    assert all(one.window.body_bytes == sum(map(len, bodies_of([one]))) for one in queue)
+    # Once more: it went before.
+    assert queue.remove_range(first_sequence, count, body_bytes) == 0
+    assert queue.event_count == len(left)
+
+
+@pytest.mark.parametrize("first_sequence", [0, 7, 100])
+def test_remove_range_that_is_not_there_removes_nothing(queue: EventQueue, first_sequence: int) -> None:
+    """It went with a segment that nothing needed any more."""
+    assert queue.remove_range(first_sequence, 1, 1) == 0
+    assert queue.event_count == 6
+    assert EventQueue().remove_range(1, 1, 1) == 0

@@ -23,7 +23,7 @@ def registry() -> ChannelRegistry:
 
 async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -> None:
     """It is found by its name, and listed by name among the others."""
-    channels = {name: registry.create(name, limits_of()) for name in ("orders", "bills", "a")}
+    channels = {name: registry.create(name, limits_of()).channel for name in ("orders", "bills", "a")}
     assert registry.get("bills") is channels["bills"]
     assert [channel.name for channel in registry.channels()] == ["a", "bills", "orders"]
     assert "orders" in registry
@@ -32,7 +32,7 @@ async def test_create_of_a_new_name_makes_a_channel(registry: ChannelRegistry) -
 
 async def test_create_of_a_known_name_is_refused(registry: ChannelRegistry) -> None:
     """The one that is there stays."""
-    channel = registry.create("orders", limits_of())
+    channel = registry.create("orders", limits_of()).channel
     with pytest.raises(ChannelExistsError, match="'orders' exists already") as refused:
         registry.create("orders", limits_of())
     assert refused.value.metadata == {"channel": "orders"}
@@ -55,18 +55,26 @@ async def test_get_of_an_unknown_name_finds_none(registry: ChannelRegistry) -> N
         registry.get("orders")
     assert refused.value.metadata == {"channel": "orders"}
     with pytest.raises(ChannelNotFoundError):
-        registry.delete("orders")
+        await registry.delete("orders")
+
+
+async def test_mark_of_a_channel_in_memory_has_nothing_to_mark(registry: ChannelRegistry) -> None:
+    """It is gone with the process anyway."""
+    registry.create("orders", limits_of())
+    await registry.mark_deleted("orders")
+    await registry.delete("orders")
+    await registry.close()
 
 
 async def test_delete_of_a_channel_ends_it(registry: ChannelRegistry) -> None:
     """Made again it is another one, which begins at 1."""
-    former = registry.create("orders", limits_of())
+    former = registry.create("orders", limits_of()).channel
     await append(former, b"a")
     txn_id = begin(former, "mine")
-    registry.delete("orders")
+    await registry.delete("orders")
     assert "orders" not in registry
     assert registry.transactions.limit.open_count == 0
-    channel = registry.create("orders", limits_of())
+    channel = registry.create("orders", limits_of()).channel
     assert channel.channel_id != former.channel_id
     assert begin(channel, txn_id) == "mine"
     assert (await append(channel, b"b")).first_sequence == 1
@@ -74,7 +82,7 @@ async def test_delete_of_a_channel_ends_it(registry: ChannelRegistry) -> None:
 
 async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: ChannelRegistry) -> None:
     """Events queued, events taken, or an open transaction."""
-    channel = registry.create("orders", limits_of())
+    channel = registry.create("orders", limits_of()).channel
     registry.refuse_undeletable("orders", force=False)
     await append(channel, b"a")
     with pytest.raises(ChannelNotEmptyError, match="'orders' holds 1 events and 0 open transactions; empty it first"):
@@ -96,15 +104,15 @@ async def test_watch_is_told_of_each_change(registry: ChannelRegistry) -> None:
     registry.watch(lambda name: changes.append((name, name in registry)))
     registry.create("a", limits_of())
     registry.create("b", limits_of())
-    registry.delete("a")
+    await registry.delete("a")
     assert changes == [("a", True), ("b", True), ("a", False)]
 
 
 async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelRegistry) -> None:
     """A server that stops begins nothing, anywhere."""
-    channels: list[Channel] = [registry.create("a", limits_of())]
+    channels: list[Channel] = [registry.create("a", limits_of()).channel]
     registry.drain()
-    channels.append(registry.create("b", limits_of()))
+    channels.append(registry.create("b", limits_of()).channel)
     for channel in channels:
         with pytest.raises(DrainingError):
             channel.begin(None, None)
@@ -112,7 +120,7 @@ async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelReg
 
 async def test_wait_idle_ends_with_the_last_transaction(registry: ChannelRegistry) -> None:
     """Of all channels, deliveries included."""
-    orders, bills = registry.create("orders", limits_of()), registry.create("bills", limits_of())
+    orders, bills = (registry.create(name, limits_of()).channel for name in ("orders", "bills"))
     assert await registry.wait_idle(0)
     await append(bills, b"a")
     txn_id, loan = begin(orders), await bills.lend(Wish())
@@ -128,14 +136,14 @@ async def test_wait_idle_ends_with_the_last_transaction(registry: ChannelRegistr
 
 async def test_wait_idle_that_takes_too_long_says_so(registry: ChannelRegistry) -> None:
     """The server stops all the same."""
-    begin(registry.create("orders", limits_of()))
+    begin(registry.create("orders", limits_of()).channel)
     assert not await registry.wait_idle(10)
     assert now() == 10
 
 
 async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:
     """What was stored can always be fetched in one message."""
-    channel = registry.create("orders", limits_of())
+    channel = registry.create("orders", limits_of()).channel
     with pytest.raises(EventTooLargeError, match="would not fit an answer"):
         await append(channel, b"x" * ((1 << 20) - 1024))
     await append(channel, b"x" * ((1 << 20) - 2048))

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +130,61 @@ def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch
     assert ledger.new_ranges(Stamp("a", 1, 1), 1) == []
     assert ledger.new_ranges(Stamp("b", 1, 1), 1) == [(0, 1)]
     assert ledger.new_ranges(Stamp("c", 1, 1), 1) == []
+
+
+@given(st.lists(RANGES, max_size=10), st.integers(0, 48), st.data())
+def test_remove_of_any_range_in_the_set_leaves_the_rest(
+    ranges: list[tuple[int, int]], number: int, data: st.DataObject
+) -> None:
+    """At an interval's ends or inside it."""
+    intervals = IntervalSet()
+    for first, last in [*ranges, (number, number)]:
+        intervals.add(first, last)
+    low, high = next((low, high) for low, high in intervals if low <= number <= high)
+    first = data.draw(st.integers(low, number))
+    last = data.draw(st.integers(number, high))
+    known = {one for low, high in intervals for one in range(low, high + 1)}
+    intervals.remove(first, last)
+    left = list(intervals)
+    assert {one for low, high in left for one in range(low, high + 1)} == known - set(range(first, last + 1))
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(left))
+
+
+@given(st.lists(st.tuples(st.sampled_from("pqr"), RANGES), max_size=12), st.integers(0, 12))
+def test_undo_of_the_last_stamps_leaves_what_was_accepted_before(
+    accepted: list[tuple[str, tuple[int, int]]], kept_count: int
+) -> None:
+    """However they overlapped; the last first."""
+    stamps_of = [Stamp(producer_id, first, last) for producer_id, (first, last) in accepted]
+    expected = StampLedger()
+    for stamp in stamps_of[:kept_count]:
+        expected.accept(stamp)
+    ledger = StampLedger()
+    acceptances = [ledger.accept(stamp) for stamp in stamps_of]
+    for acceptance in reversed(acceptances[kept_count:]):
+        ledger.undo(acceptance)
+    assert dict(ledger.producers()) == dict(expected.producers())
+
+
+def test_undo_of_a_stamp_remembers_the_producer_that_was_forgotten_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one that has been silent for longest."""
+    monkeypatch.setattr(stamps, "PRODUCERS_MAX", 2)
+    ledger = StampLedger()
+    for producer_id in ("a", "b"):
+        ledger.accept(Stamp(producer_id, 1, 1))
+    third, fourth = ledger.accept(Stamp("c", 1, 1)), ledger.accept(Stamp("d", 1, 1))
+    assert [producer_id for producer_id, _ in ledger.producers()] == ["c", "d"]
+    ledger.undo(fourth)
+    ledger.undo(third)
+    assert list(ledger.producers()) == [("a", [(1, 1)]), ("b", [(1, 1)])]
+    ledger.accept(Stamp("c", 1, 1))
+    assert [producer_id for producer_id, _ in ledger.producers()] == ["b", "c"]
+
+
+def test_restore_of_producers_goes_on_where_they_were() -> None:
+    """In the order given, which is that of their silence."""
+    ledger = StampLedger()
+    ledger.restore("p", [(0, 3), (SEQUENCE_MAX, SEQUENCE_MAX)])
+    ledger.restore("q", [])
+    assert list(ledger.producers()) == [("p", [(0, 3), (SEQUENCE_MAX, SEQUENCE_MAX)]), ("q", [])]
+    assert ledger.new_ranges(Stamp("p", 3, 4), 2) == [(1, 2)]

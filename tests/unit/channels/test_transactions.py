@@ -4,7 +4,7 @@ import itertools
 import pytest
 
 from millrace_server.channels.contents import Receipt
-from millrace_server.channels.transactions import Transaction, TxnLimit, TxnState
+from millrace_server.channels.transactions import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import LeaseExpiredError, MillraceError, OffsetGapError, TooManyTxnsError, TxnStateError
 from tests.channel_events import batch, numbered, window
 
@@ -17,7 +17,7 @@ class Expiries:
 
     def __call__(self, txn: Transaction) -> None:
         self.txns.append(txn)
-        txn.end(TxnState.EXPIRED, None)
+        txn.end(TxnState.EXPIRED)
 
 
 def open_txn() -> Transaction:
@@ -33,23 +33,22 @@ async def test_end_in_each_state_moves_as_the_table_says(state: TxnState, target
     txn = open_txn()
     txn.state = state
     if (state, target) in LEGAL_MOVES:
-        txn.end(target, None)
+        txn.end(target)
         assert txn.state is target
     else:
         with pytest.raises(AssertionError):
-            txn.end(target, None)
+            txn.end(target)
         assert txn.state is state
 
 
 async def test_end_of_a_transaction_drops_what_it_held() -> None:
-    """An ended transaction is remembered, its events are not; its receipt is, and its lease runs no more."""
+    """How it ended is remembered, its events are not; and its lease runs no more."""
     expiries = Expiries()
     txn = Transaction("t", 30, expiries)
     txn.add_puts([window(b"a")])
     txn.add_takes([batch(1, b"b")])
-    receipt = Receipt(5, 5)
-    txn.end(TxnState.COMMITTED, receipt)
-    assert (txn.puts, txn.takes, txn.receipt) == ([], [], receipt)
+    txn.end(TxnState.COMMITTED)
+    assert (txn.puts, txn.takes) == ([], [])
     await asyncio.sleep(1000)
     assert expiries.txns == []
 
@@ -106,14 +105,47 @@ async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
         (TxnState.EXPIRED, LeaseExpiredError, "without a call for its lease and was rolled back; begin a new one"),
     ],
 )
-async def test_refuse_unless_open_when_ended_says_how(state: TxnState, kind: type[MillraceError], message: str) -> None:
-    """A later call learns how the transaction ended."""
-    txn = open_txn()
-    txn.refuse_unless_open()
-    txn.end(state, None)
+def test_refuse_of_an_outcome_says_how_it_ended(state: TxnState, kind: type[MillraceError], message: str) -> None:
+    """A later call learns what became of the transaction."""
     with pytest.raises(kind, match=message) as refused:
-        txn.refuse_unless_open()
+        Outcome(state).refuse("t")
     assert refused.value.metadata == {"txn_id": "t"}
+
+
+async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_lease() -> None:
+    """What is on its way to the disk is not changed, nor does it expire; afterwards the whole lease is there again."""
+    expiries = Expiries()
+    txn = Transaction("t", 30, expiries)
+    txn.refuse_while_committing()
+    committing = asyncio.get_running_loop().create_future()
+    txn.begin_commit(committing)
+    assert txn.committing is committing
+    with pytest.raises(TxnStateError, match="is being committed") as refused:
+        txn.refuse_while_committing()
+    assert refused.value.metadata == {"txn_id": "t"}
+    await asyncio.sleep(1000)
+    txn.reopen()
+    txn.refuse_while_committing()
+    await asyncio.sleep(29)
+    assert expiries.txns == []
+    await asyncio.sleep(1)
+    assert expiries.txns == [txn]
+
+
+def test_ended_txns_beyond_the_limit_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one that is forgotten is named once, so that its id can be struck elsewhere."""
+    monkeypatch.setattr("millrace_server.channels.transactions.ENDED_MAX", 2)
+    ended = EndedTxns()
+    receipt = Receipt(1, 2)
+    assert ended.add("a", Outcome(TxnState.ROLLED_BACK)) is None
+    assert ended.add("b", Outcome(TxnState.COMMITTED, receipt)) is None
+    assert ended.add("c", Outcome(TxnState.EXPIRED)) == "a"
+    assert list(ended) == ["b", "c"]
+    assert ended.get("a") is None
+    assert ended.get("b") == Outcome(TxnState.COMMITTED, receipt)
+    assert list(ended.items()) == [("b", Outcome(TxnState.COMMITTED, receipt)), ("c", Outcome(TxnState.EXPIRED))]
+    ended.clear()
+    assert list(ended) == []
 
 
 async def test_limit_when_reached_refuses_until_one_ends() -> None:

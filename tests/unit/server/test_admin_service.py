@@ -11,7 +11,7 @@ from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.catalog import Catalog
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from millrace_server.grpc_services.admin_service import AdminService
@@ -25,7 +25,7 @@ class SlowCatalog(Catalog):
         self.has_begun = threading.Event()
         self.may_end = threading.Event()
 
-    def _store(self, channels: dict[str, ChannelConfig]) -> None:
+    def _store(self, channels: dict[str, AnyChannelConfig]) -> None:
         self.has_begun.set()
         self.may_end.wait()
         super()._store(channels)
@@ -61,7 +61,7 @@ async def test_create_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
 
 async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
     """No channel goes on that a restart would not bring back."""
-    config = ChannelConfig(type="memory")
+    config = MemoryChannelConfig(type="memory")
     Catalog(tmp_path / "catalog.json").put("orders", config)
     catalog, registry, service = opened(tmp_path)
     registry.create("orders", config)
@@ -75,14 +75,14 @@ async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
 class FullCatalog(Catalog):
     """Lies on a disk that has no room left."""
 
-    def replace(self, name: str, config: ChannelConfig) -> None:
+    def replace(self, name: str, config: AnyChannelConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
 async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> None:
     """DISK_FULL says that nothing was changed."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
-    channel = registry.create("orders", ChannelConfig(type="memory", capacity=100))
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
     with pytest.raises(DiskFullError):
         await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
@@ -92,7 +92,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
     """An update that waits for room puts nothing back that another one has changed meanwhile."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
-    channel = registry.create("orders", ChannelConfig(type="memory", capacity=100))
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
     await channel.append(stored_columns(60), None)
     shrinking = asyncio.ensure_future(
@@ -106,7 +106,7 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
         service._update_channel(pb.UpdateChannelRequest(name="orders", config={"open_transactions_max": 7}))
     )
     await asyncio.sleep(0)
-    channel.contents.clear()
+    await channel.purge()
     assert (await shrinking).applied
     assert (await other).applied
     assert (channel.config.capacity, channel.config.open_transactions_max) == (50, 7)

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 
 from millrace_server.catalog import Catalog, CatalogError
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, EncryptionConfig, FileChannelConfig, MemoryChannelConfig
 
-SMALL = ChannelConfig(type="memory", capacity=5, keep_alive_seconds=0.5)
-LARGE = ChannelConfig(type="memory", capacity=1_000_000)
+SMALL = MemoryChannelConfig(type="memory", capacity=5, keep_alive_seconds=0.5)
+LARGE = MemoryChannelConfig(type="memory", capacity=1_000_000)
+DURABLE = FileChannelConfig(type="file")
+SEALED = FileChannelConfig(
+    type="file",
+    capacity=7,
+    data_dirs=[Path("/disk-1"), Path("relative/disk-2")],
+    checkpoint_dir=Path("/disk-3"),
+    backup_checkpoint=False,
+    checkpoint_interval_seconds=1,
+    fsync="interval",
+    compression="zstd",
+    encryption=EncryptionConfig(keys={"2025": Path("/keys/a"), "2026": Path("/keys/b")}, active_key="2026"),
+)
 
 
 @pytest.fixture
@@ -45,13 +57,34 @@ def test_put_survives_a_restart(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [Catalog.put, Catalog.replace])
 def test_change_of_a_known_name_replaces_its_limits(
-    path: Path, change: Callable[[Catalog, str, ChannelConfig], None]
+    path: Path, change: Callable[[Catalog, str, AnyChannelConfig], None]
 ) -> None:
     """New limits survive a restart."""
     catalog = Catalog(path)
     catalog.put("a", SMALL)
     change(catalog, "a", LARGE)
     assert catalog.load() == Catalog(path).load() == {"a": LARGE}
+
+
+def test_put_of_file_channels_survives_a_restart(path: Path) -> None:
+    """Directories, keys and what is not said come back as they were."""
+    catalog = Catalog(path)
+    catalog.put("durable", DURABLE)
+    catalog.put("sealed", SEALED)
+    catalog.put("small", SMALL)
+    assert Catalog(path).load() == {"durable": DURABLE, "sealed": SEALED, "small": SMALL}
+
+
+def test_load_of_what_an_older_release_wrote_knows_its_channels(path: Path) -> None:
+    """A release that knew memory channels only wrote these bytes."""
+    path.write_text("""
+        {"format": "millrace catalog", "version": 1, "crc32": "3ef3a0f0", "channels": {"small": {
+            "type": "memory", "capacity": 5, "transaction_capacity": 5, "byte_capacity": 1000,
+            "byte_capacity_buffer_percentage": 20, "keep_alive_seconds": 0.5, "lease_seconds": 30.0,
+            "open_transactions_max": 5000
+        }}}
+    """)
+    assert Catalog(path).load() == {"small": SMALL.model_copy(update={"byte_capacity": 1000})}
 
 
 def test_replace_of_an_unknown_name_writes_nothing(path: Path) -> None:
@@ -159,15 +192,15 @@ def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch:
     """A catalog whose checksum is right may still hold what this server cannot keep."""
     monkeypatch.setattr("millrace_server.catalog._checksum", lambda _channels: "")
     content = written(path)
-    content["channels"]["small"]["type"] = "file"
+    content["channels"]["small"]["type"] = "jdbc"
     path.write_text(json.dumps(content))
-    with pytest.raises(CatalogError, match=r'channels\.small\.type: is "file"; it must be "memory"'):
+    with pytest.raises(CatalogError, match=r'channels\.small\.type: is "jdbc"; it must be "memory" or "file"'):
         Catalog(path).load()
 
 
 @pytest.mark.parametrize("change", [Catalog.put, Catalog.replace, lambda catalog, name, _config: catalog.remove(name)])
 def test_change_when_damaged_never_overwrites(
-    path: Path, change: Callable[[Catalog, str, ChannelConfig], None]
+    path: Path, change: Callable[[Catalog, str, AnyChannelConfig], None]
 ) -> None:
     """A damaged catalog is evidence; nothing writes over it."""
     path.write_bytes(b"damaged")

@@ -16,7 +16,7 @@ from millrace_server.addresses import Address
 from millrace_server.channel_metrics import COUNTERS, GAUGES
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Wish
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service import HttpService
 from millrace_server.listening import open_socket
@@ -87,7 +87,7 @@ async def served() -> AsyncIterator[Served]:
 
 async def use(registry: ChannelRegistry) -> None:
     """Makes a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
-    channel = registry.create("orders", ChannelConfig(type="memory", capacity=10, byte_capacity=1_000))
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=10, byte_capacity=1_000)).channel
     [columns] = columns_from_events([({}, b"body")] * 5)
     await channel.append([StoredColumns.of(columns)], None)
     for txn_id, count in (("first", 2), ("second", 1)):
@@ -124,6 +124,9 @@ async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
     assert orders == {
         "Type": "CHANNEL",
         "ChannelType": "memory",
+        "State": "open",
+        "Fault": "",
+        "ReplayedPercentage": 100.0,
         "ChannelCapacity": 10,
         "ChannelSize": 2,
         "ChannelFillPercentage": 20.0,
@@ -165,7 +168,7 @@ async def test_metrics_tells_each_channel_as_it_stands(served: Served) -> None:
     assert samples["millrace_channel_info", "orders"] == 1
     assert samples["millrace_open_transactions", ""] == 1
     assert samples["process_resident_memory_bytes", ""] > 0
-    served.registry.delete("orders")
+    await served.registry.delete("orders")
     assert not any(channel for _, channel in await served.samples())
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace_server.settings import FILE_BYTES_MAX, MIB, ServerSettings, Settings, SettingsError, load_settings
+from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
+from millrace_server.settings import FILE_BYTES_MAX, KIB, MIB, ServerSettings, Settings, SettingsError, load_settings
 
 DESIGN_EXAMPLE = """
 [server]
@@ -16,12 +17,32 @@ message_bytes_max = 67108864
 open_transactions_max = 10000
 
 [channels.orders]
-type = "memory"
+type = "file"                       # memory, file
 capacity = 1000000
 transaction_capacity = 10000
 byte_capacity = 8589934592
 keep_alive_seconds = 3
 lease_seconds = 30.0
+checkpoint_interval_seconds = 30.0
+"""
+
+FULL_EXAMPLE = """
+[channels.orders]
+type = "file"
+data_dirs = ["/disk-1", "disk-2"]
+checkpoint_dir = "/disk-3"
+backup_checkpoint = false
+checkpoint_interval_seconds = 0.1
+segment_bytes_max = 65536
+min_free_bytes = 0
+fsync = "interval"
+fsync_interval_seconds = 0.01
+compression = "zstd"
+[channels.orders.encryption]
+active_key = "2026"
+[channels.orders.encryption.keys]
+2025 = "/etc/millrace/key-2025"
+2026 = "/etc/millrace/key-2026"
 """
 
 MANY_PROBLEMS = """
@@ -33,11 +54,21 @@ message_bytes_max = "5"
 reflection = 1
 shutdown_grace_seconds = nan
 [channels.orders]
-type = "file"
+type = "fiel"
 capacity = 0
 keep_alive_seconds = -1
 [channels.pay.ments]
 type = "memory"
+[channels.logs]
+type = "file"
+data_dirs = ["", "a", 3]
+checkpoint_dir = "a\\u0000b"
+segment_bytes_max = 1
+fsync_interval_seconds = nan
+[channels.logs.encryption]
+active_key = ""
+[channels.logs.encryption.keys]
+"a b" = "/key"
 [channels."BAD name\\n"]
 type = "memory"
 lease_seconds = 0
@@ -85,6 +116,28 @@ def test_load_of_the_documented_example_gives_what_it_says(tmp_path: Path) -> No
     loaded = load(tmp_path, DESIGN_EXAMPLE)
     orders = loaded.channels["orders"]
     assert (orders.capacity, orders.transaction_capacity, orders.keep_alive_seconds) == (1_000_000, 10_000, 3.0)
+    assert orders == load(tmp_path, '[channels.orders]\ntype = "file"\n').channels["orders"]
+
+
+def test_load_of_a_file_channel_with_everything_said_gives_it(tmp_path: Path) -> None:
+    """Each setting has its place; paths are taken as they are written."""
+    orders = load(tmp_path, FULL_EXAMPLE).channels["orders"]
+    assert orders == FileChannelConfig(
+        type="file",
+        data_dirs=[Path("/disk-1"), Path("disk-2")],
+        checkpoint_dir=Path("/disk-3"),
+        backup_checkpoint=False,
+        checkpoint_interval_seconds=0.1,
+        segment_bytes_max=64 * KIB,
+        min_free_bytes=0,
+        fsync="interval",
+        fsync_interval_seconds=0.01,
+        compression="zstd",
+        encryption=EncryptionConfig(
+            active_key="2026",
+            keys={"2025": Path("/etc/millrace/key-2025"), "2026": Path("/etc/millrace/key-2026")},
+        ),
+    )
 
 
 def test_load_with_a_byte_order_mark_reads_the_file(tmp_path: Path) -> None:
@@ -100,25 +153,112 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         "server.reflection: is 1; it must be true or false",
         "server.shutdown_grace_seconds: is nan; it must be a number from 0 to 3_600",
         "server.lisen: is not known; did you mean listen?",
-        'channels.orders.type: is "file"; it must be "memory"',
+        'channels.orders.type: is "fiel"; it must be "memory" or "file"',
         "channels.orders.capacity: is 0; it must be a whole number from 1 to 1_000_000_000",
         "channels.orders.keep_alive_seconds: is -1; it must be a number from 0 to 3_600",
-        'channels.pay.type: is missing; it must be "memory"',
+        'channels.pay.type: is missing; it must be "memory" or "file"',
         (
             "channels.pay.ments: is a table where none is allowed; "
             'if the channel\'s name has dots, write [channels."pay.ments"]'
         ),
+        'channels.logs.data_dirs[0]: is ""; it must be the path of a file or directory',
+        "channels.logs.data_dirs[2]: is 3; it must be a path in quotes",
+        'channels.logs.checkpoint_dir: is "a\\u0000b"; it must be the path of a file or directory',
+        "channels.logs.segment_bytes_max: is 1; it must be a whole number from 65_536 to 1_099_511_627_776",
+        "channels.logs.fsync_interval_seconds: is nan; it must be a number from 0.01 to 3_600",
+        'channels.logs.encryption.keys."a b": is not a name that is allowed here; it must match [A-Za-z0-9._-]{1,64}',
+        'channels.logs.encryption.active_key: is ""; it must match [A-Za-z0-9._-]{1,64}',
         'channels."BAD name\\n": is not a name that is allowed here; it must match [a-z0-9][a-z0-9._-]{0,63}',
         'channels."BAD name\\n".lease_seconds: is 0; it must be a number above 0, at most 3_600',
         "sinks: is not known; allowed are channels, server",
     ]
 
 
-@pytest.mark.parametrize("channel_type", ["file", "spillable", "jdbc", ""])
-def test_load_when_a_channel_type_is_not_there_says_which_is(tmp_path: Path, channel_type: str) -> None:
+@pytest.mark.parametrize("channel_type", ['"fiel"', '"spillable"', '"jdbc"', '""', "3", "true"])
+def test_load_when_a_channel_type_is_not_there_says_which_are(tmp_path: Path, channel_type: str) -> None:
     """Types that do not exist yet are refused like those that never will."""
-    toml = f'[channels.orders]\ntype = "{channel_type}"\n'
-    assert problems_of(tmp_path, toml) == [f'channels.orders.type: is "{channel_type}"; it must be "memory"']
+    toml = f"[channels.orders]\ntype = {channel_type}\n"
+    assert problems_of(tmp_path, toml) == [f'channels.orders.type: is {channel_type}; it must be "memory" or "file"']
+
+
+def test_load_when_a_channel_type_is_missing_tells_what_is_wrong_with_any_type(tmp_path: Path) -> None:
+    """What would be right with one of the types is not called wrong."""
+    toml = '[channels.orders]\nfsync = "commit"\ncapacity = 5000\ntransaction_capacity = 5001\nkeep_alive = 1\n'
+    kind, capacity, keep_alive = problems_of(tmp_path, toml)
+    assert kind == 'channels.orders.type: is missing; it must be "memory" or "file"'
+    assert capacity == "channels.orders.transaction_capacity: is 5001; it must not be above capacity, 5000"
+    assert keep_alive == "channels.orders.keep_alive: is not known; did you mean keep_alive_seconds?"
+
+
+@pytest.mark.parametrize("channel", ["3", "[]", '"memory"', "true"])
+def test_load_when_a_channel_is_no_table_says_so(tmp_path: Path, channel: str) -> None:
+    """A channel is a table, whatever its type."""
+    [problem] = problems_of(tmp_path, f"[channels]\norders = {channel}\n")
+    assert problem.startswith("channels.orders: is ")
+    assert problem.endswith("; it must be a table")
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ('type = "memory"\nfsync = "commit"', 'fsync: is only for type "file"'),
+        ('type = "memory"\nencryption = {}', 'encryption: is only for type "file"'),
+        ('type = "file"\nfsnc = "commit"', "fsnc: is not known; did you mean fsync?"),
+        ('type = "file"\nencyption = {}', "encyption: is not known; did you mean encryption?"),
+        (
+            'type = "file"\ncapacities = {}',
+            (
+                "capacities: is a table where none is allowed; "
+                'if the channel\'s name has dots, write [channels."orders.capacities"]'
+            ),
+        ),
+        ('type = "file"\nfsync = "always"', 'fsync: is "always"; it must be "commit" or "interval"'),
+        ('type = "file"\ncompression = "gzip"', 'compression: is "gzip"; it must be "none" or "zstd"'),
+        (
+            f'type = "file"\nfsync = "{"x" * 100}"',
+            f'fsync: is "{"x" * 80}"... (100 characters); it must be "commit" or "interval"',
+        ),
+        ('type = "file"\nbackup_checkpoint = 1', "backup_checkpoint: is 1; it must be true or false"),
+        ('type = "file"\ndata_dirs = "/disk"', 'data_dirs: is "/disk"; it must be an array, each a path in quotes'),
+        (
+            'type = "file"\ndata_dirs = ["/disk-1", "/disk-2", "/disk-2/../disk-1"]',
+            'data_dirs: has "/disk-1" and "/disk-2/../disk-1", which are the same directory; each must be another one',
+        ),
+        ('type = "file"\nencryption = true', "encryption: is true; it must be a table"),
+        (
+            'type = "file"\nencryption = { active_key = "b", keys = { a = "/k" } }',
+            'encryption.active_key: is "b"; it must be the id of one of the keys, "a"',
+        ),
+        (
+            'type = "file"\nencryption = { active_key = "b", keys = {} }',
+            'encryption.active_key: is "b"; it must be the id of one of the keys, of which there is none',
+        ),
+        (
+            'type = "file"\nencryption = { active_key = "a", keys = { a = 3 } }',
+            "encryption.keys.a: is 3; it must be a path in quotes",
+        ),
+        (
+            'type = "file"\nencryption = { active_key = "a", keys = { a = "/k" }, kys = {} }',
+            "encryption.kys: is not known; did you mean keys?",
+        ),
+        ('type = "file"\nencryption = { active_key = "a" }', "encryption.keys: is missing; it must be a table"),
+        (
+            'type = "file"\nencryption = { keys = { a = "/k" } }',
+            "encryption.active_key: is missing; it must be text",
+        ),
+    ],
+)
+def test_load_when_a_setting_of_a_type_is_wrong_says_where(tmp_path: Path, toml: str, problem: str) -> None:
+    """The path is that of the file: nothing in it tells how the types are told apart."""
+    assert problems_of(tmp_path, f"[channels.orders]\n{toml}\n") == [f"channels.orders.{problem}"]
+
+
+def test_load_when_data_dirs_are_one_directory_by_a_link_refuses_them(tmp_path: Path) -> None:
+    """Two names of one directory would be two disks that are one."""
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    toml = f'[channels.orders]\ntype = "file"\ndata_dirs = ["{tmp_path}/disk", "{tmp_path}/link"]\n'
+    [problem] = problems_of(tmp_path, toml)
+    assert "which are the same directory" in problem
 
 
 @pytest.mark.parametrize("value", ["true", '"100"', "1.5", "[1]", "{}", "1979-05-27", "-1", "0", "0xffffffffffff"])
@@ -275,14 +415,16 @@ TOML_VALUES = st.one_of(
     st.booleans().map(lambda value: "true" if value else "false"),
     st.integers(-(1 << 70), 1 << 70).map(str),
     st.sampled_from(["nan", "inf", "-inf", "1e400", "0.5", '""', '"x"', "[]", "{}", "[{}]", "{a = 1}", "00:00:00"]),
+    st.sampled_from(['"file"', '"memory"', '["x", "x"]']),
 )
-KEYS = st.sampled_from([*ServerSettings.model_fields, "capacity", "type", "x", '"\\u0000"', "channels", "server"])
+KEYS = st.sampled_from(
+    [*ServerSettings.model_fields, *FileChannelConfig.model_fields, "x", '"\\u0000"', "channels", "server"]
+)
+TABLES = ["server", "channels.a", "channels.a.encryption", "channels.a.encryption.keys", '"\\n"', "channels"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.sampled_from(["server", "channels.a", '"\\n"', "channels"]), KEYS, TOML_VALUES), max_size=8)
-)
+@given(st.lists(st.tuples(st.sampled_from(TABLES), KEYS, TOML_VALUES), max_size=8))
 def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lines: list[tuple[str, str, str]]) -> None:
     """Whatever a file says, the outcome is a configuration or printable sentences, never another error."""
     toml = "\n".join(f"{table}.{key} = {value}" for table, key, value in lines)

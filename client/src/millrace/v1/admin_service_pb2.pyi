@@ -18,13 +18,46 @@ class ChannelType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANNEL_TYPE_MEMORY: _ClassVar[ChannelType]
     CHANNEL_TYPE_FILE: _ClassVar[ChannelType]
     CHANNEL_TYPE_SPILLABLE: _ClassVar[ChannelType]
+
+class FsyncPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FSYNC_POLICY_UNSPECIFIED: _ClassVar[FsyncPolicy]
+    FSYNC_POLICY_COMMIT: _ClassVar[FsyncPolicy]
+    FSYNC_POLICY_INTERVAL: _ClassVar[FsyncPolicy]
+
+class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPRESSION_UNSPECIFIED: _ClassVar[Compression]
+    COMPRESSION_NONE: _ClassVar[Compression]
+    COMPRESSION_ZSTD: _ClassVar[Compression]
+
+class ChannelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANNEL_STATE_UNSPECIFIED: _ClassVar[ChannelState]
+    CHANNEL_STATE_OPEN: _ClassVar[ChannelState]
+    CHANNEL_STATE_REPLAYING: _ClassVar[ChannelState]
+    CHANNEL_STATE_LOG_FAILED: _ClassVar[ChannelState]
+    CHANNEL_STATE_CORRUPT: _ClassVar[ChannelState]
+    CHANNEL_STATE_STALLED: _ClassVar[ChannelState]
 CHANNEL_TYPE_UNSPECIFIED: ChannelType
 CHANNEL_TYPE_MEMORY: ChannelType
 CHANNEL_TYPE_FILE: ChannelType
 CHANNEL_TYPE_SPILLABLE: ChannelType
+FSYNC_POLICY_UNSPECIFIED: FsyncPolicy
+FSYNC_POLICY_COMMIT: FsyncPolicy
+FSYNC_POLICY_INTERVAL: FsyncPolicy
+COMPRESSION_UNSPECIFIED: Compression
+COMPRESSION_NONE: Compression
+COMPRESSION_ZSTD: Compression
+CHANNEL_STATE_UNSPECIFIED: ChannelState
+CHANNEL_STATE_OPEN: ChannelState
+CHANNEL_STATE_REPLAYING: ChannelState
+CHANNEL_STATE_LOG_FAILED: ChannelState
+CHANNEL_STATE_CORRUPT: ChannelState
+CHANNEL_STATE_STALLED: ChannelState
 
 class ChannelConfig(_message.Message):
-    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max")
+    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max", "backup_checkpoint", "checkpoint_interval", "segment_bytes_max", "min_free_bytes", "fsync", "fsync_interval", "compression", "active_key")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +66,14 @@ class ChannelConfig(_message.Message):
     KEEP_ALIVE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     OPEN_TRANSACTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    MIN_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FSYNC_FIELD_NUMBER: _ClassVar[int]
+    FSYNC_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_KEY_FIELD_NUMBER: _ClassVar[int]
     type: ChannelType
     capacity: int
     transaction_capacity: int
@@ -41,10 +82,18 @@ class ChannelConfig(_message.Message):
     keep_alive: _duration_pb2.Duration
     lease: _duration_pb2.Duration
     open_transactions_max: int
-    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ...) -> None: ...
+    backup_checkpoint: bool
+    checkpoint_interval: _duration_pb2.Duration
+    segment_bytes_max: int
+    min_free_bytes: int
+    fsync: FsyncPolicy
+    fsync_interval: _duration_pb2.Duration
+    compression: Compression
+    active_key: str
+    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ..., backup_checkpoint: bool = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., segment_bytes_max: _Optional[int] = ..., min_free_bytes: _Optional[int] = ..., fsync: _Optional[_Union[FsyncPolicy, str]] = ..., fsync_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., active_key: _Optional[str] = ...) -> None: ...
 
 class ChannelGauges(_message.Message):
-    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits")
+    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits", "log_bytes", "segments")
     QUEUED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_EVENTS_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +104,8 @@ class ChannelGauges(_message.Message):
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     WAITING_TAKES_FIELD_NUMBER: _ClassVar[int]
     WAITING_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     queued_events: int
     taken_events: int
     body_bytes: int
@@ -65,7 +116,9 @@ class ChannelGauges(_message.Message):
     producers: int
     waiting_takes: int
     waiting_commits: int
-    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ...) -> None: ...
+    log_bytes: int
+    segments: int
+    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ..., log_bytes: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class ChannelCounters(_message.Message):
     __slots__ = ("event_put_attempt_count", "event_put_success_count", "event_take_attempt_count", "event_take_success_count", "commit_count", "rollback_count", "lease_expired_count", "deduplicated_count")
@@ -98,7 +151,7 @@ class ClaimStatus(_message.Message):
     def __init__(self, reader_id: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Channel(_message.Message):
-    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time")
+    __slots__ = ("name", "channel_id", "config", "gauges", "counters", "claim", "start_time", "state", "fault", "replayed_fraction")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +159,9 @@ class Channel(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FRACTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     channel_id: str
     config: ChannelConfig
@@ -113,7 +169,10 @@ class Channel(_message.Message):
     counters: ChannelCounters
     claim: ClaimStatus
     start_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    state: ChannelState
+    fault: str
+    replayed_fraction: float
+    def __init__(self, name: _Optional[str] = ..., channel_id: _Optional[str] = ..., config: _Optional[_Union[ChannelConfig, _Mapping]] = ..., gauges: _Optional[_Union[ChannelGauges, _Mapping]] = ..., counters: _Optional[_Union[ChannelCounters, _Mapping]] = ..., claim: _Optional[_Union[ClaimStatus, _Mapping]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ChannelState, str]] = ..., fault: _Optional[str] = ..., replayed_fraction: _Optional[float] = ...) -> None: ...
 
 class CreateChannelRequest(_message.Message):
     __slots__ = ("name", "config")

@@ -7,10 +7,12 @@ transactions and the answers hold windows on them; only a window that is sent is
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
 from millrace.wire_format import place_of
+from millrace_server.wal.writer import Location
 
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 
@@ -26,16 +28,44 @@ class Form(Enum):
     COLUMNS = "columns"
 
 
-class StoredColumns:
-    """The checked columns of one request."""
+class ColumnsSource(Protocol):
+    """Where columns that are not in memory are read from."""
 
-    __slots__ = ("_cutter", "body_bytes", "count", "raw")
+    def read(self, stored: "StoredColumns") -> bytes:
+        """The columns as they came."""
+
+
+class StoredColumns:
+    """The checked columns of one request: in memory, in a log, or in both.
+
+    Attributes:
+        count: Events.
+        body_bytes: Bytes of their bodies.
+        raw_bytes: Bytes of the columns.
+        location: Where they lie in the channel's log; None where they are in memory only.
+    """
+
+    __slots__ = ("_cutter", "_raw", "_source", "body_bytes", "count", "location", "raw_bytes")
 
     def __init__(self, raw: bytes, count: int, body_bytes: int) -> None:
-        self.raw = raw
+        self._raw: bytes | None = raw
+        self.raw_bytes = len(raw)
         self.count = count
         self.body_bytes = body_bytes
+        self.location: Location | None = None
+        self._source: ColumnsSource | None = None
         self._cutter: ColumnsCutter | None = None
+
+    @classmethod
+    def in_log(
+        cls, location: Location, source: ColumnsSource, count: int, body_bytes: int, raw_bytes: int
+    ) -> "StoredColumns":
+        """Columns that lie in a log, and not in memory until somebody wants them."""
+        stored = cls(b"", count, body_bytes)
+        stored.raw_bytes = raw_bytes
+        stored.found_at(location, source)
+        stored.forget()
+        return stored
 
     @classmethod
     def of(cls, columns: event_pb2.EventColumns) -> "StoredColumns":
@@ -67,6 +97,35 @@ class StoredColumns:
         return cls.of(columns)
 
     @property
+    def raw(self) -> bytes:
+        """The columns as they came, read from the log where they are not in memory."""
+        # Another thread may have it forgotten meanwhile.
+        if (raw := self._raw) is not None:
+            return raw
+        assert self._source is not None, "columns are in memory or in a log"
+        return self._source.read(self)
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether `raw` needs no disk."""
+        return self._raw is not None
+
+    def found_at(self, location: Location, source: ColumnsSource) -> None:
+        """From now on they lie in a log as well."""
+        self.location = location
+        self._source = source
+
+    def remember(self, raw: bytes) -> None:
+        """Keeps what was read from the log, until it is forgotten."""
+        self._raw = raw
+
+    def forget(self) -> None:
+        """Drops what the log has too from memory."""
+        assert self.location is not None, "only a log can give them back"
+        self._raw = None
+        self._cutter = None
+
+    @property
     def largest_body_bytes(self) -> int:
         """Bytes of the largest body; 0 where there is none."""
         return max(event_pb2.EventColumns.FromString(self.raw).body_sizes[:], default=0)
@@ -74,7 +133,7 @@ class StoredColumns:
     def first_index_above(self, answer_bytes_max: int) -> int | None:
         """The first event that alone, in either form, might not fit an answer; None where all do."""
         # No event has more in it than the whole, however it is encoded.
-        if len(self.raw) + _ROW_HEADERS_BYTES <= answer_bytes_max:
+        if self.raw_bytes + _ROW_HEADERS_BYTES <= answer_bytes_max:
             return None
         return _first_above(self.cutter(), 0, self.count, answer_bytes_max)
 
@@ -139,7 +198,7 @@ class Window:
     def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
         """How many of the first events keep both limits, and what they take of them."""
         if form is Form.COLUMNS and self.is_whole and self.body_bytes <= body_bytes_max:
-            answer_bytes = len(self.stored.raw) + _BATCH_BYTES
+            answer_bytes = self.stored.raw_bytes + _BATCH_BYTES
             if answer_bytes <= answer_bytes_max:
                 return Fit(self.count, self.body_bytes, answer_bytes)
         cutter = self.stored.cutter()
@@ -197,6 +256,21 @@ class StoredBatch:
         start = max(from_sequence - self.first_sequence, 0)
         stop = min(to_sequence - self.first_sequence, self.count)
         return self.part(start, stop)
+
+    def without(self, start: int, count: int, body_bytes: int) -> "list[StoredBatch]":
+        """What remains where `count` events from an index on go, whose bodies have so many bytes."""
+        if start == 0 and count == self.count:
+            return []
+        mine, stop = self.window, start + count
+        rest_bytes = mine.body_bytes - body_bytes
+        if start == 0:
+            rest = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes)
+            return [StoredBatch(self.first_sequence + stop, rest)]
+        if stop == self.count:
+            return [StoredBatch(self.first_sequence, Window(mine.stored, mine.start, mine.start + start, rest_bytes))]
+        front = self.part(0, start)
+        back = Window(mine.stored, mine.start + stop, mine.stop, rest_bytes - front.window.body_bytes)
+        return [front, StoredBatch(self.first_sequence + stop, back)]
 
     def joined(self, following: "StoredBatch") -> "StoredBatch | None":
         """This batch and the one after it as one, where they are neighbours in the same stored columns."""

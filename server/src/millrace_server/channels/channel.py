@@ -3,35 +3,31 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
 from millrace_server.channels.claims import Claim, ClaimDesk
+from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits, MemoryCommits, remove
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Change, Contents, Receipt
 from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.limits import ChannelLimits
 from millrace_server.channels.names import check_identifier
 from millrace_server.channels.queue import Portion, PortionMeter
+from millrace_server.channels.room import Room
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import ENDED_MAX, Transaction, TxnLimit, TxnState
+from millrace_server.channels.transactions import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import (
     BadArgumentError,
-    BytesFullError,
     DrainingError,
-    EventTooLargeError,
-    TxnCapacityError,
+    MillraceError,
     TxnNotFoundError,
     TxnStateError,
 )
 
-_UNLIMITED_BYTES = 1 << 62
 _MICROSECONDS = 1_000_000
-_CROWDED_RETRY_DELAY_SECONDS = 1.0
-_ROWS_MAX = 10_000
-_ROWS_BYTES_MAX = 8 << 20
 _FOREVER_SECONDS = 1e9
 
 
@@ -49,32 +45,68 @@ class Wish:
     """How the answer will be encoded."""
 
 
-class Channel:
-    """A channel in memory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelBasis:
+    """What a channel stands on: its identity, what it holds, and how its changes become lasting."""
 
-    All methods run on the event loop that made the channel. Those that are not coroutines are atomic; a coroutine that
-    is cancelled while it waits has changed nothing.
+    channel_id: str
+    """Names this making of the channel."""
+    contents: Contents
+    commits: Commits
+    epochs_from: int
+    """All epochs of its claims are above it, so that none of a former channel of the name is ever granted again."""
+    ended: EndedTxns = field(default_factory=EndedTxns)
+    """Transactions that ended before a restart."""
+    claim: ClaimNote | None = None
+    """The newest claim before a restart."""
+
+
+def memory_basis(name: str, config: ChannelConfig) -> ChannelBasis:
+    """What a new channel in memory stands on."""
+    contents = Contents(name, Room(config.capacity, config.body_bytes_max))
+    return ChannelBasis(
+        channel_id=secrets.token_hex(16),
+        contents=contents,
+        commits=MemoryCommits(contents),
+        epochs_from=int(time.time() * _MICROSECONDS),
+    )
+
+
+class Channel:
+    """A channel: transactions, deliveries and claims on what it holds.
+
+    All methods run on the event loop that made the channel. Those that are not coroutines are atomic. A coroutine that
+    is cancelled while it waits has either changed nothing, or goes on to its whole effect.
     """
 
-    def __init__(self, name: str, config: ChannelConfig, directory: TxnDirectory, answer_bytes_max: int) -> None:
+    def __init__(
+        self, name: str, config: ChannelConfig, basis: ChannelBasis, directory: TxnDirectory, answer_bytes_max: int
+    ) -> None:
         self.name = name
-        self.channel_id = secrets.token_hex(16)
+        self.channel_id = basis.channel_id
         self.config = config
         self.start_time = time.time()
         self.updating = asyncio.Lock()
         """Held by whoever changes the limits: a change may wait for room, and the next one builds on it."""
-        self.contents = Contents(name, config.capacity, config.body_bytes_max)
-        # A channel that is made anew must not grant an epoch that a reader of the former one may still hold.
-        self.claims = ClaimDesk(self.contents, epochs_from=int(self.start_time * _MICROSECONDS))
+        self.contents = basis.contents
+        self.commits = basis.commits
+        self.claims = ClaimDesk(basis.contents, basis.commits, basis.epochs_from)
         self._clock = asyncio.get_running_loop().time
         self._directory = directory
-        self._answer_bytes_max = answer_bytes_max
+        self._limits = ChannelLimits(lambda: self.config, answer_bytes_max)
         self._limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self._open: dict[str, Transaction] = {}
-        self._ended: OrderedDict[str, Transaction] = OrderedDict()
+        self._ended = basis.ended
         self._loans: set[Transaction] = set()
         self._open_body_bytes = 0
         self._is_draining = False
+        self._appended = CommitEnd(made=self._count_commit, refused=_nothing)
+        if basis.claim is not None:
+            self.claims.restore(basis.claim)
+        for txn_id in basis.ended:
+            # An id that another channel has used since is known there.
+            with suppress(TxnStateError):
+                directory.add(txn_id, self)
 
     @property
     def open_transactions(self) -> int:
@@ -97,8 +129,8 @@ class Channel:
         check_identifier("txn_id", txn_id)
         if txn_id in self._open:
             return txn_id, self._find_open(txn_id).lease.seconds
-        if ended := self._ended.get(txn_id):
-            raise TxnStateError(f"txn_id: its transaction is {ended.state.value}; use another id", txn_id=txn_id)
+        if outcome := self._ended.get(txn_id):
+            raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
         self._refuse_new()
         self._refuse_one_more()
         self._directory.add(txn_id, self)
@@ -124,10 +156,10 @@ class Channel:
             return txn.put_count
         new = list(_without_first(known_count, batches))
         new_body_bytes = sum(window.body_bytes for window in new)
-        self._refuse_too_many(txn.put_count + count - known_count)
-        self._refuse_too_large(batches)
-        self._refuse_too_many_bytes(txn.put_body_bytes + new_body_bytes)
-        self._refuse_crowding(new_body_bytes)
+        self._limits.refuse_too_many(txn.put_count + count - known_count)
+        self._limits.refuse_too_large(batches)
+        self._limits.refuse_too_many_bytes(txn.put_body_bytes + new_body_bytes)
+        self._limits.refuse_crowding(self._open_body_bytes, new_body_bytes)
         txn.add_puts(new)
         self._open_body_bytes += new_body_bytes
         return txn.put_count
@@ -148,6 +180,7 @@ class Channel:
             is_woken = True
             with txn.lease.paused(), self.contents.takers.place() as place:
                 while True:
+                    await self.contents.load_ahead(self._portion(wish, self.config.transaction_capacity))
                     batches, take_count = self._take_at_once(txn_id, wish, take_offset)
                     if batches and txn.lease.waiting_calls > 1:
                         # A repeat of this call may wait too: it is to send the same events.
@@ -167,13 +200,7 @@ class Channel:
             meter = PortionMeter(self._portion(wish, again_count))
             again = list(meter.first_of(txn.last_taken(again_count)))
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
-        room_count = self.config.transaction_capacity - txn.take_count
-        if room_count <= 0:
-            raise TxnCapacityError(
-                f"the transaction has taken {txn.take_count} events, all that transaction_capacity allows; "
-                "commit it or roll it back",
-                txn_id=txn_id,
-            )
+        room_count = self._limits.taking_room(txn.take_count, txn_id)
         self.claims.refuse_if_claimed()
         batches = self.contents.take(self._portion(wish, room_count))
         txn.add_takes(batches)
@@ -184,6 +211,8 @@ class Channel:
 
         Raises:
             ChannelFullError, BytesFullError: There was no room in the channel's keep-alive; the transactions stay open.
+            DiskFullError: The disk has no room; they stay open.
+            ChannelLogFailedError: The channel's log has failed; they stay open.
         """
         if len(set(txn_ids)) != len(txn_ids):
             raise BadArgumentError("txn_ids: names a transaction twice; each may come once")
@@ -195,46 +224,67 @@ class Channel:
                 planned = await self.contents.wait_for_room(
                     lambda: self._plan_commit(txn_ids, stamp), self.config.keep_alive_seconds
                 )
-        if isinstance(planned, Receipt):
-            return planned
-        receipt = self.contents.apply(planned)
-        for txn_id in txn_ids:
-            self._end(self._open[txn_id], TxnState.COMMITTED, receipt)
-        return receipt
+        if isinstance(planned, Change):
+            planned = self._begin_commit(planned, txn_ids)
+        return planned if isinstance(planned, Receipt) else await asyncio.shield(planned)
 
-    def _plan_commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Change | Receipt:
-        receipts = [txn.receipt for txn_id in txn_ids if (txn := self._ended.get(txn_id)) and txn.receipt]
-        if len(receipts) == len(txn_ids) and all(receipt is receipts[0] for receipt in receipts):
-            return receipts[0]
+    def _begin_commit(self, change: Change, txn_ids: Sequence[str]) -> "Receipt | asyncio.Future[Receipt]":
+        txns = [self._open[txn_id] for txn_id in txn_ids]
+        end = CommitEnd(made=lambda receipt: self._end_committed(txns, receipt), refused=lambda: _reopen(txns))
+        commit = self.commits.make(change, txn_ids, end)
+        if not isinstance(commit, Receipt):
+            for txn in txns:
+                txn.begin_commit(commit)
+        return commit
+
+    def _plan_commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> "Change | Receipt | asyncio.Future[Receipt]":
+        """What a commit would do now; or what it came to, or comes to, where this is a repeat."""
+        known = [self._known_commit(txn_id) for txn_id in txn_ids]
+        if known[0] is not None and all(commit is known[0] for commit in known):
+            return known[0]
         txns = [self._find_open(txn_id) for txn_id in txn_ids]
         puts = [window for txn in txns for window in txn.puts]
         takes = [batch for txn in txns for batch in txn.takes]
         return self.contents.plan(puts, takes, stamp)
+
+    def _known_commit(self, txn_id: str) -> "Receipt | asyncio.Future[Receipt] | None":
+        if txn := self._open.get(txn_id):
+            return txn.committing
+        outcome = self._ended.get(txn_id)
+        return outcome.receipt if outcome else None
 
     async def append(self, batches: Sequence[StoredColumns], stamp: Stamp | None) -> Receipt:
         """Puts and commits at once, all or none, as soon as there is room.
 
         Raises:
             ChannelFullError, BytesFullError: There was no room in the channel's keep-alive.
+            DiskFullError: The disk has no room.
+            ChannelLogFailedError: The channel's log has failed.
         """
         puts = [Window.whole(stored) for stored in batches]
         put_count = sum(put.count for put in puts)
         self.contents.counters.put_attempts += put_count
         self._refuse_new()
-        self._refuse_too_many(put_count)
-        self._refuse_too_large(batches)
-        self._refuse_too_many_bytes(sum(put.body_bytes for put in puts))
+        self._limits.refuse_too_many(put_count)
+        self._limits.refuse_too_large(batches)
+        self._limits.refuse_too_many_bytes(sum(put.body_bytes for put in puts))
         change = self.contents.plan(puts, [], stamp)
         if not self.contents.goes_at_once(change):
             change = await self.contents.wait_for_room(
                 lambda: self.contents.plan(puts, [], stamp), self.config.keep_alive_seconds
             )
+        commit = self.commits.make(change, (), self._appended)
+        # Not shielded, since nobody else waits for it: who is cancelled leaves, and the commit goes on.
+        return commit if isinstance(commit, Receipt) else await commit
+
+    def _count_commit(self, _receipt: Receipt) -> None:
         self.contents.counters.commits += 1
-        return self.contents.apply(change)
 
     def rollback(self, txn_id: str) -> None:
         """Ends a transaction without effect. Does nothing where it was rolled back before."""
-        if self._find(txn_id).state not in {TxnState.ROLLED_BACK, TxnState.EXPIRED}:
+        self.contents.refuse_if_closed()
+        outcome = self._ended.get(txn_id)
+        if outcome is None or outcome.receipt is not None:
             self._roll_back(self._find_open(txn_id), TxnState.ROLLED_BACK)
 
     def renew(self, txn_id: str) -> float:
@@ -249,7 +299,11 @@ class Channel:
         try:
             with self.contents.takers.place() as place:
                 while True:
+                    await self.contents.load_ahead(self._portion(wish, self.config.transaction_capacity))
                     self._refuse_new()
+                    if fault := self.commits.fault:
+                        # What is delivered could not be acknowledged, and would be delivered for ever.
+                        raise fault
                     self.claims.refuse_if_claimed()
                     self._refuse_one_more()
                     batches = self.contents.take(self._portion(wish, self.config.transaction_capacity))
@@ -264,15 +318,38 @@ class Channel:
         self._count_open(1)
         return loan
 
-    def settle(self, loan: Transaction) -> None:
-        """Removes what was lent."""
+    def settle(self, loan: Transaction) -> "asyncio.Future[Receipt] | None":
+        """Removes what was lent. Where that cannot be, it returns to its place, to be delivered once more.
+
+        Returns:
+            A future that ends once it is removed, or with an error where it is back; None where it is removed already.
+
+        Raises:
+            ChannelLogFailedError: It is back.
+        """
+        if loan not in self._loans or loan.committing is not None:
+            return None
+        end = CommitEnd(
+            made=lambda receipt: self._end_committed([loan], receipt), refused=lambda: self._take_back_loan(loan)
+        )
+        try:
+            commit = self.commits.make(Change([], loan.takes, None, 0), (), end)
+        except MillraceError:
+            self._take_back_loan(loan)
+            raise
+        if isinstance(commit, Receipt):
+            return None
+        loan.begin_commit(commit)
+        return commit
+
+    def _take_back_loan(self, loan: Transaction) -> None:
         if loan in self._loans:
-            receipt = self.contents.apply(Change([], loan.takes, None, 0))
-            self._end(loan, TxnState.COMMITTED, receipt)
+            loan.committing = None
+            self._roll_back(loan, TxnState.ROLLED_BACK)
 
     def give_back(self, loan: Transaction) -> None:
         """Returns what was lent to its place."""
-        if loan in self._loans:
+        if loan in self._loans and loan.committing is None:
             self._roll_back(loan, TxnState.ROLLED_BACK)
 
     # Operations.
@@ -286,10 +363,21 @@ class Channel:
             yield rest.part(0, count)
             start += count
 
-    def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Claim:
+    async def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Claim:
         """Gives the channel to a reader, or renews its claim; see `ClaimDesk.grant`."""
         self._refuse_new()
-        return self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
+        return await self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
+
+    async def purge(self) -> int:
+        """Removes all queued events without anybody having had them; returns how many.
+
+        Raises:
+            DiskFullError, ChannelLogFailedError: They could not be removed, and are still there.
+        """
+        self.contents.refuse_if_closed()
+        purged = self.contents.take_all()
+        await remove(self.contents, self.commits, purged, is_purge=True)
+        return sum(batch.count for batch in purged)
 
     async def update(self, config: ChannelConfig) -> str:
         """Puts a new configuration in force, all of it or nothing.
@@ -304,12 +392,13 @@ class Channel:
                 f"the channel holds {self.contents.room.event_count} events with {self.contents.room.body_bytes} body "
                 f"bytes, and the new limits are {config.capacity} and {config.body_bytes_max}; nothing was changed"
             )
-        self.config = config
+        self.enforce(config)
         return ""
 
     def enforce(self, config: ChannelConfig) -> None:
         """Puts a configuration in force at once; what the channel holds may be above its limits."""
         self.config = config
+        self.commits.enforce(config)
         self.contents.room.resize(config.capacity, config.body_bytes_max)
 
     def drain(self) -> None:
@@ -320,26 +409,24 @@ class Channel:
     def delete(self) -> None:
         """Ends everything; whoever waits or comes later is told that the channel is not there."""
         self.contents.close()
-        self.claims.end()
+        self.claims.forget()
         for txn in [*self._open.values(), *self._loans]:
-            self._end(txn, TxnState.ROLLED_BACK, None)
+            self._end(txn, Outcome(TxnState.ROLLED_BACK))
         for txn_id in self._ended:
-            self._directory.remove(txn_id)
+            self._directory.remove(txn_id, self)
         self._ended.clear()
 
     # The ways of a transaction.
 
-    def _find(self, txn_id: str) -> Transaction:
-        self.contents.refuse_if_closed()
-        txn = self._open.get(txn_id) or self._ended.get(txn_id)
-        if txn is None:
-            raise TxnNotFoundError("no transaction of this id is known in the channel", txn_id=txn_id)
-        return txn
-
     def _find_open(self, txn_id: str) -> Transaction:
         """The open transaction, whose lease starts anew."""
-        txn = self._find(txn_id)
-        txn.refuse_unless_open()
+        self.contents.refuse_if_closed()
+        txn = self._open.get(txn_id)
+        if txn is None:
+            if outcome := self._ended.get(txn_id):
+                outcome.refuse(txn_id)
+            raise TxnNotFoundError("no transaction of this id is known in the channel", txn_id=txn_id)
+        txn.refuse_while_committing()
         txn.lease.renew()
         return txn
 
@@ -349,18 +436,24 @@ class Channel:
 
     def _roll_back(self, txn: Transaction, state: TxnState) -> None:
         takes = txn.takes
-        self._end(txn, state, None)
+        self._end(txn, Outcome(state))
         self.contents.put_back(takes)
 
-    def _end(self, txn: Transaction, state: TxnState, receipt: Receipt | None) -> None:
+    def _end_committed(self, txns: Sequence[Transaction], receipt: Receipt) -> None:
+        for txn in txns:
+            if txn.state is TxnState.OPEN:
+                self._end(txn, Outcome(TxnState.COMMITTED, receipt))
+
+    def _end(self, txn: Transaction, outcome: Outcome) -> None:
         self._open_body_bytes -= txn.put_body_bytes
-        txn.end(state, receipt)
-        if txn.lease.waiting_calls:
+        txn.end(outcome.state)
+        # The commit itself counts as one, where it is on its way to the disk.
+        if txn.lease.waiting_calls > int(txn.committing is not None):
             # Calls of it that wait are to be told at once, and not to keep others waiting behind them.
             self.contents.takers.wake_all()
             self.contents.room.line.wake_all()
         self._count_open(-1)
-        if state is TxnState.COMMITTED:
+        if outcome.state is TxnState.COMMITTED:
             self.contents.counters.commits += 1
         else:
             self.contents.counters.rollbacks += 1
@@ -368,10 +461,10 @@ class Channel:
             self._loans.remove(txn)
             return
         del self._open[txn.txn_id]
-        self._ended[txn.txn_id] = txn
-        if len(self._ended) > ENDED_MAX:
-            forgotten, _ = self._ended.popitem(last=False)
-            self._directory.remove(forgotten)
+        if (forgotten := self._ended.add(txn.txn_id, outcome)) is not None:
+            self._directory.remove(forgotten, self)
+        if outcome.receipt is None:
+            self.commits.note_rollback(txn.txn_id, has_expired=outcome.state is TxnState.EXPIRED)
 
     def _count_open(self, change: int) -> None:
         self._limit.count(change)
@@ -393,54 +486,17 @@ class Channel:
         self._directory.limit.refuse_if_reached()
         self._limit.refuse_if_reached()
 
-    def _refuse_too_large(self, batches: Sequence[StoredColumns]) -> None:
-        body_bytes_max = self.config.body_bytes_max
-        for stored in batches:
-            # No body is larger than all of them together, which is known without a look at any.
-            if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
-                raise EventTooLargeError(
-                    f"events: a body has {stored.largest_body_bytes} bytes; the channel holds {body_bytes_max} in all"
-                )
-            if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
-                raise EventTooLargeError(
-                    f"events[{index}]: with its headers it would not fit an answer, which holds "
-                    f"{self._answer_bytes_max} bytes"
-                )
-
-    def _refuse_too_many(self, put_count: int) -> None:
-        if put_count > self.config.transaction_capacity:
-            raise TxnCapacityError(
-                f"the transaction would put {put_count} events; transaction_capacity is "
-                f"{self.config.transaction_capacity}"
-            )
-
-    def _refuse_too_many_bytes(self, body_bytes: int) -> None:
-        if body_bytes > self.config.body_bytes_max:
-            raise TxnCapacityError(
-                f"the transaction would put {body_bytes} body bytes; the channel holds {self.config.body_bytes_max}"
-            )
-
-    def _refuse_crowding(self, body_bytes: int) -> None:
-        """Bounds what transactions hold that nobody may ever commit; it is counted apart from what is committed."""
-        if self._open_body_bytes + body_bytes > self.config.body_bytes_max:
-            raise BytesFullError(
-                f"open transactions hold {self._open_body_bytes} body bytes, and {body_bytes} more are above what the "
-                f"channel holds, {self.config.body_bytes_max}; put again when some have ended",
-                retry_delay_seconds=_CROWDED_RETRY_DELAY_SECONDS,
-            )
-
     def _portion(self, wish: Wish, events_max: int) -> Portion:
-        answer_bytes_max = self._answer_bytes_max
-        if wish.form is Form.ROWS:
-            # Rows are made one by one, and meanwhile nobody else is served: so an answer in rows is a small one.
-            events_max = min(events_max, _ROWS_MAX)
-            answer_bytes_max = min(answer_bytes_max, _ROWS_BYTES_MAX)
-        return Portion(
-            events_max=min(wish.events_max or events_max, events_max),
-            body_bytes_max=wish.body_bytes_max or _UNLIMITED_BYTES,
-            answer_bytes_max=answer_bytes_max,
-            form=wish.form,
-        )
+        return self._limits.portion(wish.form, wish.events_max, wish.body_bytes_max, events_max)
+
+
+def _reopen(txns: Sequence[Transaction]) -> None:
+    for txn in txns:
+        txn.reopen()
+
+
+def _nothing() -> None:
+    """Nothing is to be done: an append holds nothing that must be given back."""
 
 
 def _draining() -> DrainingError:

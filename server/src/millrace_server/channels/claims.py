@@ -1,14 +1,18 @@
 """Claims: one reader's exclusive right to a channel, which it then reads as a log."""
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.commits import ClaimNote, Commits, remove
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.leases import Lease
 from millrace_server.channels.names import check_identifier
 from millrace_server.errors import (
     BadArgumentError,
     ChannelClaimedError,
+    MillraceError,
     NotClaimedError,
     SequenceGoneError,
     StaleEpochError,
@@ -17,14 +21,19 @@ from millrace_server.errors import (
 
 
 class Claim:
-    """A living claim."""
+    """A living claim.
 
-    __slots__ = ("epoch", "lease", "reader_id")
+    Attributes:
+        lasting: Ends once the claim survives a crash; None where it does, or nothing does.
+    """
+
+    __slots__ = ("epoch", "lasting", "lease", "reader_id")
 
     def __init__(self, reader_id: str, epoch: int, lease: Lease) -> None:
         self.reader_id = reader_id
         self.epoch = epoch
         self.lease = lease
+        self.lasting: asyncio.Future[None] | None = None
 
 
 class ClaimDesk:
@@ -35,42 +44,79 @@ class ClaimDesk:
 
     Args:
         contents: What is claimed.
+        commits: Has claims and acknowledgements last.
         epochs_from: All epochs are above it.
     """
 
-    def __init__(self, contents: Contents, epochs_from: int = 0) -> None:
+    def __init__(self, contents: Contents, commits: Commits, epochs_from: int = 0) -> None:
         self._contents = contents
+        self._commits = commits
         self._epoch = epochs_from
         self.claim: Claim | None = None
 
-    def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
+    def restore(self, note: ClaimNote) -> None:
+        """Goes on with the newest claim before a restart; where it lived, it has its whole lease again."""
+        self._epoch = max(self._epoch, note.epoch)
+        if not note.has_ended:
+            self.claim = Claim(note.reader_id, note.epoch, Lease(note.lease_seconds, self.end))
+
+    async def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
         """Gives the channel to a reader, or renews its claim.
 
         Raises:
             ChannelClaimedError: Another reader's claim lives, and it is not to be taken over.
             TxnsOpenError: Open transactions have taken events.
+            DiskFullError, ChannelLogFailedError: The claim could not be written; there is none.
         """
         self._contents.refuse_if_closed()
         check_identifier("reader_id", reader_id)
-        if self.claim is not None and not takeover:
-            if self.claim.reader_id != reader_id:
-                raise _claimed(self.claim)
-            self.claim.lease.renew(lease_seconds)
-            return self.claim
+        claim = self._renewed(reader_id, lease_seconds, takeover=takeover)
+        if claim is None:
+            claim = self._begin(reader_id, lease_seconds)
+        if claim.lasting is not None:
+            try:
+                await asyncio.shield(claim.lasting)
+            except MillraceError:
+                if self.claim is claim:
+                    self._drop()
+                raise
+        return claim
+
+    def _renewed(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim | None:
+        if self.claim is None or takeover:
+            return None
+        if self.claim.reader_id != reader_id:
+            raise _claimed(self.claim)
+        self.claim.lease.renew(lease_seconds)
+        return self.claim
+
+    def _begin(self, reader_id: str, lease_seconds: float) -> Claim:
         if taken_count := self._contents.taken_count:
             raise TxnsOpenError(
                 f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
                 retry_delay_seconds=1.0,
             )
-        self.end()
+        lasting = self._commits.note_claim(ClaimNote(reader_id, self._epoch + 1, lease_seconds))
+        self._drop()
         self._epoch += 1
         self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end))
+        self.claim.lasting = lasting
         # Whoever waits for events is to be told that they are another's now.
         self._contents.takers.wake_all()
         return self.claim
 
     def end(self) -> None:
         """Ends the living claim, if any; what is not acknowledged is anybody's again."""
+        if self.claim is not None:
+            claim = self.claim
+            self._drop()
+            self._commits.note_claim(ClaimNote(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
+
+    def forget(self) -> None:
+        """Drops the living claim, if any, of a channel that is deleted."""
+        self._drop()
+
+    def _drop(self) -> None:
         if self.claim is not None:
             self.claim.lease.cancel()
             self.claim = None
@@ -86,7 +132,9 @@ class ClaimDesk:
         if self.claim is not None:
             raise _claimed(self.claim)
 
-    def read(self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int) -> Generator[StoredBatch]:
+    def read(
+        self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int
+    ) -> AsyncGenerator[StoredBatch]:
         """Reads a range, checking the claim anew before each batch. The claim's lease does not run meanwhile.
 
         Args:
@@ -98,6 +146,7 @@ class ClaimDesk:
         Raises:
             SequenceGoneError: Part of the range is acknowledged, or not there yet.
             NotClaimedError, ChannelClaimedError, StaleEpochError: The claim is not, or no longer, the reader's.
+            ChannelCorruptError: Some of the range is not what was written.
         """
         claim = self._require(reader_id, epoch)
         if 0 < to_sequence < from_sequence:
@@ -109,12 +158,13 @@ class ClaimDesk:
         self._check_range(first, end)
         return self._read(claim, first, end)
 
-    def _read(self, claim: Claim, position: int, end: int) -> Generator[StoredBatch]:
+    async def _read(self, claim: Claim, position: int, end: int) -> AsyncGenerator[StoredBatch]:
         with claim.lease.paused():
             while batches := self._contents.queue.read(position, end):
-                for batch in batches:
-                    self._require(claim.reader_id, claim.epoch)
-                    yield batch
+                async with aclosing(self._contents.load(batches)) as loaded:
+                    async for batch in loaded:
+                        self._require(claim.reader_id, claim.epoch)
+                        yield batch
                 position = batches[-1].end_sequence
                 if position < end:
                     # A purge meanwhile must not pass for the end of the range.
@@ -130,15 +180,19 @@ class ClaimDesk:
         if first != end and min(first, end) < oldest:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
 
-    def acknowledge(self, reader_id: str, epoch: int | None, through_sequence: int) -> int:
-        """Removes all events up to a sequence, included; returns the oldest that remains."""
+    async def acknowledge(self, reader_id: str, epoch: int | None, through_sequence: int) -> int:
+        """Removes all events up to a sequence, included; returns the oldest that remains.
+
+        Raises:
+            DiskFullError, ChannelLogFailedError: It could not be written; the events are still there.
+        """
         self._require(reader_id, epoch)
         if through_sequence >= self._contents.next_sequence:
             raise SequenceGoneError(
                 f"through_sequence: {through_sequence} is not there yet; the newest is "
                 f"{self._contents.next_sequence - 1}"
             )
-        self._contents.remove_through(through_sequence)
+        await remove(self._contents, self._commits, self._contents.take_through(through_sequence))
         return self._contents.first_sequence
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:

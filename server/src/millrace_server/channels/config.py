@@ -1,24 +1,32 @@
-"""Limits of one channel."""
+"""Limits of one channel, and where it keeps its events."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from millrace_server.setting_problems import shown_value
 
 CAPACITY_MAX = 1_000_000_000
 SECONDS_MAX = 3600.0
 BYTES_MAX = 1 << 50
+SEGMENT_BYTES_MAX = 1 << 40
 
-_DEFAULT_CAPACITY = 100
-_DEFAULT_TRANSACTION_CAPACITY = 100
+KEY_ID_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+"""What names a key."""
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+_GIB = 1 << 30
+
 _MEMORY_SHARE = 0.2
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
-Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)]
 
-
-def _default_byte_capacity() -> int:
+@cache
+def _share_of_memory() -> int:
     """A fifth of the machine's memory, or the container's: several channels may fill up before it is in need."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
@@ -29,19 +37,35 @@ def _default_byte_capacity() -> int:
     return int(min(machine_bytes, container_bytes) * _MEMORY_SHARE)
 
 
+def _make_path(value: object) -> object:
+    if not isinstance(value, str | Path):
+        return value
+    # An empty path is the working directory: keeping data in whatever that happens to be is never meant.
+    if Path(value) == Path() or "\0" in str(value):
+        raise ValueError(f"is {shown_value(str(value))}; it must be the path of a file or directory")
+    return Path(value)
+
+
+EventCount = Annotated[int, Field(ge=1, le=CAPACITY_MAX)]
+ByteCount = Annotated[int, Field(ge=1, le=BYTES_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)]
+KeyId = Annotated[str, Field(pattern=rf"^(?:{KEY_ID_PATTERN})$")]
+NamedPath = Annotated[Path, BeforeValidator(_make_path)]
+
+
 class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
-    """Limits of one channel."""
+    """What channels of every type have; the defaults are the type's own."""
 
-    type: Literal["memory"]
-    """What keeps the events. `memory`: fast, gone with the process."""
+    type: Literal["memory", "file"]
+    """What keeps the events."""
 
-    capacity: int = Field(_DEFAULT_CAPACITY, ge=1, le=CAPACITY_MAX)
+    capacity: EventCount
     """Events that the channel holds, taken ones included until their commit."""
 
-    transaction_capacity: int = Field(_DEFAULT_TRANSACTION_CAPACITY, ge=1, le=CAPACITY_MAX)
+    transaction_capacity: EventCount
     """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
 
-    byte_capacity: int = Field(default_factory=_default_byte_capacity, ge=1, le=BYTES_MAX)
+    byte_capacity: ByteCount
     """Bytes for bodies and headers together."""
 
     byte_capacity_buffer_percentage: int = Field(20, ge=0, le=99)
@@ -61,12 +85,17 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
         """Bytes of bodies that the channel holds."""
         return self.byte_capacity * (100 - self.byte_capacity_buffer_percentage) // 100
 
+    @property
+    def open_body_bytes_max(self) -> int:
+        """Bytes of bodies that open transactions together may have put; they are in memory until their commit."""
+        return self.body_bytes_max
+
     @model_validator(mode="before")
     @classmethod
     def _bow_to_capacity(cls, values: object) -> object:
         if isinstance(values, dict) and "transaction_capacity" not in values:
             capacity = values.get("capacity")
-            if type(capacity) is int and 0 < capacity < _DEFAULT_TRANSACTION_CAPACITY:
+            if type(capacity) is int and 0 < capacity < cls.model_fields["transaction_capacity"].default:
                 return {**values, "transaction_capacity": capacity}
         return values
 
@@ -77,3 +106,107 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
         if transaction_capacity > capacity:
             raise ValueError(f"is {transaction_capacity}; it must not be above capacity, {capacity}")
         return transaction_capacity
+
+
+class MemoryChannelConfig(ChannelConfig):
+    """Limits of a channel in memory: fast, gone with the process."""
+
+    type: Literal["memory"]
+    """In memory."""
+
+    capacity: EventCount = 100
+    """Events that the channel holds, taken ones included until their commit."""
+
+    transaction_capacity: EventCount = 100
+    """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
+
+    byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
+    """Bytes for bodies and headers together. Default: a share of the machine's memory."""
+
+
+class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
+    """The keys that seal what a channel writes. To rotate: add a key, make it the active one, keep the former."""
+
+    keys: dict[KeyId, NamedPath]
+    """The file of each key by the key's id. A key is needed as long as the channel has anything that it sealed."""
+
+    active_key: KeyId
+    """Id of the key that seals what is written from now on; one of `keys`."""
+
+    @field_validator("active_key")
+    @classmethod
+    def _check_is_a_key(cls, active_key: str, info: ValidationInfo) -> str:
+        keys = info.data.get("keys", {active_key: None})
+        if active_key not in keys:
+            known = " or ".join(map(shown_value, keys)) or "of which there is none"
+            raise ValueError(f"is {shown_value(active_key)}; it must be the id of one of the keys, {known}")
+        return active_key
+
+
+class FileChannelConfig(ChannelConfig):
+    """Limits of a channel in a write-ahead log, where the log lies, and how it is written."""
+
+    type: Literal["file"]
+    """In a write-ahead log: a commit survives crashes."""
+
+    capacity: EventCount = 1_000_000
+    """Events that the channel holds, taken ones included until their commit."""
+
+    transaction_capacity: EventCount = 10_000
+    """Puts, and apart from them takes, that one transaction holds. Its default bows to a smaller `capacity`."""
+
+    byte_capacity: ByteCount = 8 * _GIB
+    """Bytes for bodies and headers together."""
+
+    data_dirs: list[NamedPath] = Field(default_factory=list)
+    """Where segments are kept, in turn, each below a directory of the channel's name. None: below `server.data_dir`."""
+
+    checkpoint_dir: NamedPath | None = None
+    """Where checkpoints are kept, below a directory of the channel's name. None: with the channel's first segments."""
+
+    backup_checkpoint: bool = True
+    """Keep the checkpoint before the newest one too."""
+
+    checkpoint_interval_seconds: float = Field(30.0, ge=0.1, le=SECONDS_MAX, allow_inf_nan=False)
+    """How long after one checkpoint the next one begins, where anything has changed."""
+
+    segment_bytes_max: int = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
+    """A segment of this size is ended and the next one begun."""
+
+    min_free_bytes: int = Field(500 * _MIB, ge=0, le=BYTES_MAX)
+    """Bytes that puts leave free on each disk, for takes, checkpoints and whoever else needs it."""
+
+    fsync: Literal["commit", "interval"] = "commit"
+    """When the log is synced. `commit`: before a commit is answered. `interval`: at times; power cuts lose the rest."""
+
+    fsync_interval_seconds: float = Field(1.0, ge=0.01, le=SECONDS_MAX, allow_inf_nan=False)
+    """How much a power cut may lose where `fsync` is `interval`; else without effect."""
+
+    compression: Literal["none", "zstd"] = "none"
+    """What packs records before they are written; what was written before stays as it is."""
+
+    encryption: EncryptionConfig | None = None
+    """The keys that records are sealed with. None: not encrypted."""
+
+    @property
+    def open_body_bytes_max(self) -> int:
+        """Bytes of bodies that open transactions together may have put; they are in memory until their commit."""
+        return min(self.body_bytes_max, _share_of_memory())
+
+    @field_validator("data_dirs")
+    @classmethod
+    def _check_apart(cls, data_dirs: list[Path]) -> list[Path]:
+        named: dict[str, Path] = {}
+        for path in data_dirs:
+            # By what the file system makes of it: one directory under two names is still one disk.
+            same = named.setdefault(os.path.realpath(path), path)
+            if same is not path:
+                raise ValueError(
+                    f"has {shown_value(str(same))} and {shown_value(str(path))}, which are the same directory; "
+                    "each must be another one"
+                )
+        return data_dirs
+
+
+AnyChannelConfig = Annotated[MemoryChannelConfig | FileChannelConfig, Field(discriminator="type")]
+"""The configuration of a channel, of whichever type."""

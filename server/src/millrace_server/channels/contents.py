@@ -1,20 +1,25 @@
 """What is in a channel: committed events, the room they take, and what their producers have stored."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.followers import Follower
+from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import EventQueue, Portion
 from millrace_server.channels.room import Room
-from millrace_server.channels.stamps import Stamp, StampLedger
+from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
 from millrace_server.channels.waiting import WaitingLine
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
 MadeT = TypeVar("MadeT")
+
+_AHEAD_BYTES = 8 << 20
+"""Bytes of columns that are read from a log at once, ahead of their use."""
+_UNLIMITED_EVENTS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +31,35 @@ class Receipt:
     is_deduplicated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Change:
-    """What a commit does to the contents."""
+    """What a commit does to the contents. It does not change; its sums are asked for often, and made once."""
 
     puts: Sequence[Window]
     takes: Sequence[StoredBatch]
     stamp: Stamp | None
     dropped_count: int
     """Events that the stamp showed to be stored already."""
+    is_purge: bool = False
+    """Whether what it takes goes without anybody having had it."""
 
-    @property
-    def put_count(self) -> int:
-        """Events that are put."""
-        return sum(put.count for put in self.puts)
+    put_count: int = field(init=False)
+    """Events that are put."""
+    put_body_bytes: int = field(init=False)
+    """Bytes of their bodies."""
+    take_count: int = field(init=False)
+    """Events that are taken."""
+    event_count: int = field(init=False)
+    """Events that the channel gains; negative where it loses some."""
+    body_bytes: int = field(init=False)
+    """Bytes of bodies that the channel gains; negative where it loses some."""
 
-    @property
-    def put_body_bytes(self) -> int:
-        """Bytes of their bodies."""
-        return sum(put.body_bytes for put in self.puts)
-
-    @property
-    def event_count(self) -> int:
-        """Events that the channel gains; negative where it loses some."""
-        return self.put_count - sum(take.count for take in self.takes)
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of bodies that the channel gains; negative where it loses some."""
-        return self.put_body_bytes - sum(take.window.body_bytes for take in self.takes)
+    def __post_init__(self) -> None:
+        self.put_count = sum([put.stop - put.start for put in self.puts])
+        self.put_body_bytes = sum([put.body_bytes for put in self.puts])
+        self.take_count = sum([take.count for take in self.takes])
+        self.event_count = self.put_count - self.take_count
+        self.body_bytes = self.put_body_bytes - sum([take.window.body_bytes for take in self.takes])
 
     @property
     def needs_room(self) -> bool:
@@ -62,23 +67,48 @@ class Change:
         return self.event_count > 0 or self.body_bytes > 0
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChange:
+    """A change that has its place in the order of commits, and of which nobody sees anything yet."""
+
+    change: Change
+    batches: Sequence[StoredBatch]
+    """What it puts, with the sequences that it gets."""
+    first_sequence: int
+    """The first of these; the next one to come where nothing is put."""
+    acceptance: Acceptance | None
+    receipt: Receipt
+
+
 class Contents:
     """The committed events of one channel, queued or taken.
 
-    Commits plan a change, wait until there is room for it, plan it anew, and apply it: between the last plan and its
-    application nothing else happens.
+    A commit plans a change, waits until there is room for it, plans it anew, and begins it: between the last plan and
+    the beginning nothing else happens. What has begun holds its sequences and its room; it is finished once it is sure
+    to last, or undone where it cannot be. Changes are finished in the order in which they began, and undone from the
+    last one on.
+
+    Args:
+        name: The channel's.
+        room: How much it may hold; empty.
+        next_sequence: The first sequence that it gives.
+        columns: Reads back what is not in memory; None where all is.
     """
 
-    def __init__(self, name: str, events_max: int, body_bytes_max: int) -> None:
+    def __init__(self, name: str, room: Room, next_sequence: int = 1, columns: LogColumns | None = None) -> None:
         self._name = name
+        self._columns = columns
         self._is_closed = False
         self._followers: set[Follower] = set()
+        self._taken: dict[int, StoredBatch] = {}
+        self._assigned_sequence = next_sequence
         self.queue = EventQueue()
-        self.room = Room(events_max, body_bytes_max)
+        self.room = room
         self.ledger = StampLedger()
         self.takers = WaitingLine()
         self.counters = ChannelCounters()
-        self.next_sequence = 1
+        self.next_sequence = next_sequence
+        self.taken_count = 0
 
     @property
     def first_sequence(self) -> int:
@@ -86,9 +116,19 @@ class Contents:
         return self.queue.first_sequence or self.next_sequence
 
     @property
-    def taken_count(self) -> int:
-        """Events that transactions have taken."""
-        return self.room.event_count - self.queue.event_count
+    def assigned_sequence(self) -> int:
+        """The sequence that the next change to begin gets; `next_sequence` where none is under way."""
+        return self._assigned_sequence
+
+    def held_batches(self) -> list[StoredBatch]:
+        """All committed events, queued or taken, in no order."""
+        return [*self.queue, *self._taken.values()]
+
+    def restore(self, queue: EventQueue, ledger: StampLedger) -> None:
+        """Fills the contents with what a log has told."""
+        self.queue = queue
+        self.ledger = ledger
+        self.room.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
 
     def refuse_if_closed(self) -> None:
         """Raises ChannelNotFoundError once the channel is deleted."""
@@ -166,25 +206,46 @@ class Contents:
             # There may be room for the next one too, or it needs less than this one did.
             self.room.line.wake_next()
 
-    def apply(self, change: Change) -> Receipt:
-        """Makes a planned change: removes what was taken, queues what was put, wakes who waits."""
-        first_sequence = self.next_sequence
+    def begin(self, change: Change) -> BegunChange:
+        """Gives a planned change its place: its sequences, its stamp, and the room that it needs."""
+        first_sequence = self._assigned_sequence
+        batches = []
         for window in change.puts:
-            batch = StoredBatch(self.next_sequence, window)
+            batch = StoredBatch(self._assigned_sequence, window)
+            self._assigned_sequence = batch.end_sequence
+            batches.append(batch)
+        acceptance = None if change.stamp is None else self.ledger.accept(change.stamp)
+        self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))
+        is_deduplicated = change.dropped_count > 0
+        if batches:
+            receipt = Receipt(first_sequence, self._assigned_sequence - 1, is_deduplicated)
+        else:
+            receipt = Receipt(is_deduplicated=is_deduplicated)
+        return BegunChange(change, batches, first_sequence, acceptance, receipt)
+
+    def finish(self, begun: BegunChange) -> None:
+        """Makes a change that has begun: removes what was taken, queues what was put, wakes who waits."""
+        change = begun.change
+        assert begun.first_sequence == self.next_sequence, "changes are finished in their order"
+        for batch in begun.batches:
             self.queue.append(batch)
             self.next_sequence = batch.end_sequence
             for follower in self._followers:
                 follower.offer(batch)
-        if change.stamp is not None:
-            self.ledger.accept(change.stamp)
-        self.room.change(change.event_count, change.body_bytes)
-        self.counters.put_successes += self.next_sequence - first_sequence
-        self.counters.take_successes += sum(take.count for take in change.takes)
+        self._settle(change.takes)
+        self.room.change(min(change.event_count, 0), min(change.body_bytes, 0))
+        self.counters.put_successes += self.next_sequence - begun.first_sequence
+        if not change.is_purge:
+            self.counters.take_successes += change.take_count
         self.counters.deduplicated += change.dropped_count
         self.wake_taker()
-        if self.next_sequence == first_sequence:
-            return Receipt(is_deduplicated=change.dropped_count > 0)
-        return Receipt(first_sequence, self.next_sequence - 1, change.dropped_count > 0)
+
+    def undo(self, begun: BegunChange) -> None:
+        """Has a change never have begun. What it takes stays with whoever took it."""
+        self._assigned_sequence = begun.first_sequence
+        if begun.acceptance is not None:
+            self.ledger.undo(begun.acceptance)
+        self.room.change(-max(begun.change.event_count, 0), -max(begun.change.body_bytes, 0))
 
     async def resize(self, events_max: int, body_bytes_max: int, keep_alive_seconds: float) -> bool:
         """Sets new limits, once what the channel holds fits them.
@@ -210,25 +271,58 @@ class Contents:
 
     # Takes.
 
+    async def load_ahead(self, portion: Portion) -> None:
+        """Sees to it that a take of this portion finds its events in memory, without holding up anybody else.
+
+        Raises:
+            ChannelCorruptError: Some of them are not what was written.
+        """
+        if self._columns is not None:
+            await self._columns.load(_first_of(self.queue, portion.events_max))
+
+    async def load(self, batches: Iterable[StoredBatch]) -> AsyncGenerator[StoredBatch]:
+        """The same batches, each when it is in memory.
+
+        Raises:
+            ChannelCorruptError: One of them is not what was written.
+        """
+        left = list(batches)
+        while left:
+            group = _first_of(left, _UNLIMITED_EVENTS)
+            if self._columns is not None:
+                await self._columns.load(group)
+            for batch in group:
+                yield batch
+            left = left[len(group) :]
+
     def take(self, portion: Portion) -> list[StoredBatch]:
         """Takes the oldest events; they keep their room until they are removed or put back."""
-        return self.queue.take(portion)
+        return self._handed_out(self.queue.take(portion))
+
+    def take_through(self, sequence: int) -> list[StoredBatch]:
+        """Takes all queued events up to a sequence, included."""
+        return self._handed_out(self.queue.remove_through(sequence))
+
+    def take_all(self) -> list[StoredBatch]:
+        """Takes all queued events."""
+        return self._handed_out(self.queue.clear())
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
         """Returns taken events to their places."""
+        self._settle(batches)
         self.queue.put_back(batches)
         self.wake_taker()
 
-    def remove_through(self, sequence: int) -> None:
-        """Removes all queued events up to a sequence, included."""
-        self.apply(Change([], self.queue.remove_through(sequence), None, 0))
+    def _handed_out(self, batches: list[StoredBatch]) -> list[StoredBatch]:
+        for batch in batches:
+            self._taken[batch.first_sequence] = batch
+            self.taken_count += batch.count
+        return batches
 
-    def clear(self) -> int:
-        """Removes all queued events without anybody having had them; returns how many."""
-        removed = self.queue.clear()
-        removed_count = sum(batch.count for batch in removed)
-        self.room.change(-removed_count, -sum(batch.window.body_bytes for batch in removed))
-        return removed_count
+    def _settle(self, batches: Sequence[StoredBatch]) -> None:
+        for batch in batches:
+            del self._taken[batch.first_sequence]
+            self.taken_count -= batch.count
 
     def wake_taker(self) -> None:
         """Wakes one who waits for events, where there are any."""
@@ -246,6 +340,20 @@ class Contents:
     def unfollow(self, follower: Follower) -> None:
         """Dismisses an onlooker."""
         self._followers.discard(follower)
+
+
+def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBatch]:
+    """The first batches, up to a number of events or of bytes, and one at least where there is any."""
+    first = []
+    event_count = 0
+    raw_bytes = 0
+    for batch in batches:
+        first.append(batch)
+        event_count += batch.count
+        raw_bytes += batch.window.stored.raw_bytes
+        if event_count >= events_max or raw_bytes >= _AHEAD_BYTES:
+            break
+    return first
 
 
 def _select(windows: Sequence[Window], ranges: Sequence[tuple[int, int]]) -> list[Window]:

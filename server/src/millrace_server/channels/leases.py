@@ -44,12 +44,20 @@ class Lease:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Does not run inside, and starts anew behind it."""
-        self.waiting_calls += 1
+        self.pause()
         try:
             yield
         finally:
-            self.waiting_calls -= 1
-            self.renew()
+            self.resume()
+
+    def pause(self) -> None:
+        """Does not run until `resume` was called as often."""
+        self.waiting_calls += 1
+
+    def resume(self) -> None:
+        """Ends one pause; the countdown starts anew."""
+        self.waiting_calls -= 1
+        self.renew()
 
     def cancel(self) -> None:
         """Ends the countdown; it will not expire."""

@@ -90,6 +90,27 @@ class EventQueue:
             self.event_count -= batch.count
         return removed
 
+    def remove_range(self, first_sequence: int, count: int, body_bytes: int) -> int:
+        """Removes a range that a replayed commit took, where it is there.
+
+        Args:
+            first_sequence: The range's first event.
+            count: Its events, all of one batch.
+            body_bytes: Bytes of their bodies, so that nothing need be read to know what remains.
+
+        Returns:
+            How many events were removed: all, or none where they went before.
+        """
+        index = self._index_of(first_sequence)
+        if index == len(self._batches) or self._batches[index].first_sequence > first_sequence:
+            return 0
+        batch = self._batches[index]
+        del self._batches[index]
+        for part in reversed(batch.without(first_sequence - batch.first_sequence, count, body_bytes)):
+            self._batches.insert(index, part)
+        self.event_count -= count
+        return count
+
     def clear(self) -> list[StoredBatch]:
         """Removes and returns everything."""
         removed = list(self._batches)
@@ -104,14 +125,17 @@ class EventQueue:
         """
         if from_sequence >= to_sequence:
             return []
-        index = self._index_after(from_sequence)
-        if index and self._batches[index - 1].end_sequence > from_sequence:
-            index -= 1
+        index = self._index_of(from_sequence)
         return [
             batch.between(from_sequence, to_sequence)
             for batch in islice(self._batches, index, index + _READ_AHEAD)
             if batch.first_sequence < to_sequence
         ]
+
+    def _index_of(self, sequence: int) -> int:
+        """Index of the batch that holds a sequence; of the first one behind it where none does."""
+        index = self._index_after(sequence)
+        return index - 1 if index and self._batches[index - 1].end_sequence > sequence else index
 
     def _index_after(self, sequence: int) -> int:
         """Index of the first batch that begins behind a sequence."""

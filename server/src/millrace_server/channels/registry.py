@@ -1,13 +1,23 @@
 """All channels of a server."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
+from pathlib import Path
 
-from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import ChannelConfig
+import structlog
+
+from millrace_server.channels.channel import Channel, memory_basis
+from millrace_server.channels.channel_file import DirectoryError
+from millrace_server.channels.config import ChannelConfig, FileChannelConfig
 from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
+from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.names import check_channel_name, shown
-from millrace_server.errors import ChannelExistsError, ChannelNotEmptyError, ChannelNotFoundError
+from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
+from millrace_server.wal.disk import Disk, OsDisk
+
+_log = structlog.stdlib.get_logger(__name__)
 
 # What an answer has around its events: tags, lengths and counts.
 _ENVELOPE_BYTES = 1024
@@ -19,66 +29,172 @@ class ChannelRegistry:
     Args:
         message_bytes_max: The largest message that an answer may be.
         open_transactions_max: Transactions that may be open in all channels together.
+        channels_dir: Where file channels are kept that do not say where.
+        disk: The files of file channels.
     """
 
-    def __init__(self, *, message_bytes_max: int, open_transactions_max: int) -> None:
-        self._channels: dict[str, Channel] = {}
+    def __init__(
+        self,
+        *,
+        message_bytes_max: int,
+        open_transactions_max: int,
+        channels_dir: Path = Path("channels"),
+        disk: Disk | None = None,
+    ) -> None:
+        self._hosted: dict[str, HostedChannel] = {}
+        self._openings: dict[str, asyncio.Task[None]] = {}
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
+        self._stores = FileStores(channels_dir, disk or OsDisk())
         self._watchers: list[Callable[[str], None]] = []
         self._is_draining = False
-        self.transactions = TxnDirectory(open_transactions_max)
+        self.transactions = TxnDirectory(open_transactions_max, self.refuse_while_replaying)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._channels
+        return name in self._hosted
 
-    def create(self, name: str, config: ChannelConfig) -> Channel:
-        """Makes a channel.
+    def create(self, name: str, config: ChannelConfig) -> HostedChannel:
+        """Makes a channel: at once in memory, else in the background; see `HostedChannel.opened`.
 
         Raises:
             ChannelExistsError: There is one of that name.
         """
         check_channel_name(name)
-        if name in self._channels:
+        if name in self._hosted:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
-        channel = self._channels[name] = Channel(name, config, self.transactions, self._answer_bytes_max)
+        hosted = self._hosted[name] = HostedChannel(name, config, self._tell_watchers)
+        if isinstance(config, FileChannelConfig):
+            self._openings[name] = asyncio.create_task(self._open(hosted, config))
+            self._tell_watchers(name)
+        else:
+            self._open_with(hosted, Channel(name, config, memory_basis(name, config), *self._around()))
+        return hosted
+
+    async def _open(self, hosted: HostedChannel, config: FileChannelConfig) -> None:
+        telling = asyncio.create_task(hosted.tell_progress())
+        try:
+            hosted.store = await self._stores.open(hosted.name, config, hosted.progress, hosted.has_changed)
+        except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
+            hosted.cannot_open(error)
+        else:
+            self._open_with(hosted, Channel(hosted.name, config, hosted.store.basis, *self._around()))
+        finally:
+            telling.cancel()
+            del self._openings[hosted.name]
+
+    def _around(self) -> tuple[TxnDirectory, int]:
+        return self.transactions, self._answer_bytes_max
+
+    def _open_with(self, hosted: HostedChannel, channel: Channel) -> None:
         if self._is_draining:
             channel.drain()
-        self._tell_watchers(name)
-        return channel
+        hosted.is_open_with(channel)
 
-    def get(self, name: str) -> Channel:
-        """The channel of that name.
+    def hosted(self) -> list[HostedChannel]:
+        """All channels, open or not, by name."""
+        return [self._hosted[name] for name in sorted(self._hosted)]
+
+    def finish_deletions(self, configured: Container[str]) -> None:
+        """Removes what a crash has left of deleted channels, other than those that are going to be made anew."""
+        self._stores.finish_deletions(configured)
+
+    def get_hosted(self, name: str) -> HostedChannel:
+        """The channel of that name, open or not.
 
         Raises:
             ChannelNotFoundError: There is none.
         """
-        if channel := self._channels.get(name):
-            return channel
+        if hosted := self._hosted.get(name):
+            return hosted
         check_channel_name(name)
         raise ChannelNotFoundError(
             f"channel: there is none called {shown(name)}; create it, or see which there are", channel=name
         )
 
+    def get(self, name: str) -> Channel:
+        """The open channel of that name.
+
+        Raises:
+            ChannelNotFoundError: There is none.
+            ReplayingError: It is not open yet.
+            ChannelCorruptError, ChannelLogFailedError: It could not be opened.
+        """
+        return self.get_hosted(name).channel
+
+    def refuse_while_replaying(self) -> None:
+        """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
+        for name in self._openings:
+            if self._hosted[name].state is ChannelState.REPLAYING:
+                _ = self._hosted[name].channel
+
+    async def wait_open(self, timeout_seconds: float | None = None) -> None:
+        """Waits until every channel is open, or is known not to open, or the time, if one is given, has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                for hosted in self.hosted():
+                    await hosted.opened.wait()
+
     def refuse_undeletable(self, name: str, *, force: bool) -> None:
-        """Raises ChannelNotEmptyError where a channel holds events or open transactions, unless forced."""
-        channel = self.get(name)
+        """Raises ChannelNotEmptyError where a channel holds events or open transactions, unless forced.
+
+        One that cannot be opened may hold anything. One that is not open yet is ReplayingError, forced or not.
+        """
+        hosted = self.get_hosted(name)
+        if force and hosted.state is not ChannelState.REPLAYING:
+            return
+        channel = hosted.channel
         event_count = channel.contents.room.event_count
-        if not force and (event_count or channel.open_transactions):
+        if event_count or channel.open_transactions:
             raise ChannelNotEmptyError(
                 f"channel {name!r} holds {event_count} events and {channel.open_transactions} open transactions; "
                 "empty it first, or force its deletion and lose them",
                 channel=name,
             )
 
-    def delete(self, name: str) -> None:
-        """Deletes a channel, with whatever it holds."""
-        channel = self.get(name)
-        del self._channels[name]
-        channel.delete()
+    async def mark_deleted(self, name: str) -> None:
+        """Has a channel's files say that it is deleted; should the server end now, it comes back empty or not at all.
+
+        Raises:
+            ChannelLogFailedError, OSError: It could not be marked, and goes on.
+        """
+        if isinstance(self.get_hosted(name).config, FileChannelConfig):
+            try:
+                await self._files_of(name).mark_deleted()
+            except DirectoryError as error:
+                _log.error("a channel cannot be deleted", channel=name, error=str(error))
+                raise ChannelLogFailedError(
+                    f"channel {name!r} cannot be deleted; the server's log tells why", channel=name
+                ) from None
+
+    async def delete(self, name: str) -> None:
+        """Deletes a channel that was marked, with whatever it holds."""
+        hosted = self.get_hosted(name)
+        files = self._files_of(name) if isinstance(hosted.config, FileChannelConfig) else None
+        self.forget(name)
+        if (channel := hosted.channel_if_open) is not None:
+            channel.delete()
+        if files is not None:
+            await files.remove()
+
+    def forget(self, name: str) -> None:
+        """Knows no more of a channel."""
+        del self._hosted[name]
         self._tell_watchers(name)
 
+    def _files_of(self, name: str) -> "FileStore | ClosedStore":
+        hosted = self.get_hosted(name)
+        assert isinstance(hosted.config, FileChannelConfig), "only file channels have files"
+        return hosted.store or self._stores.closed(name, hosted.config)
+
+    async def close(self) -> None:
+        """Closes the files of all channels; to be called when nobody uses them any more."""
+        for opening in list(self._openings.values()):
+            await asyncio.wait({opening})
+        for hosted in self.hosted():
+            if hosted.store is not None:
+                await hosted.store.close()
+
     def watch(self, on_change: Callable[[str], None]) -> None:
-        """Calls `on_change` with a channel's name each time after one was made or deleted."""
+        """Calls `on_change` with a channel's name each time after one was made, changed its state or was deleted."""
         self._watchers.append(on_change)
 
     def _tell_watchers(self, name: str) -> None:
@@ -86,13 +202,13 @@ class ChannelRegistry:
             on_change(name)
 
     def channels(self) -> list[Channel]:
-        """All channels, by name."""
-        return [self._channels[name] for name in sorted(self._channels)]
+        """All open channels, by name."""
+        return [channel for hosted in self.hosted() if (channel := hosted.channel_if_open)]
 
     def drain(self) -> None:
         """Begins nothing new from now on; open transactions may end."""
         self._is_draining = True
-        for channel in self._channels.values():
+        for channel in self.channels():
             channel.drain()
 
     async def wait_idle(self, timeout_seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """What each producer has stored: the ground of exactly once."""
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from millrace_server.channels.names import check_identifier
@@ -75,14 +76,51 @@ class StampLedger:
             )
         return [(0, event_count)]
 
-    def accept(self, stamp: Stamp) -> None:
-        """Remembers the stamp's numbers as stored."""
+    def accept(self, stamp: Stamp) -> "Acceptance":
+        """Remembers the stamp's numbers as stored; returns what it takes to forget them again."""
         # Taken out and put in again, so that the dict's order tells who has been silent for longest.
         accepted = self._intervals.pop(stamp.producer_id, None) or IntervalSet()
+        new = accepted.gaps(stamp.first, stamp.last)
         accepted.add(stamp.first, stamp.last)
         self._intervals[stamp.producer_id] = accepted
+        forgotten = None
         if len(self._intervals) > PRODUCERS_MAX:
-            del self._intervals[next(iter(self._intervals))]
+            producer_id = next(iter(self._intervals))
+            forgotten = producer_id, self._intervals.pop(producer_id)
+        return Acceptance(stamp.producer_id, new, forgotten)
+
+    def undo(self, acceptance: "Acceptance") -> None:
+        """Forgets numbers that were accepted, and after which nothing else was that is not undone already."""
+        accepted = self._intervals[acceptance.producer_id]
+        for first, last in acceptance.new:
+            accepted.remove(first, last)
+        if not len(accepted):
+            del self._intervals[acceptance.producer_id]
+        if acceptance.forgotten is not None:
+            producer_id, intervals = acceptance.forgotten
+            self._intervals = {producer_id: intervals, **self._intervals}
+
+    def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        """Each producer with its intervals, beginning with the one that has stored nothing for longest."""
+        for producer_id, intervals in self._intervals.items():
+            yield producer_id, list(intervals)
+
+    def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
+        """Remembers a producer's intervals as a log tells them."""
+        restored = self._intervals[producer_id] = IntervalSet()
+        for first, last in intervals:
+            restored.add(first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What accepting a stamp has changed."""
+
+    producer_id: str
+    new: list[tuple[int, int]]
+    """The numbers that were not accepted before."""
+    forgotten: "tuple[str, IntervalSet] | None"
+    """The producer that was forgotten for it."""
 
 
 class IntervalSet:
@@ -103,6 +141,17 @@ class IntervalSet:
             last = max(last, self._lasts[high - 1])
         self._firsts[low:high] = [first]
         self._lasts[low:high] = [last]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def remove(self, first: int, last: int) -> None:
+        """Removes the numbers from `first` to `last`, both included, which one interval holds."""
+        index = bisect_left(self._lasts, first)
+        parts = [(self._firsts[index], first - 1), (last + 1, self._lasts[index])]
+        kept = [(low, high) for low, high in parts if low <= high]
+        self._firsts[index : index + 1] = [low for low, _ in kept]
+        self._lasts[index : index + 1] = [high for _, high in kept]
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of `first` to `last` that are not in the set."""

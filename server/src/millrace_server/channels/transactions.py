@@ -2,7 +2,10 @@
 
 import asyncio
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Never
 
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.contents import Receipt
@@ -16,7 +19,7 @@ ENDED_MAX = 10_000
 class TxnState(enum.Enum):
     """Moves; any other is illegal.
 
-    OPEN -> COMMITTED      commit(), once there is room for the puts
+    OPEN -> COMMITTED      commit(), once there is room for the puts, and they are sure to last
     OPEN -> ROLLED_BACK    rollback()
     OPEN -> EXPIRED        rolled back because the lease ran out
     """
@@ -34,15 +37,67 @@ _MOVES = {
 }
 
 
-class Transaction:
-    """Puts and takes that will happen together or not at all."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a transaction ended."""
 
-    __slots__ = ("lease", "put_body_bytes", "put_count", "puts", "receipt", "state", "take_count", "takes", "txn_id")
+    state: TxnState
+    receipt: Receipt | None = None
+    """What its commit stored; None where it was not committed."""
+
+    def refuse(self, txn_id: str) -> Never:
+        """Raises what a call on the transaction gets now."""
+        if self.state is TxnState.EXPIRED:
+            raise LeaseExpiredError(
+                "the transaction was without a call for its lease and was rolled back; begin a new one", txn_id=txn_id
+            )
+        raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=txn_id)
+
+
+class EndedTxns:
+    """How the last transactions of a channel ended; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outcomes)
+
+    def add(self, txn_id: str, outcome: Outcome) -> str | None:
+        """Remembers how a transaction ended; returns the id of one that is forgotten for it, if any."""
+        self._outcomes[txn_id] = outcome
+        if len(self._outcomes) <= ENDED_MAX:
+            return None
+        forgotten, _ = self._outcomes.popitem(last=False)
+        return forgotten
+
+    def get(self, txn_id: str) -> Outcome | None:
+        """How the transaction ended; None where that is not known."""
+        return self._outcomes.get(txn_id)
+
+    def items(self) -> Iterator[tuple[str, Outcome]]:
+        """All that are remembered, beginning with the one that ended first."""
+        return iter(self._outcomes.items())
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._outcomes.clear()
+
+
+class Transaction:
+    """Puts and takes that will happen together or not at all.
+
+    Attributes:
+        committing: What its commit comes to, while that is on its way to the disk; only a repeat of the commit may be
+            called then.
+    """
+
+    __slots__ = ("committing", "lease", "put_body_bytes", "put_count", "puts", "state", "take_count", "takes", "txn_id")
 
     def __init__(self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]") -> None:
         self.txn_id = txn_id
         self.state = TxnState.OPEN
-        self.receipt: Receipt | None = None
+        self.committing: asyncio.Future[Receipt] | None = None
         self.lease = Lease(lease_seconds, lambda: on_expired(self))
         self.puts: list[Window] = []
         self.put_count = 0
@@ -50,14 +105,23 @@ class Transaction:
         self.takes: list[StoredBatch] = []
         self.take_count = 0
 
-    def end(self, target: TxnState, receipt: Receipt | None) -> None:
+    def end(self, target: TxnState) -> None:
         """Moves to a final state, and drops what the transaction held."""
         assert (self.state, target) in _MOVES, (self.state, target)
         self.state = target
-        self.receipt = receipt
         self.puts = []
         self.takes = []
         self.lease.cancel()
+
+    def begin_commit(self, committing: "asyncio.Future[Receipt]") -> None:
+        """Has nothing change until the commit is done. The lease does not run meanwhile."""
+        self.committing = committing
+        self.lease.pause()
+
+    def reopen(self) -> None:
+        """Goes on as before a commit that came to nothing."""
+        self.committing = None
+        self.lease.resume()
 
     def add_puts(self, windows: Sequence[Window]) -> None:
         """Adds events behind those that were put."""
@@ -95,15 +159,10 @@ class Transaction:
                 yield batch.part(skipped, batch.count)
             skipped = max(skipped - batch.count, 0)
 
-    def refuse_unless_open(self) -> None:
-        """Raises what a call on an ended transaction gets."""
-        if self.state is TxnState.EXPIRED:
-            raise LeaseExpiredError(
-                "the transaction was without a call for its lease and was rolled back; begin a new one",
-                txn_id=self.txn_id,
-            )
-        if self.state is not TxnState.OPEN:
-            raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=self.txn_id)
+    def refuse_while_committing(self) -> None:
+        """Raises TxnStateError where the transaction is on its way to the disk."""
+        if self.committing is not None:
+            raise TxnStateError("the transaction is being committed", txn_id=self.txn_id)
 
 
 class TxnLimit:

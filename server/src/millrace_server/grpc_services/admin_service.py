@@ -2,27 +2,28 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.catalog import Catalog
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, FileChannelConfig
 from millrace_server.channels.contents import Contents
+from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.names import check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
 from millrace_server.grpc_services import answers
-from millrace_server.grpc_services.channel_message import CHANNEL_TYPES, channel_message
+from millrace_server.grpc_services.channel_message import CHANNEL_TYPES, COMPRESSIONS, FSYNC_POLICIES, channel_message
 from millrace_server.grpc_services.durations import seconds
 from millrace_server.grpc_services.requests import form_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
-from millrace_server.setting_problems import describe_problems
+from millrace_server.setting_problems import describe_problems, shown_value
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 """The service's full name."""
@@ -36,8 +37,13 @@ ResultT = TypeVar("ResultT")
 
 _UNLIMITED = 1 << 64
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_DURATIONS = {"keep_alive": "keep_alive_seconds", "lease": "lease_seconds"}
+_CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig)
+_DURATIONS = {field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval")}
 _WIRE_NAMES = {limit: field for field, limit in _DURATIONS.items()}
+_WORDS: dict[str, tuple[Any, Mapping[Any, str]]] = {
+    "fsync": (pb.FsyncPolicy, FSYNC_POLICIES),
+    "compression": (pb.Compression, COMPRESSIONS),
+}
 
 
 class AdminService:
@@ -65,21 +71,30 @@ class AdminService:
     async def _create_channel(self, request: pb.CreateChannelRequest) -> pb.CreateChannelResponse:
         check_channel_name(request.name)
         if request.config.type not in CHANNEL_TYPES:
-            raise BadArgumentError(f"config.type: is {_type_name(request.config)}; it must be CHANNEL_TYPE_MEMORY")
+            allowed = " or ".join(map(pb.ChannelType.Name, CHANNEL_TYPES))
+            raise BadArgumentError(f"config.type: is {_type_name(request.config)}; it must be {allowed}")
         config = _checked({"type": CHANNEL_TYPES[request.config.type], **_limits(request.config)})
-        channel = await _whole(self._create(request.name, config))
-        return pb.CreateChannelResponse(channel=channel_message(channel))
+        hosted = await _whole(self._create(request.name, config))
+        return pb.CreateChannelResponse(channel=channel_message(hosted))
 
-    async def _create(self, name: str, config: ChannelConfig) -> Channel:
+    async def _create(self, name: str, config: ChannelConfig) -> HostedChannel:
         async with self._changing:
             if name in self._registry:
                 raise ChannelExistsError(f"channel: {name!r} exists already")
             # First what survives, then what is seen: a channel that somebody has used is never forgotten.
             await self._write(self._catalog.put, name, config)
-            return self._registry.create(name, config)
+            hosted = self._registry.create(name, config)
+            await hosted.opened.wait()
+            if hosted.channel_if_open is None:
+                # What could not be made is not there.
+                self._registry.forget(name)
+                await self._write(self._catalog.remove, name)
+                _ = hosted.channel
+            return hosted
 
     async def _update_channel(self, request: pb.UpdateChannelRequest) -> pb.UpdateChannelResponse:
-        channel = self._registry.get(request.name)
+        hosted = self._registry.get_hosted(request.name)
+        channel = hosted.channel
         if request.config.type and CHANNEL_TYPES.get(request.config.type) != channel.config.type:
             raise BadArgumentError(
                 f"config.type: is {_type_name(request.config)}; a channel's type, here {channel.config.type}, "
@@ -89,10 +104,11 @@ class AdminService:
         async with channel.updating:
             former = channel.config
             config = _checked({**former.model_dump(), **_limits(request.config)})
+            _refuse_unchangeable(former, config)
             message = await channel.update(config)
             if not message:
                 await _whole(self._save(channel, former))
-        return pb.UpdateChannelResponse(channel=channel_message(channel), applied=not message, message=message)
+        return pb.UpdateChannelResponse(channel=channel_message(hosted), applied=not message, message=message)
 
     async def _save(self, channel: Channel, former: ChannelConfig) -> None:
         """Has a channel's new limits survive; where they cannot, the former ones stay in force."""
@@ -111,9 +127,11 @@ class AdminService:
     async def _delete(self, name: str, *, force: bool) -> None:
         async with self._changing:
             self._registry.refuse_undeletable(name, force=force)
+            # A file channel's own directory comes first: should it come back, then without the events that are gone.
+            await self._registry.mark_deleted(name)
             # First what survives, then what is seen: a channel that was deleted never comes back.
             await self._write(self._catalog.remove, name)
-            self._registry.delete(name)
+            await self._registry.delete(name)
 
     async def _write(self, write: Callable[..., None], *arguments: object) -> None:
         """Writes the catalog without holding up the loop."""
@@ -125,10 +143,10 @@ class AdminService:
             raise
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
-        return pb.ListChannelsResponse(channels=map(channel_message, self._registry.channels()))
+        return pb.ListChannelsResponse(channels=map(channel_message, self._registry.hosted()))
 
     async def _get_channel(self, request: pb.GetChannelRequest) -> pb.GetChannelResponse:
-        return pb.GetChannelResponse(channel=channel_message(self._registry.get(request.name)))
+        return pb.GetChannelResponse(channel=channel_message(self._registry.get_hosted(request.name)))
 
     async def _watch_channels(self, request: pb.WatchChannelsRequest) -> AsyncGenerator[pb.WatchChannelsResponse]:
         interval_seconds = max(seconds("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
@@ -136,7 +154,7 @@ class AdminService:
         if len(names) > WATCHED_NAMES_MAX:
             raise BadArgumentError(f"names: has {len(names)}; at most {WATCHED_NAMES_MAX} are allowed, or none for all")
         while True:
-            watched = [channel for channel in self._registry.channels() if not names or channel.name in names]
+            watched = [hosted for hosted in self._registry.hosted() if not names or hosted.name in names]
             yield pb.WatchChannelsResponse(channels=map(channel_message, watched))
             await asyncio.sleep(interval_seconds)
 
@@ -155,7 +173,7 @@ class AdminService:
                     return
 
     async def _purge_channel(self, request: pb.PurgeChannelRequest) -> pb.PurgeChannelResponse:
-        return pb.PurgeChannelResponse(purged_count=self._registry.get(request.name).contents.clear())
+        return pb.PurgeChannelResponse(purged_count=await self._registry.get(request.name).purge())
 
 
 async def _whole(change: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -167,13 +185,13 @@ async def _seen(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerat
     """Batches for an onlooker, each with the count of events that it missed before."""
     contents = channel.contents
     if not request.follow:
-        for batch in _queued(contents, request.from_sequence):
+        async for batch in _queued(contents, request.from_sequence):
             yield 0, batch
         return
     follower = contents.follow()
     try:
         # What is queued now and what will be committed: together all, without a gap and nothing twice.
-        for batch in _queued(contents, request.from_sequence or contents.next_sequence):
+        async for batch in _queued(contents, request.from_sequence or contents.next_sequence):
             yield 0, batch
         while (news := await follower.next_batch()) is not None:
             skipped_count, batch = news
@@ -184,31 +202,58 @@ async def _seen(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerat
         contents.unfollow(follower)
 
 
-def _queued(contents: Contents, position: int) -> Iterator[StoredBatch]:
+async def _queued(contents: Contents, position: int) -> AsyncGenerator[StoredBatch]:
     """The queued batches from a sequence on, up to what is committed now."""
     end = contents.next_sequence
     while batches := contents.queue.read(position, end):
-        yield from batches
+        async for batch in contents.load(batches):
+            yield batch
         position = batches[-1].end_sequence
 
 
-def _limits(config: pb.ChannelConfig) -> dict[str, float]:
+def _limits(config: pb.ChannelConfig) -> dict[str, object]:
     """The limits that a request gives, under the names that ChannelConfig has for them."""
-    limits: dict[str, float] = {}
+    limits: dict[str, object] = {}
     for field, value in config.ListFields():
+        if field.name == "active_key":
+            raise BadArgumentError(
+                f"config.active_key: is {shown_value(value)}; it must be absent, for keys belong to the server's "
+                "configuration file"
+            )
         if field.name in _DURATIONS:
             limits[_DURATIONS[field.name]] = seconds(f"config.{field.name}", value)
+        elif field.name in _WORDS:
+            limits[field.name] = _word(field.name, value)
         elif field.name != "type":
             limits[field.name] = value
     return limits
 
 
-def _checked(limits: dict[str, object]) -> ChannelConfig:
+def _word(field: str, number: int) -> str:
+    """What the configuration file says for a number of the wire."""
+    enum, words = _WORDS[field]
+    if number not in words:
+        allowed = " or ".join(map(enum.Name, words))
+        raise BadArgumentError(f"config.{field}: is {number}; it must be {allowed}")
+    return words[number]
+
+
+def _checked(limits: dict[str, object]) -> AnyChannelConfig:
     try:
-        return ChannelConfig.model_validate(limits)
+        return _CONFIG.validate_python(limits)
     except ValidationError as error:
-        problems = map(_in_wire_names, describe_problems(error, ChannelConfig))
+        problems = map(_in_wire_names, describe_problems(error, AnyChannelConfig))
         raise BadArgumentError("; ".join(problems)) from None
+
+
+def _refuse_unchangeable(former: ChannelConfig, config: ChannelConfig) -> None:
+    if not isinstance(former, FileChannelConfig) or not isinstance(config, FileChannelConfig):
+        return
+    if former.backup_checkpoint != config.backup_checkpoint:
+        raise BadArgumentError(
+            f"config.backup_checkpoint: is {shown_value(config.backup_checkpoint)}; what a channel was made with, here "
+            f"{shown_value(former.backup_checkpoint)}, cannot be changed"
+        )
 
 
 def _in_wire_names(problem: str) -> str:

@@ -1,19 +1,18 @@
 """ChannelService: the data path."""
 
 from collections.abc import AsyncGenerator
-from contextlib import closing
+from contextlib import aclosing
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel, Wish
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services import answers
+from millrace_server.grpc_services.appending import Appending, some_events_of
 from millrace_server.grpc_services.consuming import Consuming
 from millrace_server.grpc_services.durations import duration, seconds
-from millrace_server.grpc_services.requests import EventsRequest, events_of, form_of, parse_apart, stamp_of
-from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs, refusal
-from millrace_server.grpc_services.status import status_of
+from millrace_server.grpc_services.requests import events_of, form_of, stamp_of
+from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
 
 NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
 """The service's full name."""
@@ -87,7 +86,7 @@ class ChannelService:
 
     async def _append(self, request: pb.AppendRequest, columns: bytes | None) -> pb.AppendResponse:
         channel = self._registry.get(request.channel)
-        receipt = await channel.append(_some_events_of(request, columns), stamp_of(request))
+        receipt = await channel.append(some_events_of(request, columns), stamp_of(request))
         return pb.AppendResponse(
             first_sequence=receipt.first_sequence,
             last_sequence=receipt.last_sequence,
@@ -95,27 +94,7 @@ class ChannelService:
         )
 
     async def _append_stream(self, stream: MessageStream) -> None:
-        while (answer := await self._append_next(stream)) is not None:
-            await stream.write(answer)
-
-    async def _append_next(self, stream: MessageStream) -> pb.AppendStreamResponse | None:
-        """The answer to the stream's next request, of which nothing is kept; None at the end."""
-        raw = await stream.read()
-        if raw is None:
-            return None
-        request = None
-        try:
-            with stream.admit(raw):
-                request, columns = parse_apart(pb.AppendStreamRequest, raw)
-                channel = self._registry.get(request.channel)
-                receipt = await channel.append(_some_events_of(request, columns), stamp_of(request))
-        except Exception as error:  # noqa: BLE001 - the answer to one request, not the end of the stream
-            return pb.AppendStreamResponse(error=status_of(refusal(error, request)))
-        return pb.AppendStreamResponse(
-            first_sequence=receipt.first_sequence,
-            last_sequence=receipt.last_sequence,
-            deduplicated=receipt.is_deduplicated,
-        )
+        await Appending(self._registry, stream).run()
 
     async def _consume(self, stream: MessageStream) -> None:
         await Consuming(self._registry, stream).run()
@@ -123,7 +102,7 @@ class ChannelService:
     async def _claim(self, request: pb.ClaimRequest) -> pb.ClaimResponse:
         lease_seconds = seconds("lease", request.lease)
         channel = self._registry.get(request.channel)
-        claim = channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
+        claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
         return pb.ClaimResponse(
             lease=duration(claim.lease.seconds),
             first_sequence=channel.contents.first_sequence,
@@ -136,16 +115,16 @@ class ChannelService:
         channel = self._registry.get(request.channel)
         form = form_of(columns=request.columns)
         epoch = _epoch_of(request)
-        with closing(
+        async with aclosing(
             channel.claims.read(request.reader_id, epoch, request.from_sequence, request.to_sequence)
         ) as batches:
-            for batch in batches:
+            async for batch in batches:
                 for part in channel.parts(batch, form):
                     yield answers.encode(pb.ReadResponse(), pb.ReadResponse.BATCH_FIELD_NUMBER, [part], form)
 
     async def _acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeResponse:
         claims = self._registry.get(request.channel).claims
-        first_sequence = claims.acknowledge(request.reader_id, _epoch_of(request), request.through_sequence)
+        first_sequence = await claims.acknowledge(request.reader_id, _epoch_of(request), request.through_sequence)
         return pb.AcknowledgeResponse(first_sequence=first_sequence)
 
     async def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
@@ -154,13 +133,6 @@ class ChannelService:
 
     def _channel_of(self, txn_id: str) -> Channel:
         return self._registry.transactions.channel_of(txn_id)
-
-
-def _some_events_of(request: EventsRequest, columns: bytes | None) -> list[StoredColumns]:
-    requests = events_of(request, columns)
-    if not requests:
-        raise BadArgumentError("events: has none; an append holds at least one event")
-    return requests
 
 
 def _epoch_of(request: pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.contents import Receipt
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transaction
 from millrace_server.errors import BadArgumentError, DrainingError
@@ -20,7 +21,8 @@ class Consuming:
     """One Consume stream.
 
     Two tasks work on it: one lends events and sends them, while the other reads acks and nacks. When either ends, for
-    whatever reason, what was lent and not acknowledged returns at once.
+    whatever reason, what was lent and not acknowledged returns at once. So does what was acknowledged and could not be
+    removed, and then the stream ends with the reason.
     """
 
     def __init__(self, registry: ChannelRegistry, stream: MessageStream) -> None:
@@ -29,6 +31,8 @@ class Consuming:
         self._lent: dict[int, Transaction] = {}
         self._delivered_count = 0
         self._settled = asyncio.Event()
+        self._settling: set[asyncio.Future[Receipt]] = set()
+        self._unsettled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Serves the stream to its end."""
@@ -39,14 +43,14 @@ class Consuming:
         delivering = asyncio.ensure_future(self._deliver(channel, start))
         listening = asyncio.ensure_future(self._listen(channel))
         try:
-            await asyncio.wait({delivering, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({delivering, listening, self._unsettled}, return_when=asyncio.FIRST_COMPLETED)
             await self._let_settle(delivering, listening)
-            for task in (delivering, listening):
-                if task.done():
-                    task.result()
+            for end in (self._unsettled, delivering, listening):
+                if end.done():
+                    end.result()
         finally:
-            for task in (delivering, listening):
-                task.cancel()
+            for end in (self._unsettled, delivering, listening):
+                end.cancel()
             for loan in self._lent.values():
                 channel.give_back(loan)
 
@@ -91,6 +95,9 @@ class Consuming:
         """Does what the stream's next message says, of which nothing is kept; False at the end."""
         raw = await self._stream.read()
         if raw is None:
+            # Whoever closed its half and waits for the end is to know that its acks are done.
+            if self._settling:
+                await asyncio.wait(self._settling)
             return False
         with self._stream.admit(raw):
             request = parse(pb.ConsumeRequest, raw)
@@ -99,13 +106,24 @@ class Consuming:
             match request.WhichOneof("message"):
                 case "ack":
                     for loan in self._recall("ack", request.ack.delivery_ids):
-                        channel.settle(loan)
+                        self._follow(channel.settle(loan))
                 case "nack":
                     for loan in self._recall("nack", request.nack.delivery_ids):
                         channel.give_back(loan)
                 case other:
                     raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
         return True
+
+    def _follow(self, settling: "asyncio.Future[Receipt] | None") -> None:
+        if settling is not None:
+            self._settling.add(settling)
+            settling.add_done_callback(self._has_settled)
+
+    def _has_settled(self, settling: "asyncio.Future[Receipt]") -> None:
+        self._settling.discard(settling)
+        error = settling.exception()
+        if error is not None and not self._unsettled.done():
+            self._unsettled.set_exception(error)
 
     def _recall(self, field: str, delivery_ids: Iterable[int]) -> list[Transaction]:
         """The loans of these deliveries, which are out no more."""

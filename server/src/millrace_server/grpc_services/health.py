@@ -5,6 +5,7 @@ import asyncio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio
 
+from millrace_server.channels.hosted import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 
 _SERVER = ""
@@ -24,8 +25,8 @@ class Health:
     async def start(self) -> None:
         """Says that the server and its channels serve, and follows their changes."""
         await self.servicer.set(_SERVER, _SERVING)
-        for channel in self._registry.channels():
-            await self._tell(channel.name)
+        for hosted in self._registry.hosted():
+            await self._tell(hosted.name)
         self._registry.watch(self._on_change)
 
     async def drain(self) -> None:
@@ -38,4 +39,9 @@ class Health:
         update.add_done_callback(self._updates.discard)
 
     async def _tell(self, name: str) -> None:
-        await self.servicer.set(f"channels/{name}", _SERVING if name in self._registry else _SERVICE_UNKNOWN)
+        await self.servicer.set(f"channels/{name}", self._status(name))
+
+    def _status(self, name: str) -> int:
+        if name not in self._registry:
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._registry.get_hosted(name).state is ChannelState.OPEN else _NOT_SERVING

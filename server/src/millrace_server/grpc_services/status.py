@@ -32,6 +32,9 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.TooManyTxnsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
+    errors.ReplayingError: grpc.StatusCode.UNAVAILABLE,
+    errors.ChannelLogFailedError: grpc.StatusCode.DATA_LOSS,
+    errors.ChannelCorruptError: grpc.StatusCode.DATA_LOSS,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 

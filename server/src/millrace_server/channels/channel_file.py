@@ -1,0 +1,171 @@
+"""The file by which each directory of a file channel says whose it is.
+
+    {"format": "millrace channel", "version": 1, "crc32": "89abcdef", "channel": {"name": "orders", ...}}
+
+`crc32` is that of `channel` as JSON with sorted keys and without spaces. Like the catalog, a file that does not hold
+together is never repaired nor overwritten: whoever runs the server decides.
+"""
+
+import errno
+import json
+import os
+import secrets
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from millrace_server.channels.names import CHANNEL_NAME_PATTERN, shown
+from millrace_server.files import write_atomically
+
+CHANNEL_FILE = "channel.json"
+CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"
+"""What a crash may leave of a file that was being written."""
+
+CHECKPOINTS_ONLY = -1
+"""The index of a directory that holds checkpoints and no segments."""
+
+_FORMAT = "millrace channel"
+_VERSION = 1
+_ID_BYTES = 16
+_FILE_BYTES_MAX = 1 << 16
+
+
+class DirectoryError(Exception):
+    """Returned when a channel's directory cannot be used; a sentence for whoever runs the server, with paths.
+
+    Where the operating system refused something, `__cause__` is its OSError.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelIdentity:
+    """Who a file channel is: the same in all its directories."""
+
+    name: str
+    channel_id: bytes
+    """What readers know the channel by, 16 bytes; another one once it is made anew."""
+    log_id: bytes
+    """What its segments and checkpoints are bound to, 16 bytes; the channel id, unless it came from a backup."""
+    made_at_microseconds: int
+    """Unix time of its making."""
+
+    @classmethod
+    def make(cls, name: str) -> "ChannelIdentity":
+        """A new one, which no other channel has."""
+        channel_id = secrets.token_bytes(_ID_BYTES)
+        return cls(name, channel_id, channel_id, time.time_ns() // 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFile:
+    """What one directory says of itself."""
+
+    identity: ChannelIdentity
+    index: int
+    """Which of the channel's data directories it is, or CHECKPOINTS_ONLY."""
+    count: int
+    """So many data directories, from index 0 on, were known to have their file when this one was written."""
+    is_deleted: bool = False
+    """Whether the channel is being deleted: nothing in its directories counts any more."""
+
+    def write(self, directory: Path) -> None:
+        """Puts it in the place of the directory's file, if any. Once this returns, it survives a power cut.
+
+        Raises:
+            OSError: The old file is still there, unless only the directory's sync failed.
+        """
+        described = {
+            "name": self.identity.name,
+            "channel_id": self.identity.channel_id.hex(),
+            "log_id": self.identity.log_id.hex(),
+            "made_at_microseconds": self.identity.made_at_microseconds,
+            "index": self.index,
+            "count": self.count,
+            "is_deleted": self.is_deleted,
+        }
+        content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channel": described}
+        write_atomically(directory / CHANNEL_FILE, (json.dumps(content, indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> "ChannelFile | None":
+        """What a directory says of itself; None where it says nothing.
+
+        Raises:
+            DirectoryError: The file cannot be read, is damaged, or another version wrote it.
+        """
+        path = directory / CHANNEL_FILE
+        try:
+            content = _read(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DirectoryError(f"cannot read {path}: {why_refused(error)}") from error
+        try:
+            return _decode(json.loads(content), path)
+        except (ValueError, RecursionError):
+            raise _damaged(path, "it is not JSON") from None
+
+
+class _Channel(BaseModel):
+    """The types of `channel`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Annotated[str, Field(pattern=f"^{CHANNEL_NAME_PATTERN}$")]
+    channel_id: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _ID_BYTES}}}$")]
+    log_id: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _ID_BYTES}}}$")]
+    made_at_microseconds: Annotated[int, Field(ge=0)]
+    index: Annotated[int, Field(ge=CHECKPOINTS_ONLY)]
+    count: Annotated[int, Field(ge=0)]
+    is_deleted: bool
+
+
+def why_refused(error: OSError) -> str:
+    """Why the operating system did not open a file that must not be a link."""
+    return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
+
+
+def _read(path: Path) -> bytes:
+    # Were it a pipe, opening it must not wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _FILE_BYTES_MAX)
+    finally:
+        os.close(descriptor)
+
+
+def _decode(content: Any, path: Path) -> ChannelFile:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise _damaged(path, f'it does not say that its format is "{_FORMAT}"')
+    # The version comes first: another version may define everything else anew.
+    if (version := content.get("version")) != _VERSION:
+        raise DirectoryError(
+            f"cannot read {path}: its version is {shown(json.dumps(version))}, and this server knows version "
+            f"{_VERSION} only; start the server that wrote it"
+        )
+    described = content.get("channel")
+    if content.get("crc32") != _checksum(described):
+        raise _damaged(path, "its checksum does not match")
+    try:
+        channel = _Channel.model_validate(described)
+    except ValidationError as error:
+        fields = sorted({str(part) for details in error.errors() for part in details["loc"]})
+        raise _damaged(path, f"its channel is not described as it must be: {shown(', '.join(fields))}") from None
+    ids = (bytes.fromhex(channel.channel_id), bytes.fromhex(channel.log_id))
+    identity = ChannelIdentity(channel.name, *ids, channel.made_at_microseconds)
+    return ChannelFile(identity, channel.index, channel.count, channel.is_deleted)
+
+
+def _damaged(path: Path, why: str) -> DirectoryError:
+    return DirectoryError(
+        f"{path} is damaged: {why}; restore it from a backup, or move all of the channel's directories away to begin "
+        "without what it holds"
+    )
+
+
+def _checksum(channel: object) -> str:
+    return format(zlib.crc32(json.dumps(channel, sort_keys=True, separators=(",", ":")).encode()), "08x")

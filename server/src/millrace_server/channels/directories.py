@@ -1,0 +1,266 @@
+"""Where one file channel keeps its files: directories that belong to it alone, and that all say so.
+
+Each holds a `lock`, a `channel.json` (see `channel_file`), and what the write-ahead log puts there. What makes a crash
+harmless at any point:
+
+- A `channel.json` whose count is n is written only once the data directories 0 to n-1 have theirs on the disk. So a
+  directory that says nothing is a new one where all the counted ones are there; otherwise it stands where one of them
+  is missing, such as a disk that is not mounted, and the channel is refused.
+- A channel that is deleted is marked so in all its directories before anything is removed, and what marks a directory
+  goes last from it. So a deletion that was begun is finished at the next start.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from millrace_server.channels.channel_file import (
+    CHANNEL_FILE,
+    CHANNEL_FILE_TEMPORARY,
+    CHECKPOINTS_ONLY,
+    ChannelFile,
+    ChannelIdentity,
+    DirectoryError,
+)
+from millrace_server.channels.directory_lock import LOCK_FILE, lock_directory
+from millrace_server.files import make_directories, sync_directory
+
+_LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?")
+
+
+class ChannelDirectories:
+    """The directories of one channel, locked, made by `open_directories`. All calls wait for the disk.
+
+    Attributes:
+        identity: Who the channel is.
+        data_dirs: Where its segments go.
+        checkpoint_dir: Where its checkpoints go; may be one of them.
+    """
+
+    def __init__(
+        self, data_dirs: Sequence[Path], checkpoint_dir: Path, files: Mapping[Path, ChannelFile], locks: ExitStack
+    ) -> None:
+        self.identity = files[data_dirs[0]].identity
+        self.data_dirs = tuple(data_dirs)
+        self.checkpoint_dir = checkpoint_dir
+        self._files = files
+        self._locks = locks
+        self._is_marked = False
+
+    def mark_deleted(self) -> None:
+        """Decides that the channel is deleted. Once this returns, it is, whatever crashes.
+
+        Raises:
+            OSError: It is not, and may go on.
+            DirectoryError: Nobody knows whether it is. It must take nothing more; this call may be repeated.
+        """
+        marked: list[Path] = []
+        for path, file in self._files.items():
+            try:
+                replace(file, is_deleted=True).write(path)
+            except OSError:
+                # One mark is enough for the next start.
+                self._take_back(marked, path)
+                raise
+            marked.append(path)
+        self._is_marked = True
+
+    def _take_back(self, marked: Sequence[Path], failed: Path) -> None:
+        doubt = f"nobody knows whether channel {self.identity.name!r} is deleted: cannot write {{}}: {{}}"
+        for path in marked:
+            try:
+                self._files[path].write(path)
+            except OSError as error:
+                raise DirectoryError(doubt.format(path / CHANNEL_FILE, error.strerror)) from error
+        if ChannelFile.read(failed) != self._files[failed]:
+            # It has its name, and the sync of that failed: it may be on the disk or not, and no other sync would tell.
+            raise DirectoryError(doubt.format(failed / CHANNEL_FILE, "the sync of its name failed"))
+
+    def remove(self) -> None:
+        """Removes the channel's files, then the directories that are empty without them, and releases the locks.
+
+        To be called after `mark_deleted`, once the log is closed. Files of others stay, and then their directory too.
+
+        Raises:
+            OSError: Some may be removed; the rest by another call, or at the next start.
+        """
+        assert self._is_marked, "what is removed was marked before"
+        for path in self._files:
+            _remove_files(path)
+        for path in self._files:
+            (path / LOCK_FILE).unlink(missing_ok=True)
+            # A link to a directory stays, and so does one with others' files. Nothing is lost where this fails.
+            with suppress(OSError):
+                path.rmdir()
+                sync_directory(path.parent)
+        self.close()
+
+    def close(self) -> None:
+        """Releases the locks. May be called again."""
+        self._locks.close()
+
+
+def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelDirectories:
+    """Takes a channel's directories, which are made where they are missing. Waits for the disk.
+
+    Once this returns, nobody else uses them, and all of them say the same of themselves, which survives a power cut. A
+    channel that was being deleted is removed and made anew. Directories may be added, moved and named in another order.
+
+    Args:
+        name: The channel's name.
+        data_dirs: Where its segments go, one or more, each for this channel alone.
+        checkpoint_dir: Where its checkpoints go, for this channel alone; may be one of them.
+
+    Raises:
+        DirectoryInUseError: Another process or channel uses one of them.
+        DirectoryError: One cannot be used, is another channel's, is missing or damaged. No file in them was changed,
+            unless the disk failed.
+    """
+    with ExitStack() as locks:
+        places = _make(name, data_dirs, checkpoint_dir)
+        for path in places:
+            locks.callback(os.close, lock_directory(path))
+        files = _read(name, places)
+        # Whoever was killed between a name's change and its sync left that to us, and what follows relies on it.
+        for path in places:
+            with _told(path):
+                sync_directory(path)
+        if any(file and file.is_deleted for file in files.values()):
+            _finish_deletion(files)
+            files = dict.fromkeys(places)
+        indexes = _indexes(name, data_dirs, files)
+        complete = _complete(name, files, indexes, len(data_dirs))
+        return ChannelDirectories(data_dirs, checkpoint_dir, complete, locks.pop_all())
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tells in a sentence what the operating system refused."""
+    try:
+        yield
+    except OSError as error:
+        raise DirectoryError(f"cannot use {path}: {error.strerror}") from error
+
+
+def _make(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Path]:
+    """Makes the directories; returns each once, the data directories first."""
+    for path in (*data_dirs, checkpoint_dir):
+        with _told(path):
+            _make_one(path)
+    for one, other in itertools.combinations(data_dirs, 2):
+        if one.samefile(other):
+            raise DirectoryError(f"channel {name!r} has the same data directory twice: {one} and {other}")
+    is_apart = not any(checkpoint_dir.samefile(path) for path in data_dirs)
+    return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs)
+
+
+def _make_one(path: Path) -> None:
+    lowest = next(directory for directory in (path, *path.parents) if directory.exists())
+    # Made just before a kill, its name may not be on the disk. One above which we may not look was not made by us.
+    with suppress(PermissionError):
+        sync_directory(lowest.parent)
+    make_directories(path)
+
+
+def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
+    """What each directory says of itself, after making sure that all say the same, or nothing and hold nothing."""
+    files = {path: ChannelFile.read(path) for path in places}
+    known = [(path, file.identity) for path, file in files.items() if file]
+    for path, identity in known:
+        if identity.name != name:
+            raise DirectoryError(
+                f"{path / CHANNEL_FILE}: belongs to channel {identity.name!r}; give {name!r} a directory of its own"
+            )
+        if identity != known[0][1]:
+            raise DirectoryError(
+                f"{path / CHANNEL_FILE}: belongs to a channel {name!r} that was made at another time, or restored, "
+                f"than that of {known[0][0] / CHANNEL_FILE}; name the directories of one of them only"
+            )
+    for path in (path for path, file in files.items() if not file):
+        with _told(path):
+            ours = _log_files(path)
+        if ours:
+            raise DirectoryError(
+                f"{path / CHANNEL_FILE}: is missing, but there is {ours[0]}; restore it from a backup, or move the "
+                "directory's files away to begin without them"
+            )
+    return files
+
+
+def _indexes(name: str, data_dirs: Sequence[Path], files: Mapping[Path, ChannelFile | None]) -> dict[Path, int]:
+    """Which index each directory has, after making sure that none is missing."""
+    known_count = _known_count(files)
+    holders: dict[int, Path] = {}
+    for path, file in files.items():
+        # An index from the count on was given before a crash kept the others from counting it: nothing relies on it.
+        if file and 0 <= file.index < known_count:
+            other = holders.setdefault(file.index, path)
+            if other != path:
+                raise DirectoryError(
+                    f"{path} and {other} both say that they are data directory {file.index} of channel {name!r}; one "
+                    "is a copy of the other: name one of them only"
+                )
+    missing = [str(index) for index in range(known_count) if holders.get(index) not in data_dirs]
+    if missing:
+        raise DirectoryError(
+            f"channel {name!r} has {known_count} data directories, numbered from 0; {', '.join(missing)} is not among "
+            f"those given, {', '.join(map(str, data_dirs))}: name all of them, and see that their disks are mounted"
+        )
+    known = {path: index for index, path in holders.items()}
+    new_indexes = itertools.count(known_count)
+    indexes = dict.fromkeys(files, CHECKPOINTS_ONLY)
+    return indexes | {path: known[path] if path in known else next(new_indexes) for path in data_dirs}
+
+
+def _known_count(files: Mapping[Path, ChannelFile | None]) -> int:
+    return max((file.count for file in files.values() if file), default=0)
+
+
+def _complete(
+    name: str, files: Mapping[Path, ChannelFile | None], indexes: Mapping[Path, int], count: int
+) -> dict[Path, ChannelFile]:
+    """Has all directories say the same, and none of them count one that does not say so yet."""
+    identity = next((file.identity for file in files.values() if file), None) or ChannelIdentity.make(name)
+    known_count = _known_count(files)
+    for path, index in indexes.items():
+        file = files[path]
+        if not file or file.index != index:
+            _write(path, ChannelFile(identity, index, known_count))
+    complete = {path: ChannelFile(identity, index, count) for path, index in indexes.items()}
+    for path, file in complete.items():
+        if file != files[path]:
+            _write(path, file)
+    return complete
+
+
+def _write(path: Path, file: ChannelFile) -> None:
+    with _told(path):
+        file.write(path)
+
+
+def _finish_deletion(files: Mapping[Path, ChannelFile | None]) -> None:
+    for path, file in files.items():
+        # With a mark in each, it does not matter which of them a crash leaves.
+        if file and not file.is_deleted:
+            _write(path, replace(file, is_deleted=True))
+    for path in files:
+        with _told(path):
+            _remove_files(path)
+
+
+def _remove_files(path: Path) -> None:
+    """Removes the channel's files from a directory, that which tells whose they are last."""
+    for file in _log_files(path):
+        (path / file).unlink(missing_ok=True)
+    sync_directory(path)
+    for file in (CHANNEL_FILE_TEMPORARY, CHANNEL_FILE):
+        (path / file).unlink(missing_ok=True)
+    sync_directory(path)
+
+
+def _log_files(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir() if _LOG_FILE.fullmatch(file.name))

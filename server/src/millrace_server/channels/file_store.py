@@ -1,0 +1,271 @@
+"""The files of one channel, from its opening to its end."""
+
+import asyncio
+import time
+from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from millrace_server.channels.channel import ChannelBasis
+from millrace_server.channels.channel_file import ChannelFile, DirectoryError
+from millrace_server.channels.checkpointing import Checkpointing
+from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.contents import Contents
+from millrace_server.channels.directories import ChannelDirectories, open_directories
+from millrace_server.channels.disk_room import DiskRoom
+from millrace_server.channels.journal import Journal, JournalFiles
+from millrace_server.channels.keys import load_keys
+from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
+from millrace_server.channels.room import Room
+from millrace_server.wal.checkpoints import CheckpointFiles
+from millrace_server.wal.disk import Disk
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.segments import SegmentFiles
+
+_log = structlog.stdlib.get_logger(__name__)
+
+_OPENERS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFiles:
+    directories: ChannelDirectories
+    log: WriteAheadLog
+    checkpoints: CheckpointFiles
+    columns: LogColumns
+
+    def close(self) -> None:
+        self.log.close()
+        self.directories.close()
+
+
+class FileStore:
+    """The open files of a channel, made by `FileStores.open`.
+
+    Attributes:
+        basis: What the channel stands on.
+    """
+
+    def __init__(self, basis: ChannelBasis, files: _OpenFiles, journal: Journal, checkpointing: Checkpointing) -> None:
+        self.basis = basis
+        self._files = files
+        self._journal = journal
+        self._checkpointing = checkpointing
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes that the log takes on the disk."""
+        return self._files.log.byte_count()
+
+    @property
+    def segment_count(self) -> int:
+        """Files of the log."""
+        return self._files.log.segment_count
+
+    @property
+    def damage(self) -> str:
+        """The first damage that reading met since the opening; empty where there was none."""
+        return self._files.columns.damage
+
+    async def close(self) -> None:
+        """Writes a last checkpoint, so that the next opening reads next to nothing, and closes the files."""
+        await self._checkpointing.stop()
+        if self._journal.fault is None:
+            await self._checkpointing.make()
+        self._journal.close()
+        await asyncio.to_thread(self._files.close)
+
+    async def mark_deleted(self) -> None:
+        """Has the channel come back no more, should the server end before its files are removed.
+
+        Raises:
+            OSError, DirectoryError: It could not be marked.
+        """
+        await asyncio.to_thread(self._files.directories.mark_deleted)
+
+    async def remove(self) -> None:
+        """Removes the files of a channel that was marked and is used no more.
+
+        Raises:
+            OSError: Some may be left; the next opening of a channel of this name removes them.
+        """
+        await self._checkpointing.stop()
+        self._journal.close()
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        # Also where some of it is left: a channel of this name may be made anew, and finishes it.
+        with closing(self._files.directories) as directories:
+            self._files.log.close()
+            directories.remove()
+
+
+class ClosedStore:
+    """The files of a channel that cannot be opened, which can be deleted all the same."""
+
+    def __init__(self, open_directories: Callable[[], ChannelDirectories]) -> None:
+        self._open_directories = open_directories
+
+    async def mark_deleted(self) -> None:
+        """As `FileStore.mark_deleted`."""
+        await asyncio.to_thread(self._mark)
+
+    async def remove(self) -> None:
+        """As `FileStore.remove`."""
+        await asyncio.to_thread(self._remove)
+
+    def _mark(self) -> None:
+        with closing(self._open_directories()) as directories:
+            directories.mark_deleted()
+
+    def _remove(self) -> None:
+        _remove_deleted(self._open_directories())
+
+
+def _remove_deleted(directories: ChannelDirectories) -> None:
+    # Opening them has finished the deletion, and made the channel anew: that goes too.
+    with closing(directories):
+        directories.mark_deleted()
+        directories.remove()
+
+
+class FileStores:
+    """Opens the files of channels.
+
+    Args:
+        base: Where channels are kept that do not say where, each in a directory of its own.
+        disk: The operating system's files.
+    """
+
+    def __init__(self, base: Path, disk: Disk) -> None:
+        self._base = base
+        self._disk = disk
+        self._recent = RecentColumns()
+        # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
+        self._openers = ThreadPoolExecutor(_OPENERS_MAX, thread_name_prefix="channel-opener")
+
+    def finish_deletions(self, configured: Container[str]) -> None:
+        """Removes the files of channels whose deletion a crash has interrupted, below the server's own directory.
+
+        Args:
+            configured: Names of channels that are going to be opened, which then finish it themselves.
+        """
+        for path in self._base.iterdir() if self._base.is_dir() else ():
+            if path.name in configured:
+                continue
+            try:
+                file = ChannelFile.read(path)
+                if file is not None and file.is_deleted:
+                    _remove_deleted(open_directories(path.name, [path], path))
+                    _log.info("the deletion of a channel was finished", channel=path.name)
+            except (OSError, DirectoryError) as error:
+                _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
+
+    def closed(self, name: str, config: FileChannelConfig) -> ClosedStore:
+        """A channel's files, not opened."""
+        return ClosedStore(lambda: self._open_directories(name, config))
+
+    def _open_directories(self, name: str, config: FileChannelConfig) -> ChannelDirectories:
+        data_dirs = [directory / name for directory in config.data_dirs or [self._base]]
+        checkpoint_dir = config.checkpoint_dir / name if config.checkpoint_dir else data_dirs[0]
+        return open_directories(name, data_dirs, checkpoint_dir)
+
+    async def open(
+        self, name: str, config: FileChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
+    ) -> FileStore:
+        """Reads a channel back, or makes its files, and has its log ready to be written.
+
+        Args:
+            name: The channel's name.
+            config: How and where it is kept.
+            progress: Told meanwhile how far this is.
+            on_change: Called with a sentence for the server's log should the log later fail, stall or be found damaged.
+
+        Raises:
+            DirectoryError, KeyFileError, KeyMissingError, LogCorruptError, UnknownVersionError, OSError: It cannot be
+                opened; nothing was changed.
+            DiskFullError, ChannelLogFailedError: A new log could not be written.
+        """
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        files, recovered = await loop.run_in_executor(self._openers, self._recover, name, config, progress)
+        journal = self._journal(name, config, files, recovered)
+        journal.on_change = files.columns.on_damage = on_change
+        try:
+            # With a new log, this makes its first segment.
+            await journal.snapshot()
+        except BaseException:
+            journal.close()
+            await asyncio.to_thread(files.close)
+            raise
+        identity = files.directories.identity
+        basis = ChannelBasis(
+            channel_id=identity.channel_id.hex(),
+            contents=journal.contents,
+            commits=journal,
+            epochs_from=identity.made_at_microseconds,
+            ended=recovered.ended,
+            claim=recovered.claim,
+        )
+        checkpointing = Checkpointing(name, journal, files.checkpoints, files.log, recovered.first_needed_segment)
+        checkpointing.start()
+        _log.info(
+            "channel opened",
+            channel=name,
+            events=recovered.queue.event_count,
+            from_checkpoint=recovered.checkpoint is not None,
+            replayed_records=recovered.replayed_records,
+            replayed_bytes=recovered.replayed_bytes,
+            seconds=round(time.monotonic() - started, 3),
+        )
+        return FileStore(basis, files, journal, checkpointing)
+
+    def _recover(self, name: str, config: FileChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
+        """Waits for the disk, on a thread of its own."""
+        with ExitStack() as undoing:
+            directories = self._open_directories(name, config)
+            undoing.callback(directories.close)
+            log_id = directories.identity.log_id
+            sealer = make_sealer(config)
+            log = WriteAheadLog(SegmentFiles(self._disk, directories.data_dirs, log_id), sealer)
+            undoing.callback(log.close)
+            checkpoints = CheckpointFiles(
+                self._disk,
+                directories.checkpoint_dir,
+                log_id,
+                keeps_previous=config.backup_checkpoint,
+                sealer=sealer,
+            )
+            columns = LogColumns(log, self._recent)
+            recovered = recover(log, checkpoints, columns, progress)
+            columns.first_segment_id = log.first_segment_id
+            log.start()
+            undoing.pop_all()
+        return _OpenFiles(directories, log, checkpoints, columns), recovered
+
+    def _journal(self, name: str, config: FileChannelConfig, files: _OpenFiles, recovered: Recovered) -> Journal:
+        room = Room(config.capacity, config.body_bytes_max)
+        contents = Contents(name, room, recovered.next_sequence, files.columns)
+        contents.restore(recovered.queue, recovered.ledger)
+        disk_room = DiskRoom(self._disk, files.directories.data_dirs, time.monotonic)
+        journal_files = JournalFiles(files.log, files.columns, disk_room)
+        return Journal(contents, recovered.ended, recovered.claim, journal_files, config)
+
+
+def make_sealer(config: FileChannelConfig) -> Sealer:
+    """How a channel's configuration has its records sealed.
+
+    Raises:
+        KeyFileError: A key's file cannot be used.
+    """
+    compresses = config.compression == "zstd"
+    if config.encryption is None:
+        return Sealer(compresses)
+    return Sealer(compresses, config.encryption.active_key, load_keys(config.encryption.keys))

@@ -1,0 +1,166 @@
+"""A channel as its server hosts it: open, or on its way, or out of order."""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+
+import structlog
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, MillraceError, ReplayingError
+from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.segments import LogCorruptError
+
+_log = structlog.stdlib.get_logger(__name__)
+
+_RETRY_DELAY_SECONDS = 0.5
+_PROGRESS_SECONDS = 2.0
+
+
+class ChannelState(enum.Enum):
+    """Moves; any other is illegal.
+
+    REPLAYING -> OPEN         the log was read back
+    REPLAYING -> LOG_FAILED   it could not be opened: a missing key, a directory in use, a disk that does not answer
+    REPLAYING -> CORRUPT      what was synced is not what was written
+    OPEN -> LOG_FAILED        a write or a sync failed
+    OPEN -> CORRUPT           something was read that is not what was written
+    OPEN -> STALLED           the disk does not answer; commits wait
+    STALLED -> OPEN           it answers again
+    STALLED -> LOG_FAILED     as from OPEN
+    STALLED -> CORRUPT        as from OPEN
+    """
+
+    OPEN = "open"
+    REPLAYING = "replaying"
+    LOG_FAILED = "log failed"
+    CORRUPT = "corrupt"
+    STALLED = "stalled"
+
+
+class HostedChannel:
+    """A name, and the channel behind it once that is open.
+
+    Attributes:
+        store: The channel's files; None while they are not open, and where there are none.
+    """
+
+    def __init__(self, name: str, config: ChannelConfig, on_change: Callable[[str], None]) -> None:
+        self.name = name
+        self._config = config
+        self._on_change = on_change
+        self._channel: Channel | None = None
+        self._fault: MillraceError | None = None
+        self.store: FileStore | None = None
+        self.progress = ReplayProgress()
+        self.opened = asyncio.Event()
+        """Set once the channel is open, or it is known that it cannot be."""
+
+    @property
+    def config(self) -> ChannelConfig:
+        """The configuration in force."""
+        return self._channel.config if self._channel else self._config
+
+    @property
+    def state(self) -> ChannelState:
+        """Whether the channel can be used."""
+        if self._channel is None and self._fault is None:
+            return ChannelState.REPLAYING
+        match self.fault:
+            case None if self._channel is not None and self._channel.commits.is_stalled:
+                return ChannelState.STALLED
+            case None:
+                return ChannelState.OPEN
+            case ChannelCorruptError():
+                return ChannelState.CORRUPT
+            case _:
+                return ChannelState.LOG_FAILED
+
+    @property
+    def replayed_fraction(self) -> float:
+        """How much of its log was read back, from 0 to 1."""
+        return self.progress.fraction if self.state is ChannelState.REPLAYING else 1.0
+
+    @property
+    def fault(self) -> MillraceError | None:
+        """What is wrong with it, as callers are told; None while it is well, or not open yet."""
+        if self._channel is None:
+            return self._fault
+        if fault := self._channel.commits.fault:
+            return fault
+        if self.store is not None and self.store.damage:
+            return ChannelCorruptError("stored events cannot be read back as they were written")
+        return None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, in a sentence; empty while all is well."""
+        if self.state is ChannelState.STALLED:
+            return "the disk does not answer; commits wait for it"
+        return str(self.fault or "")
+
+    @property
+    def channel_if_open(self) -> Channel | None:
+        """The channel; None where it never came to be open."""
+        return self._channel
+
+    @property
+    def channel(self) -> Channel:
+        """The open channel.
+
+        Raises:
+            ReplayingError: It is not open yet.
+            ChannelCorruptError, ChannelLogFailedError: It could not be opened.
+        """
+        if self._channel is not None:
+            return self._channel
+        if self._fault is not None:
+            raise type(self._fault)(str(self._fault), channel=self.name)
+        raise ReplayingError(
+            f"channel {self.name!r} is being read back from its log, {self.progress.fraction:.0%} so far",
+            retry_delay_seconds=_RETRY_DELAY_SECONDS,
+            channel=self.name,
+        )
+
+    def is_open_with(self, channel: Channel) -> None:
+        """The channel can be used from now on."""
+        self._channel = channel
+        self.opened.set()
+        self._on_change(self.name)
+
+    def cannot_open(self, error: Exception) -> None:
+        """The channel cannot be used until the server opens it anew. The server's log is told why, callers what."""
+        _log.error("a channel cannot be opened", channel=self.name, error=str(error), kind=type(error).__name__)
+        if isinstance(error, LogCorruptError | UnknownVersionError | ChannelCorruptError):
+            self._fault = ChannelCorruptError(
+                f"channel {self.name!r} cannot be opened: its log is damaged or not known to this server; the server's "
+                "log tells where",
+                channel=self.name,
+            )
+        else:
+            self._fault = ChannelLogFailedError(
+                f"channel {self.name!r} cannot be opened; the server's log tells why", channel=self.name
+            )
+        self.opened.set()
+        self._on_change(self.name)
+
+    def has_changed(self, sentence: str) -> None:
+        """The open channel has moved to another state, for a reason that the server's log is told."""
+        level = logging.INFO if self.state is ChannelState.OPEN else logging.ERROR
+        _log.log(level, "channel changed its state", channel=self.name, state=self.state.value, reason=sentence)
+        self._on_change(self.name)
+
+    async def tell_progress(self) -> None:
+        """Logs now and then how far the opening is; to be cancelled at its end."""
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            _log.info(
+                "replaying",
+                channel=self.name,
+                percent=round(100 * self.progress.fraction),
+                replayed_bytes=self.progress.bytes_done,
+            )

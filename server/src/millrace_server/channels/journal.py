@@ -1,0 +1,295 @@
+"""Commits of a file channel: each is written to the channel's log, and made once it is on the disk."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from millrace_server.channels.commits import ClaimNote, CommitEnd
+from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.contents import Change, Contents, Receipt
+from millrace_server.channels.disk_room import RETRY_DELAY_SECONDS, DiskRoom
+from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.pending import (
+    CommitOrder,
+    LastClaim,
+    Pending,
+    PendingClaim,
+    PendingCommit,
+    PendingRollback,
+    PendingSnapshot,
+    PendingSync,
+    Snapshot,
+)
+from millrace_server.channels.records import rollback_record, state_message, state_record
+from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.writer import LogFullError, Submission
+
+STALL_SECONDS = 2.0
+"""When the disk has not answered for so long, that is told."""
+
+_ROTATION_PAUSE_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFiles:
+    """Where a journal writes."""
+
+    log: WriteAheadLog
+    """The channel's log, started."""
+    columns: LogColumns
+    """Reads back what was put."""
+    room: DiskRoom
+    """The log's disks."""
+
+
+class Journal:
+    """Writes changes to a log in the order in which they begin, and finishes them in that order.
+
+    What is under way has begun, so that what comes behind builds on it; nobody sees it before it is on the disk. Where
+    the disk has no room, all that is under way is undone, the last first, and what puts nothing is tried once more.
+
+    Args:
+        contents: What is changed.
+        ended: How transactions ended.
+        claim: The newest claim that the log knows.
+        files: Where it is written.
+        config: How.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        ended: EndedTxns,
+        claim: ClaimNote | None,
+        files: JournalFiles,
+        config: FileChannelConfig,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.contents = contents
+        self._ended = ended
+        self._log = files.log
+        self._columns = files.columns
+        self._room = files.room
+        self._last_claim = LastClaim(claim)
+        self._pending: deque[Pending] = deque()
+        self._segment_bytes = files.log.end.position
+        self._is_rotating = False
+        self._rotates_again_at = 0.0
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.is_stalled = False
+        """Whether the disk has kept something waiting for longer than it should. Nothing is lost, but nothing moves."""
+        self._fault = ""
+        self.config = config
+        self.submitted_count = 0
+        """Submissions so far: whether anything may have changed since somebody looked."""
+        self.on_new_segment: Callable[[], None] = _ignore
+        """Called when a new segment has begun."""
+        self.on_change: Callable[[str], None] = _ignore
+        """Called with a sentence when the log has failed, or the disk stalls or answers again."""
+
+    @property
+    def fault(self) -> MillraceError | None:
+        """Why nothing can be committed any more; None while all is well."""
+        return ChannelLogFailedError(self._fault) if self._fault else None
+
+    # What is to last.
+
+    def enforce(self, config: ChannelConfig) -> None:
+        assert isinstance(config, FileChannelConfig), "a channel's type never changes"
+        if config.compression != self.config.compression:
+            self._log.compress(compresses=config.compression == "zstd")
+        self.config = config
+
+    def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
+        self._refuse_after_fault()
+        order = CommitOrder(change, txn_ids, end)
+        commit = PendingCommit(self.contents, self._columns, order, self._loop.create_future())
+        if commit.has_puts:
+            self._room.spend(commit.put_raw_bytes, self.config.min_free_bytes)
+        if commit.writes_nothing and not self._pending:
+            commit.begin()
+            return commit.finish_at_once()
+        self._submit(commit)
+        return commit.future
+
+    def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        if not self._fault:
+            self._submit(PendingRollback([rollback_record(txn_id, has_expired=has_expired)]))
+
+    def note_claim(self, note: ClaimNote) -> "asyncio.Future[None] | None":
+        if note.has_ended and self._fault:
+            return None
+        self._refuse_after_fault()
+        claim = PendingClaim(self._last_claim, note, self._loop.create_future())
+        self._submit(claim)
+        return claim.future
+
+    async def snapshot(self) -> Snapshot:
+        """How the channel stands, at a place of the log that is synced once this returns. Holds nobody up.
+
+        Raises:
+            DiskFullError, ChannelLogFailedError: The log could not be synced up to there.
+        """
+        self._refuse_after_fault()
+        snapshot = PendingSnapshot(self.contents, self.state(), self._loop.create_future())
+        self._submit(snapshot)
+        return await asyncio.shield(snapshot.future)
+
+    def state(self) -> pb.State:
+        """How the channel will stand once all that is under way is finished, but for its events."""
+        under_way = (
+            (txn_id, Outcome(TxnState.COMMITTED, receipt))
+            for pending in self._pending
+            for txn_id, receipt in pending.ending_txns()
+        )
+        ended = chain(self._ended.items(), under_way)
+        return state_message(self.contents.assigned_sequence, self.contents.ledger, ended, self._last_claim.note)
+
+    def close(self) -> None:
+        """Submits nothing more by itself."""
+        for timer in (self._sync_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # The way through the log.
+
+    def _submit(self, pending: Pending) -> None:
+        begins_segment = self._needs_segment()
+        # Taken before the change begins: it is the state that the segment's first commit is applied to.
+        records = [state_record(self.state())] if begins_segment else []
+        pending.begin()
+        records += pending.records
+        byte_count = sum(len(piece) for _, pieces in records for piece in pieces)
+        self._segment_bytes = byte_count if begins_segment else self._segment_bytes + byte_count
+        self._is_rotating = self._is_rotating or begins_segment
+        pending.submitted_at = self._loop.time()
+        self._pending.append(pending)
+        self.submitted_count += 1
+        if self._stall_timer is None:
+            self._stall_timer = self._loop.call_later(STALL_SECONDS, self._look_for_stall)
+        self._log.submit(
+            records,
+            needs_sync=begins_segment or self._needs_sync(pending),
+            begins_segment=begins_segment,
+            done=partial(self._done, pending, int(begins_segment)),
+        )
+
+    def _needs_segment(self) -> bool:
+        if self._log.end.segment_id == 0 and not self.submitted_count:
+            return True
+        is_full = self._segment_bytes >= self.config.segment_bytes_max
+        return is_full and not self._is_rotating and self._loop.time() >= self._rotates_again_at
+
+    def _needs_sync(self, pending: Pending) -> bool:
+        if pending.is_urgent or not pending.needs_sync or self.config.fsync == "commit":
+            return pending.needs_sync
+        if self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(self.config.fsync_interval_seconds, self._sync)
+        return False
+
+    def _sync(self) -> None:
+        self._sync_timer = None
+        if not self._fault:
+            self._submit(PendingSync())
+
+    def _look_for_stall(self) -> None:
+        self._stall_timer = None
+        if self._fault:
+            self.is_stalled = False
+            return
+        if not self._pending:
+            self._tell_stall(is_stalled=False)
+            return
+        waited_seconds = self._loop.time() - self._pending[0].submitted_at
+        self._tell_stall(is_stalled=waited_seconds >= STALL_SECONDS)
+        self._stall_timer = self._loop.call_later(
+            max(STALL_SECONDS - waited_seconds, _LOOK_SECONDS), self._look_for_stall
+        )
+
+    def _tell_stall(self, *, is_stalled: bool) -> None:
+        if self.is_stalled != is_stalled:
+            self.is_stalled = is_stalled
+            self.on_change("the disk does not answer; commits wait for it" if is_stalled else "the disk answers again")
+
+    def _done(self, pending: Pending, skipped: int, submission: Submission, error: Exception | None) -> None:
+        """Learns of a submission's end, in the order of submissions.
+
+        Args:
+            pending: What was submitted.
+            skipped: 1 where a segment's STATE went before it.
+            submission: Where it is.
+            error: Why it is not.
+        """
+        if pending.is_settled:
+            # It was undone together with one before it.
+            return
+        if isinstance(error, LogFullError):
+            self._take_back()
+        elif error is not None:
+            self._fail(str(error))
+        else:
+            assert submission.end is not None
+            first = self._pending.popleft()
+            assert first is pending, "the log answers in order"
+            if not self._pending:
+                # So far it was an estimate, since the log may pack what it is given.
+                self._segment_bytes = submission.end.position
+            pending.is_settled = True
+            pending.finish(submission.locations[skipped:], submission.end)
+            if skipped:
+                self._is_rotating = False
+                self.on_new_segment()
+
+    def _take_back(self) -> None:
+        """Undoes all that is under way: the log has refused the first, and takes nothing that was built on it."""
+        refused = self._undo_all()
+        # Without what puts, or without a new segment, there may be room.
+        is_worth_a_try = self._is_rotating or any(pending.has_puts for pending in refused)
+        if self._is_rotating:
+            # The full segment goes on for a while, in what room it has.
+            self._is_rotating = False
+            self._segment_bytes = self.config.segment_bytes_max
+            self._rotates_again_at = self._loop.time() + _ROTATION_PAUSE_SECONDS
+        self._log.resume()
+        for pending in refused:
+            again = pending.again() if is_worth_a_try else None
+            if again is None:
+                pending.fail(
+                    DiskFullError(
+                        "the disk has no room for the channel's log; nothing was changed",
+                        retry_delay_seconds=RETRY_DELAY_SECONDS,
+                    )
+                )
+            else:
+                self._submit(again)
+
+    def _fail(self, sentence: str) -> None:
+        """Takes nothing more: what the log holds is known again once it was opened anew."""
+        self._fault = "the channel's log has failed and takes no more commits until the server opens it anew"
+        for pending in self._undo_all():
+            pending.fail(ChannelLogFailedError(self._fault))
+        self.on_change(sentence)
+
+    def _undo_all(self) -> list[Pending]:
+        undone = list(self._pending)
+        self._pending.clear()
+        for pending in reversed(undone):
+            pending.is_settled = True
+            pending.undo()
+        return undone
+
+    def _refuse_after_fault(self) -> None:
+        if fault := self.fault:
+            raise fault
+
+
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,87 @@
+"""Reading columns back from a channel's log."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from millrace_server.channels.batches import StoredBatch, StoredColumns
+from millrace_server.channels.recent import RecentColumns
+from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.segments import LogCorruptError
+from millrace_server.wal.writer import Location
+
+
+class LogColumns:
+    """The columns that lie in one log, and in memory while they are recent.
+
+    Attributes:
+        damage: The first damage that reading met, in a sentence for the server's log; empty while there was none.
+        on_damage: Called with that sentence.
+        first_segment_id: The oldest segment that there was when the channel was opened.
+    """
+
+    def __init__(self, log: WriteAheadLog, recent: RecentColumns) -> None:
+        self._log = log
+        self._recent = recent
+        self.damage = ""
+        self.on_damage: Callable[[str], None] = lambda _: None
+        self.first_segment_id = 0
+
+    def add(self, stored: StoredColumns) -> None:
+        """Lets columns that were just written stay in memory for a while."""
+        self._recent.add(stored)
+
+    def read(self, stored: StoredColumns) -> bytes:
+        """The columns as they came, waiting for the disk where need be.
+
+        Raises:
+            ChannelCorruptError: They are not what was written.
+            SequenceGoneError: They were consumed so long ago that the log has dropped them.
+        """
+        assert stored.location is not None
+        try:
+            raw = self._log.read(stored.location)
+        except (LogCorruptError, KeyMissingError, OSError) as error:
+            raise self._failed(error, [stored.location]) from error
+        self._keep(stored, raw)
+        return raw
+
+    async def load(self, batches: Iterable[StoredBatch]) -> None:
+        """Sees to it that batches are in memory, neighbours read together, and nobody else held up.
+
+        Raises:
+            ChannelCorruptError: One of them is not what was written.
+            SequenceGoneError: One of them was consumed so long ago that the log has dropped it.
+        """
+        wanted = {id(batch.window.stored): batch.window.stored for batch in batches}
+        missing = [stored for stored in wanted.values() if not stored.is_in_memory]
+        if not missing:
+            return
+        locations = [stored.location for stored in missing if stored.location is not None]
+        try:
+            payloads = self._log.read_run(locations, cached_only=True)
+            if payloads is None:
+                payloads = await asyncio.to_thread(self._log.read_run, locations)
+        except (LogCorruptError, KeyMissingError, OSError) as error:
+            raise self._failed(error, locations) from error
+        assert payloads is not None, "only what is cached may be missing"
+        for stored, raw in zip(missing, payloads, strict=True):
+            self._keep(stored, raw)
+
+    def _keep(self, stored: StoredColumns, raw: bytes) -> None:
+        stored.remember(raw)
+        self._recent.add(stored)
+
+    def _failed(self, error: Exception, locations: Sequence[Location]) -> MillraceError:
+        oldest = min(location.segment_id for location in locations)
+        if self.first_segment_id <= oldest < self._log.first_segment_id:
+            # Who looks on holds nothing back: segments go though somebody still reads what was in them.
+            return SequenceGoneError("what is to be read was consumed meanwhile, and the log has dropped it")
+        if not self.damage:
+            self.damage = str(error)
+            self.on_damage(self.damage)
+        return ChannelCorruptError(
+            "stored events cannot be read back as they were written; the server's log tells where, and "
+            "`millraced log verify` how much is concerned"
+        )

@@ -1,0 +1,216 @@
+"""What a file channel writes: the payloads of its records, and the state of its checkpoints.
+
+`protos/storage/v1/records.proto` has the messages, FORMAT.md beside the log what records are.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.contents import BegunChange, Receipt
+from millrace_server.channels.stamps import Stamp, StampLedger
+from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.format import Kind
+from millrace_server.wal.writer import Location, Record
+
+_ROLLED_BACK = 0
+_EXPIRED = 1
+_COMMITTED_FROM = 2
+
+
+# Records.
+
+
+def commit_records(begun: BegunChange, txn_ids: Sequence[str]) -> list[Record]:
+    """The records of one commit; the COMMIT, which makes the others count, comes last."""
+    change = begun.change
+    stored = [batch.window.stored for batch in begun.batches]
+    commit = pb.Commit(
+        txn_ids=txn_ids,
+        first_sequence=begun.first_sequence,
+        put_counts=[columns.count for columns in stored],
+        put_body_bytes=[columns.body_bytes for columns in stored],
+        put_raw_bytes=[columns.raw_bytes for columns in stored],
+        take_records=1 if change.takes else 0,
+        is_deduplicated=begun.receipt.is_deduplicated,
+    )
+    if change.stamp is not None:
+        commit.stamp.producer_id = change.stamp.producer_id
+        commit.stamp.first = change.stamp.first
+        commit.stamp.last = change.stamp.last
+    records: list[Record] = [(Kind.PUT, [columns.raw]) for columns in stored]
+    if change.takes:
+        records.append((Kind.TAKE, [_take_payload(change.takes)]))
+    records.append((Kind.COMMIT, [commit.SerializeToString()]))
+    return records
+
+
+def _take_payload(takes: Iterable[StoredBatch]) -> bytes:
+    take = pb.Take()
+    for batch in takes:
+        take.first_sequences.append(batch.first_sequence)
+        take.counts.append(batch.count)
+        take.body_bytes.append(batch.window.body_bytes)
+    return take.SerializeToString()
+
+
+def rollback_record(txn_id: str, *, has_expired: bool) -> Record:
+    """The record of a rollback."""
+    return Kind.ROLLBACK, [pb.Rollback(txn_id=txn_id, has_expired=has_expired).SerializeToString()]
+
+
+def claim_record(note: ClaimNote) -> Record:
+    """The record of a claim that begins or ends."""
+    return Kind.CLAIM, [_claim_message(note).SerializeToString()]
+
+
+def state_record(state: pb.State) -> Record:
+    """The first record of a segment."""
+    return Kind.STATE, [state.SerializeToString()]
+
+
+def _claim_message(note: ClaimNote) -> pb.Claim:
+    return pb.Claim(
+        reader_id=note.reader_id, epoch=note.epoch, lease_seconds=note.lease_seconds, has_ended=note.has_ended
+    )
+
+
+def claim_note(claim: pb.Claim) -> ClaimNote:
+    """What a CLAIM record or a state says of a claim."""
+    return ClaimNote(claim.reader_id, claim.epoch, claim.lease_seconds, claim.has_ended)
+
+
+def stamp_of(commit: pb.Commit) -> Stamp | None:
+    """The stamp of a COMMIT record; None where it has none."""
+    if not commit.HasField("stamp"):
+        return None
+    return Stamp(commit.stamp.producer_id, commit.stamp.first, commit.stamp.last)
+
+
+# States.
+
+
+def state_message(
+    next_sequence: int, ledger: StampLedger, ended: Iterable[tuple[str, Outcome]], claim: ClaimNote | None
+) -> pb.State:
+    """How a channel stands, but for its events.
+
+    Args:
+        next_sequence: The sequence that the next event put gets.
+        ledger: What was accepted of whom.
+        ended: The ended transactions that are remembered, beginning with the one that ended first.
+        claim: The newest claim, if there was any.
+    """
+    return pb.State(
+        next_sequence=next_sequence,
+        producers=_producers_message(ledger),
+        ended_txns=_ended_message(ended),
+        claim=None if claim is None else _claim_message(claim),
+    )
+
+
+def _producers_message(ledger: StampLedger) -> pb.Producers:
+    message = pb.Producers()
+    for producer_id, intervals in ledger.producers():
+        message.producer_ids.append(producer_id)
+        message.interval_counts.append(len(intervals))
+        message.firsts.extend([first for first, _ in intervals])
+        message.lasts.extend([last for _, last in intervals])
+    return message
+
+
+def restore_ledger(message: pb.Producers) -> StampLedger:
+    """The ledger that a state holds."""
+    ledger = StampLedger()
+    intervals = zip(message.firsts, message.lasts, strict=True)
+    for producer_id, count in zip(message.producer_ids, message.interval_counts, strict=True):
+        ledger.restore(producer_id, [next(intervals) for _ in range(count)])
+    return ledger
+
+
+def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
+    message = pb.EndedTxns()
+    # Transactions that were committed together share a receipt: a repeat that names some of them is known by that.
+    indexes: dict[int, int] = {}
+    for txn_id, outcome in ended:
+        message.txn_ids.append(txn_id)
+        receipt = outcome.receipt
+        if receipt is None:
+            message.outcomes.append(_EXPIRED if outcome.state is TxnState.EXPIRED else _ROLLED_BACK)
+            continue
+        index = indexes.setdefault(id(receipt), len(indexes))
+        if index == len(message.first_sequences):
+            message.first_sequences.append(receipt.first_sequence)
+            message.last_sequences.append(receipt.last_sequence)
+            message.are_deduplicated.append(receipt.is_deduplicated)
+        message.outcomes.append(_COMMITTED_FROM + index)
+    return message
+
+
+def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
+    """Remembers the ended transactions that a state holds."""
+    receipts = [
+        Receipt(*fields)
+        for fields in zip(message.first_sequences, message.last_sequences, message.are_deduplicated, strict=True)
+    ]
+    for txn_id, code in zip(message.txn_ids, message.outcomes, strict=True):
+        if code >= _COMMITTED_FROM:
+            ended.add(txn_id, Outcome(TxnState.COMMITTED, receipts[code - _COMMITTED_FROM]))
+        else:
+            ended.add(txn_id, Outcome(TxnState.EXPIRED if code == _EXPIRED else TxnState.ROLLED_BACK))
+
+
+# Events of a checkpoint.
+
+
+def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
+    """Batches that all lie in the log, by sequence."""
+    places = [_located(batch) for batch in batches]
+    stored = [batch.window.stored for batch in batches]
+    return pb.Batches(
+        first_sequences=[batch.first_sequence for batch in batches],
+        starts=[batch.window.start for batch in batches],
+        stops=[batch.window.stop for batch in batches],
+        body_bytes=[batch.window.body_bytes for batch in batches],
+        segment_ids=[place.segment_id for place in places],
+        positions=[place.position for place in places],
+        payload_lengths=[place.payload_length for place in places],
+        record_counts=[columns.count for columns in stored],
+        record_body_bytes=[columns.body_bytes for columns in stored],
+        record_raw_bytes=[columns.raw_bytes for columns in stored],
+    )
+
+
+def _located(batch: StoredBatch) -> Location:
+    location = batch.window.stored.location
+    assert location is not None, "what is committed lies in the log"
+    return location
+
+
+def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[StoredBatch]:
+    """The batches of a checkpoint, in its order, neighbours in one PUT record joined.
+
+    They may be apart because a transaction had taken some of them; the log behind the checkpoint takes them together
+    where it rolled back.
+
+    Args:
+        message: The checkpoint's batches.
+        source: Reads their columns.
+    """
+    stored_at: dict[Location, StoredColumns] = {}
+    places = map(Location, message.segment_ids, message.positions, message.payload_lengths)
+    sizes = zip(message.record_counts, message.record_body_bytes, message.record_raw_bytes, strict=True)
+    windows = zip(message.first_sequences, message.starts, message.stops, message.body_bytes, strict=True)
+    before: StoredBatch | None = None
+    for location, size, (first_sequence, start, stop, body_bytes) in zip(places, sizes, windows, strict=True):
+        stored = stored_at.get(location)
+        if stored is None:
+            stored = stored_at[location] = StoredColumns.in_log(location, source, *size)
+        batch = StoredBatch(first_sequence, Window(stored, start, stop, body_bytes))
+        joined = before.joined(batch) if before else None
+        if before and not joined:
+            yield before
+        before = joined or batch
+    if before:
+        yield before

@@ -1,0 +1,148 @@
+"""The operating system as a crash finds it: names that were not synced may be lost, one by one.
+
+While installed, the calls of `os` that change names or sync are written down, and any of them can be the one before
+which the process is killed. What was done without a sync is then kept, or lost in part, as a power cut loses it.
+"""
+
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DIRECTORY = None
+"""What a name stands for that is a directory's; a file's stands for the number of its content."""
+
+_Names = dict[Path, int | None]
+
+
+class Killed(BaseException):
+    """Ends the code under test where it stands; nothing catches it."""
+
+
+class CrashingOs:
+    """Knows what is on the disk for sure below a directory, which is empty at first.
+
+    Args:
+        root: The directory; what is outside is not looked at.
+        patch: Installs this in place of the calls of `os`.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.calls_left: int | None = None
+        """So many calls succeed before the process is killed; None for all. The next process sees all that was done."""
+        self._live: _Names = {}
+        self._synced: _Names = {}
+        self._pending: list[tuple[Path, Callable[[_Names], None]]] = []
+        """Changes of names, each with the directory whose sync makes it last."""
+        self._contents: list[bytes] = []
+        self._real_fsync = os.fsync
+        for name in ("mkdir", "rmdir", "unlink", "replace", "open", "fsync"):
+            patch.setattr(os, name, self._traced(getattr(os, name), getattr(self, f"_{name}")))
+
+    def _traced(self, real: Callable[..., int | None], note: Callable[..., None]) -> Callable[..., int | None]:
+        def call(target: Path | str | int, *arguments: Any, **options: int) -> int | None:
+            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else Path(target)
+            if not path.is_relative_to(self.root):
+                return real(target, *arguments, **options)
+            # Opening a file that is there changes nothing.
+            if real.__name__ == "open" and (path in self._live or not arguments[0] & os.O_CREAT):
+                return real(target, *arguments, **options)
+            self._count()
+            # The disk below is not what is tested, and its syncs take time.
+            result = real(target, *arguments, **options) if real is not self._real_fsync else None
+            note(path, *arguments)
+            return result
+
+        return call
+
+    def _count(self) -> None:
+        if self.calls_left == 0:
+            raise Killed
+        if self.calls_left is not None:
+            self.calls_left -= 1
+
+    def _mkdir(self, path: Path, *_: object) -> None:
+        self._change(path.parent, lambda names: names.update({path: DIRECTORY}))
+
+    def _rmdir(self, path: Path) -> None:
+        self._unlink(path)
+
+    def _unlink(self, path: Path) -> None:
+        self._change(path.parent, lambda names: _remove(names, path))
+
+    def _open(self, path: Path, *_: object) -> None:
+        self._contents.append(b"")
+        number = len(self._contents) - 1
+        self._change(path.parent, lambda names: names.update({path: number}))
+
+    def _replace(self, path: Path, target: Path) -> None:
+        moved = self._live[path]
+
+        def rename(names: _Names) -> None:
+            names.pop(path, None)
+            names[target] = moved
+
+        self._change(path.parent, rename)
+
+    def _fsync(self, path: Path) -> None:
+        if path.is_dir():
+            for directory, change in self._pending:
+                if directory == path:
+                    change(self._synced)
+            self._pending = [(directory, change) for directory, change in self._pending if directory != path]
+        else:
+            number = self._live[path]
+            assert number is not DIRECTORY
+            self._contents[number] = path.read_bytes()
+
+    def _change(self, directory: Path, change: Callable[[_Names], None]) -> None:
+        change(self._live)
+        self._pending.append((directory, change))
+
+    def cut_power(self, chance: random.Random) -> None:
+        """Loses any of what was not synced, and shows what is left below the root."""
+        loss = chance.choice((0.5, 1.0))
+        for _, change in self._pending:
+            if chance.random() >= loss:
+                change(self._synced)
+        self._pending = []
+        for path in list(self._synced):
+            above = path.parent
+            while above != self.root and above in self._synced:
+                above = above.parent
+            if above != self.root:
+                del self._synced[path]
+        self._live = dict(self._synced)
+        self._show()
+
+    def adopt(self) -> None:
+        """Takes what is below the root now as synced."""
+        self._pending = []
+        self._live = {}
+        for path in sorted(self.root.rglob("*")):
+            if stat.S_ISDIR(path.lstat().st_mode):
+                self._live[path] = DIRECTORY
+            else:
+                self._contents.append(path.read_bytes())
+                self._live[path] = len(self._contents) - 1
+        self._synced = dict(self._live)
+
+    def _show(self) -> None:
+        for path in self.root.iterdir():
+            shutil.rmtree(path)
+        for path, number in sorted(self._synced.items()):
+            if number is DIRECTORY:
+                path.mkdir()
+            else:
+                path.write_bytes(self._contents[number])
+        self.adopt()
+
+
+def _remove(names: _Names, path: Path) -> None:
+    names.pop(path, None)

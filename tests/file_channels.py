@@ -1,0 +1,264 @@
+"""File channels on a simulated disk, whose syncs wait for the test, and which are killed and opened again.
+
+What is in here runs threads: it needs a loop with a real clock.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from millrace_server.channels.channel import Channel, ChannelBasis
+from millrace_server.channels.checkpointing import Checkpointing
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.contents import Contents, Receipt
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.disk_room import DiskRoom
+from millrace_server.channels.journal import Journal, JournalFiles
+from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.records import claim_note, restore_ended, restore_ledger
+from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
+from millrace_server.channels.room import Room
+from millrace_server.channels.transactions import EndedTxns, Outcome
+from millrace_server.errors import ChannelLogFailedError, DiskFullError
+from millrace_server.wal.checkpoints import CheckpointFiles
+from millrace_server.wal.disk import Disk
+from millrace_server.wal.format import Kind
+from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.segments import SegmentFiles
+from tests.channel_events import ANSWER_BYTES_MAX, append, numbered
+from tests.simulated_disk import SimulatedDisk
+
+DATA = Path("data")
+CHANNEL_ID = bytes(range(16))
+_WAIT_SECONDS = 30
+
+
+def file_limits(**limits: Any) -> FileChannelConfig:
+    """A configuration that leaves no room free; segments may be smaller than users can have them."""
+    config = FileChannelConfig(type="file", min_free_bytes=0, byte_capacity_buffer_percentage=0)
+    return config.model_copy(update=limits)
+
+
+class Gate:
+    """Holds calls of one kind that a disk gets from a log's thread, while it is closed."""
+
+    def __init__(self, disk: SimulatedDisk, kind: str = "sync") -> None:
+        self._kind = kind
+        self._held = threading.Semaphore(0)
+        self._may_go = threading.Event()
+        self._may_go.set()
+        disk.before_call = self._hold
+
+    def _hold(self, kind: str, _name: str) -> None:
+        if kind == self._kind and threading.current_thread().name == "log-writer" and not self._may_go.is_set():
+            self._held.release()
+            assert self._may_go.wait(_WAIT_SECONDS)
+
+    def close(self) -> None:
+        """Holds the calls that come from now on."""
+        self._may_go.clear()
+
+    def open(self) -> None:
+        """Lets all go."""
+        self._may_go.set()
+
+    async def reached(self) -> None:
+        """Waits until one more call is held."""
+        assert await asyncio.to_thread(self._held.acquire, timeout=_WAIT_SECONDS)
+
+
+async def turn() -> None:
+    """Lets whatever is ready on the loop run, and what that makes ready."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what a thread is about to bring about."""
+    async with asyncio.timeout(_WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110 - what a thread does sets no event of ours
+            await asyncio.sleep(0.001)
+
+
+@dataclass
+class FileChannel:
+    """A channel in a log, with all its parts; made by `FileChannel.opened`."""
+
+    disk: Disk
+    config: FileChannelConfig
+    log: WriteAheadLog
+    checkpoints: CheckpointFiles
+    columns: LogColumns
+    recovered: Recovered
+    journal: Journal
+    channel: Channel
+    checkpointing: Checkpointing
+    faults: list[str] = field(default_factory=list)
+
+    @classmethod
+    async def opened(cls, disk: Disk, *, directory: TxnDirectory | None = None, **limits: Any) -> Self:
+        """Reads a channel back, or makes it."""
+        config = file_limits(**limits)
+        log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
+        checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=config.backup_checkpoint)
+        columns = LogColumns(log, RecentColumns())
+        recovered = recover(log, checkpoints, columns, ReplayProgress())
+        columns.first_segment_id = log.first_segment_id
+        log.start()
+        contents = Contents("orders", Room(config.capacity, config.body_bytes_max), recovered.next_sequence, columns)
+        contents.restore(recovered.queue, recovered.ledger)
+        files = JournalFiles(log, columns, DiskRoom(disk, [DATA], asyncio.get_running_loop().time))
+        journal = Journal(contents, recovered.ended, recovered.claim, files, config)
+        basis = ChannelBasis(
+            channel_id=CHANNEL_ID.hex(),
+            contents=contents,
+            commits=journal,
+            epochs_from=0,
+            ended=recovered.ended,
+            claim=recovered.claim,
+        )
+        await journal.snapshot()
+        channel = Channel("orders", config, basis, directory or TxnDirectory(10_000), ANSWER_BYTES_MAX)
+        checkpointing = Checkpointing("orders", journal, checkpoints, log, recovered.first_needed_segment)
+        opened = cls(disk, config, log, checkpoints, columns, recovered, journal, channel, checkpointing)
+        journal.on_change = columns.on_damage = opened.faults.append
+        return opened
+
+    async def close(self) -> None:
+        """Ends the log's thread, and what else would go on by itself."""
+        await self.checkpointing.stop()
+        self.journal.close()
+        self.channel.claims.forget()
+        for txn in self.channel._open.values():
+            txn.lease.cancel()
+        await asyncio.to_thread(self.log.close)
+
+    def story(self) -> "Story":
+        """All that must survive, where nothing is on its way."""
+        contents = self.channel.contents
+        held = sorted(contents.held_batches(), key=lambda batch: batch.first_sequence)
+        state, ended = self.journal.state(), EndedTxns()
+        restore_ended(state.ended_txns, ended)
+        return Story(
+            events=numbered(held),
+            event_count=contents.room.event_count,
+            body_bytes=contents.room.body_bytes,
+            next_sequence=state.next_sequence,
+            stamps=dict(restore_ledger(state.producers).producers()),
+            ended=dict(ended.items()),
+            claim=claim_note(state.claim) if state.HasField("claim") else None,
+        )
+
+    def kinds(self) -> list[Kind]:
+        """The kinds of the records in the log, without those that only mark its end."""
+        return [record.kind for record in self.records()]
+
+    def records(self) -> list["SeenRecord"]:
+        """The log's records, read from the disk as they are there now."""
+        return records_on(self.disk)
+
+
+@dataclass(frozen=True)
+class Story:
+    """How a channel stands."""
+
+    events: list[tuple[int, bytes]]
+    """Queued or taken."""
+    event_count: int
+    body_bytes: int
+    next_sequence: int
+    stamps: dict[str, list[tuple[int, int]]]
+    """What was accepted of each producer."""
+    ended: dict[str, Outcome]
+    claim: ClaimNote | None
+
+
+@dataclass(frozen=True)
+class SeenRecord:
+    """A record, as a look at the disk finds it."""
+
+    segment_id: int
+    kind: Kind
+    payload: bytes
+
+
+def records_on(disk: Disk) -> list[SeenRecord]:
+    """The records of the log on a disk, without those that only mark its end. Changes nothing."""
+    log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
+    try:
+        return [
+            SeenRecord(record.location.segment_id, record.kind, bytes(record.payload))
+            for record in log.replay(settles=False)
+            if record.kind is not Kind.MARK
+        ]
+    finally:
+        log.close()
+
+
+@contextmanager
+def opened_log(disk: Disk) -> Iterator[WriteAheadLog]:
+    """The log on a disk, started, until the end of the block."""
+    log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
+    for _ in log.replay():
+        pass
+    log.start()
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, settles: bool = True) -> Recovered:
+    """What a replay of the log on a disk comes to."""
+    log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
+    checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True)
+    return recover(log, checkpoints, LogColumns(log, RecentColumns()), progress or ReplayProgress(), settles=settles)
+
+
+@asynccontextmanager
+async def file_channel(disk: Disk, **limits: Any) -> AsyncIterator[FileChannel]:
+    """A channel on a disk, until the end of the block. Nothing may go wrong where nobody waits for it."""
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    opened = await FileChannel.opened(disk, **limits)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+    assert troubles == []
+
+
+async def story_on(disk: SimulatedDisk, **limits: Any) -> Story:
+    """How the channel on a disk is found."""
+    async with file_channel(disk, **limits) as opened:
+        return opened.story()
+
+
+async def held_append(gate: Gate, channel: Channel, *bodies: bytes) -> "asyncio.Future[Receipt]":
+    """Has the log's thread wait in the sync of an append; what comes now goes into one group behind it."""
+    gate.close()
+    appending = asyncio.ensure_future(append(channel, *bodies))
+    await gate.reached()
+    return appending
+
+
+async def called(*coroutines: Any) -> "list[asyncio.Future[Any]]":
+    """Starts calls, in their order, and runs them up to where they wait."""
+    calls = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    await turn()
+    return calls
+
+
+async def refusal(call: "asyncio.Future[Any]") -> str:
+    """The reason of a call that is refused."""
+    with pytest.raises((DiskFullError, ChannelLogFailedError)) as refused:
+        await call
+    return refused.value.reason

@@ -1,0 +1,178 @@
+import asyncio
+import errno
+
+import pytest
+import structlog
+
+from millrace_server.channels.checkpointing import Checkpointing
+from millrace_server.errors import ChannelLogFailedError
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.checkpoints import Checkpoint
+from tests.channel_events import append, begin, begin_with_takes, queued, take
+from tests.file_channels import FileChannel, Gate, file_channel, story_on, turn, until
+from tests.simulated_disk import SimulatedDisk
+
+HAS_THREADS = True
+
+
+def checkpoints_of(opened: FileChannel) -> list[Checkpoint]:
+    """The newest first."""
+    return list(opened.checkpoints.good_ones())
+
+
+def renames(disk: SimulatedDisk) -> int:
+    """Checkpoints that were put in place so far."""
+    return sum(call.kind == "rename" and call.name == "checkpoint" for call in disk.calls)
+
+
+async def test_make_describes_the_channel_as_it_stood(disk: SimulatedDisk) -> None:
+    """Taken events are in it; what comes while it is written is not."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", b"b")
+        await begin_with_takes(channel, 1)
+        gate.close()
+        making = asyncio.ensure_future(opened.checkpointing.make())
+        await gate.reached()
+        appending = asyncio.ensure_future(append(channel, b"c"))
+        await turn()
+        gate.open()
+        await asyncio.gather(making, appending)
+        (checkpoint,) = checkpoints_of(opened)
+        message = pb.Checkpoint.FromString(checkpoint.state)
+        assert message.state.next_sequence == 3
+        assert sum(message.batches.stops) - sum(message.batches.starts) == 2
+        assert list(message.batches.first_sequences) == sorted(message.batches.first_sequences)
+        assert await story_on(disk.copy()) == opened.story()
+
+
+async def test_make_while_nothing_has_changed_makes_none(disk: SimulatedDisk) -> None:
+    """The one that there is says all."""
+    async with file_channel(disk) as opened:
+        await opened.checkpointing.make()
+        await opened.checkpointing.make()
+        assert renames(disk) == 1
+        await append(opened.channel, b"a")
+        await opened.checkpointing.make()
+        await opened.checkpointing.make()
+        assert renames(disk) == 2
+
+
+async def test_make_twice_at_once_makes_one_after_the_other(disk: SimulatedDisk) -> None:
+    """The second has nothing to say that the first did not."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        await asyncio.gather(opened.checkpointing.make(), opened.checkpointing.make())
+        assert renames(disk) == 1
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "rename"])
+async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDisk, kind: str) -> None:
+    """The channel goes on, and so does the checkpoint that there was."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        await opened.checkpointing.make()
+        before = checkpoints_of(opened)
+        await append(opened.channel, b"b")
+        disk.fail(kind, 1, errno.ENOSPC, count=2)
+        with structlog.testing.capture_logs() as logs:
+            await opened.checkpointing.make()
+            await opened.checkpointing.make()
+        assert [one["event"] for one in logs] == ["no checkpoint could be made; it is tried again"]
+        assert checkpoints_of(opened)[0] == before[0]
+        disk.heal()
+        await opened.checkpointing.make()
+        assert checkpoints_of(opened)[0] != before[0]
+        await append(opened.channel, b"c")
+        disk.fail(kind, 1, errno.EIO)
+        with structlog.testing.capture_logs() as logs:
+            await opened.checkpointing.make()
+        assert len(logs) == 1
+        disk.heal()
+
+
+@pytest.mark.parametrize("keeps_previous", [True, False])
+async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: SimulatedDisk, *, keeps_previous: bool) -> None:
+    """Neither the newest nor, where it is kept, the one before; what is queued or taken keeps its own."""
+    async with file_channel(disk, segment_bytes_max=500, backup_checkpoint=keeps_previous) as opened:
+        channel = opened.channel
+        for _ in range(3):
+            await append(channel, b"x" * 1000)
+        await channel.commit([await begin_with_takes(channel, 1)], None)
+        firsts = []
+        for _ in range(3):
+            txn_id = await begin_with_takes(channel, 1) if queued(channel) else begin(channel)
+            await opened.checkpointing.make()
+            firsts.append(opened.log.first_segment_id)
+            await channel.commit([txn_id], None)
+        assert firsts == ([1, 2, 3] if keeps_previous else [2, 3, 4])
+        assert await story_on(disk.copy()) == opened.story()
+
+
+async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk: SimulatedDisk) -> None:
+    """Its segments stay until a second checkpoint has come; with damage to the newest all is still there."""
+    async with file_channel(disk, segment_bytes_max=500) as opened:
+        await append(opened.channel, b"x" * 1000)
+        await opened.checkpointing.make()
+        killed = disk.copy()
+    async with file_channel(killed, segment_bytes_max=500) as found:
+        channel = found.channel
+        assert await take(channel, begin(channel, "t")) == [b"x" * 1000]
+        await channel.commit(["t"], None)
+        await append(channel, b"y" * 1000)
+        await found.checkpointing.make()
+        assert found.log.first_segment_id == 1
+        await append(channel, b"z" * 1000)
+        await found.checkpointing.make()
+        assert found.log.first_segment_id > 1
+        assert await story_on(killed.copy()) == found.story()
+
+
+async def test_checkpoints_come_at_intervals_and_with_new_segments(disk: SimulatedDisk) -> None:
+    """By themselves, as long as something changes."""
+    async with file_channel(disk, checkpoint_interval_seconds=0.05, segment_bytes_max=500) as opened:
+        opened.checkpointing.start()
+        await append(opened.channel, b"a")
+        await until(lambda: renames(disk) == 1)
+        opened.channel.enforce(opened.config.model_copy(update={"checkpoint_interval_seconds": 1000.0}))
+        await asyncio.sleep(0.1)
+        before = renames(disk)
+        await append(opened.channel, b"x" * 1000)
+        await append(opened.channel, b"y")
+        await until(lambda: renames(disk) > before)
+
+
+async def test_stop_while_one_is_made_waits_for_its_end(disk: SimulatedDisk) -> None:
+    """Afterwards nobody writes checkpoints any more."""
+    async with file_channel(disk, checkpoint_interval_seconds=0.01) as opened:
+        gate = Gate(disk)
+        gate.close()
+        opened.checkpointing.start()
+        await gate.reached()
+        stopping = asyncio.ensure_future(opened.checkpointing.stop())
+        await asyncio.sleep(0.03)
+        assert not stopping.done()
+        gate.open()
+        await stopping
+        assert renames(disk) == 1
+        await append(opened.channel, b"a")
+        await asyncio.sleep(0.05)
+        assert renames(disk) == 1
+
+
+async def test_checkpoints_of_a_log_that_failed_are_made_no_more(disk: SimulatedDisk) -> None:
+    """Nobody knows what it holds."""
+    async with file_channel(disk, checkpoint_interval_seconds=0.02) as opened:
+        disk.fail("sync", 1, errno.EIO)
+        with pytest.raises(ChannelLogFailedError):
+            await append(opened.channel, b"a")
+        with structlog.testing.capture_logs() as logs:
+            opened.checkpointing.start()
+            await asyncio.sleep(0.1)
+        assert (logs, renames(disk), queued(opened.channel)) == ([], 0, [])
+
+
+async def test_checkpointing_that_never_started_stops_at_once(disk: SimulatedDisk) -> None:
+    """As that of a channel whose opening went wrong."""
+    async with file_channel(disk) as opened:
+        await Checkpointing("orders", opened.journal, opened.checkpoints, opened.log, 0).stop()

@@ -1,0 +1,652 @@
+import errno
+import fcntl
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace_server.channels.channel_file import (
+    CHANNEL_FILE,
+    CHECKPOINTS_ONLY,
+    ChannelFile,
+    ChannelIdentity,
+    DirectoryError,
+)
+from millrace_server.channels.directories import ChannelDirectories, open_directories
+from millrace_server.channels.directory_lock import LOCK_FILE, DirectoryInUseError, lock_directory
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.segments import segment_name
+from tests.crashing_os import CrashingOs, Killed
+
+LOG_FILES = [segment_name(1), "segment-000000000002.new", NEWEST, PREVIOUS, "checkpoint.new"]
+"""Every name that FORMAT.md gives to a log's files."""
+
+
+def opened(*names: Path, checkpoint_dir: Path | None = None, name: str = "orders") -> ChannelDirectories:
+    """Data directories, with the checkpoints in the first of them unless said otherwise."""
+    return open_directories(name, names, checkpoint_dir or names[0])
+
+
+def made(*names: Path, checkpoint_dir: Path | None = None) -> ChannelIdentity:
+    """The identity of a channel that was opened and closed."""
+    with closing(opened(*names, checkpoint_dir=checkpoint_dir)) as directories:
+        return directories.identity
+
+
+def contents(*directories: Path) -> dict[Path, bytes]:
+    """All files but the locks."""
+    files = (file for directory in directories for file in directory.rglob("*"))
+    return {file: file.read_bytes() for file in files if file.is_file() and file.name != LOCK_FILE}
+
+
+def refusal_of(*names: Path, checkpoint_dir: Path | None = None, name: str = "orders") -> str:
+    """The sentence with which directories are refused; nothing in them changes, and their locks are free again."""
+    before = contents(*names)
+    with pytest.raises(DirectoryError) as refusal:
+        opened(*names, checkpoint_dir=checkpoint_dir, name=name)
+    assert contents(*names) == before
+    for path in names:
+        if path.is_dir() and not isinstance(refusal.value, DirectoryInUseError):
+            with suppress(DirectoryError):
+                os.close(lock_directory(path))
+    return str(refusal.value)
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    return tmp_path / "disk-a" / "orders"
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> Path:
+    return tmp_path / "disk-b" / "orders"
+
+
+@pytest.fixture
+def c(tmp_path: Path) -> Path:
+    return tmp_path / "disk-c" / "orders"
+
+
+# The first start, and later ones.
+
+
+def test_open_directories_when_missing_makes_them(a: Path, b: Path, c: Path) -> None:
+    """A first start needs no preparation, and gives all directories the same new identity."""
+    with closing(opened(a, b, checkpoint_dir=c)) as directories:
+        identity = directories.identity
+        assert (directories.data_dirs, directories.checkpoint_dir) == ((a, b), c)
+    assert identity.name == "orders"
+    assert identity.channel_id == identity.log_id
+    assert [ChannelFile.read(path) for path in (a, b, c)] == [
+        ChannelFile(identity, index, 2) for index in (0, 1, CHECKPOINTS_ONLY)
+    ]
+    assert {path.stat().st_mode & 0o777 for path in (a, b, c)} == {0o700}
+    assert {(path / file).stat().st_mode & 0o777 for path in (a, b, c) for file in (LOCK_FILE, CHANNEL_FILE)} == {0o600}
+
+
+def test_open_directories_again_changes_nothing(a: Path, b: Path, c: Path) -> None:
+    """The identity stays from start to start, whatever the log has put beside it."""
+    identity = made(a, b, checkpoint_dir=c)
+    for name in LOG_FILES:
+        (b / name).write_bytes(b"events")
+    before = contents(a, b, c)
+    assert made(a, b, checkpoint_dir=c) == identity
+    assert contents(a, b, c) == before
+
+
+def test_open_directories_in_another_order_keeps_the_identity(a: Path, b: Path, c: Path) -> None:
+    """An index tells only which one is missing, so the order is free, and moves with a directory too."""
+    identity = made(a, b)
+    elsewhere = a.rename(a.parent / "elsewhere")
+    assert made(b, elsewhere, checkpoint_dir=c) == identity
+    assert ChannelFile.read(elsewhere) == ChannelFile(identity, 0, 2)
+
+
+def test_open_directories_with_more_of_them_adds_them(a: Path, b: Path, c: Path) -> None:
+    """Another disk is added by naming it, at any place of the list; all then count it."""
+    identity = made(a)
+    assert made(b, a, c) == identity
+    files = [ChannelFile.read(path) for path in (a, b, c)]
+    assert files == [ChannelFile(identity, index, 3) for index in (0, 1, 2)]
+
+
+def test_open_directories_with_the_former_checkpoint_directory_adds_it(a: Path, b: Path) -> None:
+    """A directory that held checkpoints only may hold segments from now on."""
+    identity = made(a, checkpoint_dir=b)
+    (b / NEWEST).write_bytes(b"state")
+    assert made(a, b) == identity
+    assert ChannelFile.read(b) == ChannelFile(identity, 1, 2)
+
+
+def test_open_directories_of_a_restored_channel_keeps_both_ids(a: Path, b: Path) -> None:
+    """A channel from a backup has an id of its own, and the log's that it came from."""
+    restored = replace(ChannelIdentity.make("orders"), log_id=bytes(16))
+    a.mkdir(parents=True)
+    ChannelFile(restored, 0, 1).write(a)
+    assert made(a, checkpoint_dir=b) == restored
+
+
+def test_open_directories_through_a_link_uses_its_target(a: Path, b: Path, c: Path) -> None:
+    """A channel's directory may be a link to another disk, and two names of one directory are one directory."""
+    identity = made(a)
+    b.parent.mkdir()
+    b.symlink_to(a)
+    assert made(b) == identity
+    assert made(a, checkpoint_dir=b) == identity
+    assert "same data directory twice" in refusal_of(a, b)
+    assert "another channel or server" in str(in_use(a, b))
+    assert not c.exists()
+
+
+def in_use(first: Path, second: Path) -> DirectoryInUseError:
+    with closing(opened(first)), pytest.raises(DirectoryInUseError) as refusal:
+        opened(second)
+    return refusal.value
+
+
+# One user at a time.
+
+
+def test_open_directories_of_another_channel_of_this_process_refuses(a: Path, b: Path, c: Path) -> None:
+    """Two channels of one server never share a directory, not even as the checkpoints' one."""
+    with closing(opened(a, checkpoint_dir=c)):
+        with pytest.raises(DirectoryInUseError, match=rf"cannot use {c}: .*\(process {os.getpid()}\) uses it"):
+            opened(b, checkpoint_dir=c, name="other")
+        os.close(lock_directory(b))
+
+
+def test_open_directories_of_another_process_refuses_until_it_is_killed(a: Path) -> None:
+    """The second server is refused and told the first one's process; a killed one leaves no lock behind."""
+    program = (
+        "import sys, pathlib; from millrace_server.channels.directories import open_directories as o; "
+        "a = pathlib.Path(sys.argv[1]); d = o('orders', [a], a); "
+        "print(d.identity.channel_id.hex(), flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(a)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        channel_id = other.stdout.readline().strip()
+        with pytest.raises(DirectoryInUseError, match=rf"\(process {other.pid}\) uses it"):
+            opened(a)
+        other.kill()
+        other.wait()
+    assert made(a).channel_id.hex() == channel_id
+
+
+def test_close_when_repeated_releases_the_locks_once(a: Path) -> None:
+    """The directories are free for the next one, and stay its own."""
+    first = opened(a)
+    first.close()
+    with closing(opened(a)):
+        first.close()
+        with pytest.raises(DirectoryInUseError):
+            opened(a)
+
+
+def test_lock_directory_of_an_owner_without_a_number_names_none(a: Path) -> None:
+    """What is in the lock file is only for the sentence, and need not be a process id."""
+    with closing(opened(a)):
+        (a / LOCK_FILE).write_bytes(b"\xff\x1b[31m")
+        with pytest.raises(DirectoryInUseError, match="another channel or server uses it"):
+            opened(a)
+
+
+def test_lock_directory_on_a_full_disk_still_locks(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock needs no space."""
+    a.mkdir(parents=True)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    descriptor = lock_directory(a)
+    with pytest.raises(DirectoryInUseError, match="another channel or server uses it"):
+        lock_directory(a)
+    os.close(descriptor)
+
+
+def test_lock_directory_while_the_file_is_removed_refuses(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of a file without a name would keep nobody out."""
+    a.mkdir(parents=True)
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        (a / LOCK_FILE).unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with pytest.raises(DirectoryInUseError, match="it was being removed; try again"):
+        lock_directory(a)
+
+
+def test_lock_directory_where_locks_are_not_to_be_had_says_so(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks is refused, rather than shared by accident."""
+    a.mkdir(parents=True)
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    with pytest.raises(DirectoryError, match=f"cannot lock {a}: No locks available"):
+        lock_directory(a)
+
+
+def test_lock_directory_of_a_link_does_not_follow_it(a: Path, tmp_path: Path) -> None:
+    """A link in the lock's place neither makes nor changes a file elsewhere."""
+    a.mkdir(parents=True)
+    (a / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
+    assert f"cannot use {a / LOCK_FILE}: it is a link" in refusal_of(a)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# Refusals.
+
+
+def test_open_directories_of_another_name_refuses(a: Path) -> None:
+    """A directory is one channel's, and says whose."""
+    made(a)
+    assert f"{a / CHANNEL_FILE}: belongs to channel 'orders'; give 'other' a directory of its own" in refusal_of(
+        a, name="other"
+    )
+
+
+def test_open_directories_of_two_channels_of_one_name_refuses(a: Path, b: Path) -> None:
+    """Directories that come from different channels are never mixed, though the names are the same."""
+    made(a)
+    made(b)
+    assert f"{b / CHANNEL_FILE}: belongs to a channel 'orders' that was made at another time" in refusal_of(a, b)
+
+
+def test_open_directories_without_one_of_them_refuses(a: Path, b: Path, c: Path) -> None:
+    """A disk that is not mounted is told, whether its directory is not named, missing, or empty."""
+    made(a, b, checkpoint_dir=c)
+    sentence = f"has 2 data directories, numbered from 0; 1 is not among those given, {a}"
+    assert sentence in refusal_of(a, checkpoint_dir=c)
+    assert sentence in refusal_of(a, checkpoint_dir=b)
+    b.rename(b.parent / "unmounted")
+    assert sentence in refusal_of(a, b, checkpoint_dir=c)
+    (b / LOCK_FILE).unlink()
+    assert "1 is not among" in refusal_of(a, b, checkpoint_dir=c)
+    assert f"0, 1 is not among those given, {b}" in refusal_of(b, checkpoint_dir=c)
+
+
+def test_open_directories_with_a_copy_of_one_refuses(a: Path, b: Path, c: Path) -> None:
+    """Of two directories that say the same, nobody knows which counts."""
+    made(a, b)
+    c.mkdir(parents=True)
+    (c / CHANNEL_FILE).write_bytes((b / CHANNEL_FILE).read_bytes())
+    sentence = f"{c} and {b} both say that they are data directory 1 of channel 'orders'; one is a copy"
+    assert sentence in refusal_of(a, b, c)
+    assert sentence in refusal_of(a, b, checkpoint_dir=c)
+
+
+@pytest.mark.parametrize("name", LOG_FILES)
+def test_open_directories_of_a_log_without_identity_refuses(a: Path, b: Path, name: str) -> None:
+    """What holds a log and does not say whose is never taken for a new directory."""
+    made(a)
+    b.mkdir(parents=True)
+    (b / name).write_bytes(b"events")
+    for directories in ([b], [a, b]):
+        assert f"{b / CHANNEL_FILE}: is missing, but there is {name}" in refusal_of(*directories)
+
+
+def test_open_directories_of_a_damaged_or_later_file_refuses(a: Path, b: Path) -> None:
+    """Neither is repaired from the other directories, nor is anything else changed."""
+    made(a, b)
+    content = (b / CHANNEL_FILE).read_bytes()
+    (b / CHANNEL_FILE).write_bytes(content.replace(b'"index": 1', b'"index": 0'))
+    assert f"{b / CHANNEL_FILE} is damaged: its checksum" in refusal_of(a, b)
+    (b / CHANNEL_FILE).write_bytes(content.replace(b'"version": 1', b'"version": 2'))
+    assert "its version is '2'" in refusal_of(a, b)
+
+
+def test_open_directories_where_a_file_is_in_the_way_says_so(a: Path, b: Path) -> None:
+    """What cannot be a directory is refused in a sentence, with the operating system's reason as its cause."""
+    a.parent.mkdir()
+    a.touch()
+    for path in (a, a / "below"):
+        with pytest.raises(DirectoryError, match=f"cannot use {path}") as refusal:
+            opened(b, path)
+        assert isinstance(refusal.value.__cause__, OSError)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_open_directories_when_any_call_fails_says_so_and_can_be_repeated(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call fails, no lock is kept, and the next start finds what it needs."""
+    for nth in range(100):
+        path, checkpoint_dir = tmp_path / str(nth) / "orders", tmp_path / str(nth) / "checkpoints"
+        path.parent.mkdir()
+        with monkeypatch.context() as patch:
+            fail_nth(nth, patch, number)
+            refusal = outcome_of(path, checkpoint_dir)
+        made(path, checkpoint_dir=checkpoint_dir)
+        if refusal is None:
+            assert nth > 15
+            return
+        assert isinstance(refusal.__cause__, OSError)
+    pytest.fail("there was no end of calls")
+
+
+def outcome_of(path: Path, checkpoint_dir: Path) -> DirectoryError | None:
+    try:
+        made(path, checkpoint_dir=checkpoint_dir)
+    except DirectoryError as error:
+        return error
+    return None
+
+
+def fail_nth(nth: int, patch: pytest.MonkeyPatch, number: int) -> None:
+    """Has the nth call that changes the disk fail, counted from 0."""
+    left = itertools.count(nth, -1)
+
+    def count(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(left) == 0:
+                raise OSError(number, os.strerror(number))
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("mkdir", "open", "fsync", "replace"):
+        patch.setattr(os, name, count(getattr(os, name)))
+
+
+def test_open_directories_below_a_directory_that_may_not_be_read_works(
+    a: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made the directory for us need not let us look at the one above."""
+    a.mkdir(parents=True)
+    open_file = os.open
+
+    def refuse_above(path: Path, *arguments: int) -> int:
+        if path == a.parent:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse_above)
+    made(a)
+
+
+# Deletion.
+
+
+def test_remove_leaves_nothing(a: Path, b: Path, c: Path) -> None:
+    """Of a channel that was deleted nothing stays, not even its directories."""
+    directories = opened(a, b, checkpoint_dir=c)
+    for path in (a, b, c):
+        for name in (*LOG_FILES, CHANNEL_FILE + ".tmp"):
+            (path / name).write_bytes(b"events")
+    directories.mark_deleted()
+    directories.remove()
+    assert not any(path.exists() for path in (a, b, c))
+    assert all(path.parent.exists() for path in (a, b, c))
+
+
+def test_remove_leaves_what_is_not_ours(a: Path, b: Path) -> None:
+    """Files that nobody promised to be ours stay, and a link to a directory stays too."""
+    a.mkdir(parents=True)
+    b.parent.mkdir()
+    (b.parent / "target").mkdir()
+    b.symlink_to(b.parent / "target")
+    others = ["notes.txt", "segment-1.log", "segment-000000000001.log.gz", "checkpoint.old", "channel.json.bak"]
+    directories = opened(a, b)
+    for name in others:
+        (a / name).write_bytes(b"theirs")
+    directories.mark_deleted()
+    directories.remove()
+    assert sorted(path.name for path in a.iterdir()) == sorted(others)
+    assert b.is_symlink()
+    assert not list(b.iterdir())
+
+
+def test_remove_when_it_fails_can_be_repeated(a: Path, b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error leaves the locks held and the rest to another call."""
+    directories = opened(a, b)
+    (b / LOG_FILES[0]).write_bytes(b"events")
+    directories.mark_deleted()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", failing(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            directories.remove()
+    with pytest.raises(DirectoryInUseError):
+        opened(a)
+    directories.remove()
+    assert not a.exists()
+    assert not b.exists()
+
+
+@pytest.mark.parametrize("marked", [[0], [1], [0, 1]])
+def test_open_directories_when_one_is_marked_makes_the_channel_anew(
+    a: Path, b: Path, c: Path, marked: Sequence[int]
+) -> None:
+    """A deletion that was decided is finished at the next start, whichever mark the crash has left."""
+    before = made(a, b, checkpoint_dir=c)
+    for path in (a, b, c):
+        for name in LOG_FILES:
+            (path / name).write_bytes(b"events")
+    for index in marked:
+        ChannelFile(before, index, 2, is_deleted=True).write((a, b)[index])
+    after = made(a, b, checkpoint_dir=c)
+    assert after.channel_id != before.channel_id
+    assert [sorted(file.name for file in path.iterdir()) for path in (a, b, c)] == [[CHANNEL_FILE, LOCK_FILE]] * 3
+
+
+def test_mark_deleted_when_the_disk_is_full_takes_everything_back(
+    a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that was refused does not happen at the next start."""
+    with closing(opened(a, b)) as directories:
+        identity = directories.identity
+        before = contents(a, b)
+        with monkeypatch.context() as patch:
+            fail_in(b, patch, errno.ENOSPC, "replace")
+            with pytest.raises(OSError, match="No space left"):
+                directories.mark_deleted()
+        assert contents(a, b) == before
+        directories.mark_deleted()
+    assert made(a, b) != identity
+
+
+def fail_in(directory: Path, patch: pytest.MonkeyPatch, number: int, call: str, *, after: int = 0) -> None:
+    """Has a call fail in one directory, behind so many that succeed."""
+    real = getattr(os, call)
+    left = after
+
+    def fail(target: Path | int, *arguments: object, **options: object) -> object:
+        nonlocal left
+        path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
+        if path == directory or (path.parent == directory and call != "fsync"):
+            left -= 1
+            if left < 0:
+                raise OSError(number, os.strerror(number))
+        return real(target, *arguments, **options)
+
+    patch.setattr(os, call, fail)
+
+
+def test_mark_deleted_when_a_mark_cannot_be_taken_back_says_that_nobody_knows(
+    a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel that may be gone at the next start must take nothing more; to mark it again clears it up."""
+    with closing(opened(a, b)) as directories:
+        identity = directories.identity
+        with monkeypatch.context() as patch:
+            fail_in(b, patch, errno.ENOSPC, "replace")
+            fail_in(a, patch, errno.ENOSPC, "replace", after=1)
+            with pytest.raises(DirectoryError, match="nobody knows whether") as refusal:
+                directories.mark_deleted()
+        assert isinstance(refusal.value.__cause__, OSError)
+        directories.mark_deleted()
+    assert made(a, b) != identity
+
+
+def test_mark_deleted_when_a_name_is_not_synced_says_that_nobody_knows(
+    a: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark that has its name and may not be on the disk is neither there nor not."""
+    with closing(opened(a)) as directories:
+        with monkeypatch.context() as patch:
+            fail_in(a, patch, errno.EIO, "fsync")
+            with pytest.raises(DirectoryError, match="the sync of its name failed"):
+                directories.mark_deleted()
+        directories.mark_deleted()
+        directories.remove()
+    assert not a.exists()
+
+
+# Crashes.
+
+Life = Callable[[], object]
+
+
+def crash_points(
+    disk: CrashingOs, prepare: Callable[[], None], life: Life, source: random.Random, *, is_thorough: bool
+) -> Iterator[None]:
+    """Lives a life, kills it before each of its calls, lives again, whole or in part, and cuts the power.
+
+    Yields after each power cut, when the disk shows what it has left.
+    """
+    first, is_whole = 0, False
+    while not is_whole:
+        for second in (*range(CALLS_MAX), None) if is_thorough else (0, source.randrange(CALLS_MAX), None):
+            prepare()
+            disk.adopt()
+            is_whole = lived(disk, life, first)
+            if not is_whole:
+                lived(disk, life, second)
+            disk.cut_power(source)
+            yield
+        first += 1
+    assert 10 < first < CALLS_MAX
+
+
+def lived(disk: CrashingOs, life: Life, calls_left: int | None) -> bool:
+    """Whether a life came to its end."""
+    disk.calls_left = calls_left
+    try:
+        life()
+    except Killed:
+        return False
+    finally:
+        disk.calls_left = None
+    return True
+
+
+@pytest.fixture
+def source() -> random.Random:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
+    return random.Random(seed)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CrashingOs:
+    (tmp_path / "root").mkdir()
+    return CrashingOs(tmp_path / "root", monkeypatch)
+
+
+def emptied(root: Path) -> None:
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+CALLS_MAX = 60
+
+either_thorough_or_not = pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.torture)])
+
+
+@either_thorough_or_not
+def test_open_directories_after_a_crash_in_the_first_start_opens(
+    disk: CrashingOs, source: random.Random, *, is_thorough: bool
+) -> None:
+    """A crash at any point of the first start never keeps the next one from starting; once open, the identity stays."""
+    a, b, c = (disk.root / name / "orders" for name in "abc")
+    known: list[ChannelIdentity] = []
+
+    def prepare() -> None:
+        emptied(disk.root)
+        known.clear()
+
+    def life() -> None:
+        known.append(made(a, b, checkpoint_dir=c))
+
+    for _ in crash_points(disk, prepare, life, source, is_thorough=is_thorough):
+        identity = made(a, b, checkpoint_dir=c)
+        assert not known or set(known) == {identity}
+        assert [ChannelFile.read(path) for path in (a, b, c)] == [
+            ChannelFile(identity, index, 2) for index in (0, 1, CHECKPOINTS_ONLY)
+        ]
+
+
+@either_thorough_or_not
+def test_open_directories_after_a_crash_while_some_are_added_opens(
+    disk: CrashingOs, source: random.Random, *, is_thorough: bool
+) -> None:
+    """A crash at any point of adding directories leaves a channel that opens whole, with or without them."""
+    a, b, c, d = (disk.root / name for name in "abcd")
+    old: list[ChannelIdentity] = []
+    is_added: list[bool] = []
+
+    def prepare() -> None:
+        emptied(disk.root)
+        is_added.clear()
+        old[:] = [made(a, b)]
+        (b / segment_name(1)).write_bytes(b"events")
+
+    def life() -> None:
+        made(c, a, b, checkpoint_dir=d)
+        is_added.append(True)
+
+    for _ in crash_points(disk, prepare, life, source, is_thorough=is_thorough):
+        if not is_added and source.random() < 0.5:
+            with suppress(DirectoryError):
+                # Refused only where all of them count the new one already.
+                assert made(a, b) == old[0]
+        assert made(c, a, b, checkpoint_dir=d) == old[0]
+        assert (b / segment_name(1)).read_bytes() == b"events"
+        assert ChannelFile.read(c) == ChannelFile(old[0], 2, 3)
+
+
+@either_thorough_or_not
+def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_has_all(
+    disk: CrashingOs, source: random.Random, *, is_thorough: bool
+) -> None:
+    """After a crash at any point of a deletion the channel is there whole, or made anew; never a part of it."""
+    a, b = disk.root / "a", disk.root / "b"
+    old: list[ChannelIdentity] = []
+    is_marked: list[bool] = []
+
+    def prepare() -> None:
+        emptied(disk.root)
+        is_marked.clear()
+        old[:] = [made(a, b)]
+        for path in (a, b):
+            (path / segment_name(1)).write_bytes(b"events")
+
+    def life() -> None:
+        with closing(opened(a, b)) as directories:
+            directories.mark_deleted()
+            is_marked.append(True)
+            directories.remove()
+
+    for _ in crash_points(disk, prepare, life, source, is_thorough=is_thorough):
+        identity = made(a, b)
+        segments = [path for path in (a, b) if (path / segment_name(1)).exists()]
+        assert segments == ([a, b] if identity == old[0] else [])
+        assert not (is_marked and identity == old[0])
+
+
+def test_log_files_are_those_of_the_format(a: Path) -> None:
+    """The names that are removed are the ones that FORMAT.md lists."""
+    page = (Path(segment_name.__code__.co_filename).parent / "FORMAT.md").read_text()
+    named = set(re.findall(r"^\| `([^`]+)` \| (?:in one of|likewise|in the checkpoint)", page, re.MULTILINE))
+    assert named == {name.replace("2", "1") for name in LOG_FILES}

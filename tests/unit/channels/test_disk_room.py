@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from millrace_server.channels.disk_room import LOOK_SECONDS, DiskRoom
+from millrace_server.errors import DiskFullError
+from millrace_server.wal.disk import OsDisk
+
+LEFT, RIGHT = Path("left"), Path("right")
+
+
+class SmallDisks(OsDisk):
+    """Disks with so much free, which count how often they are asked."""
+
+    def __init__(self, **free_bytes: int) -> None:
+        self.free = {Path(name): count for name, count in free_bytes.items()}
+        self.looks = 0
+
+    def free_bytes(self, directory: Path) -> int:
+        self.looks += 1
+        return self.free[directory]
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_spend_counts_what_is_put_between_two_looks() -> None:
+    """The disk is not asked for each commit, and is never overdrawn by more than others write meanwhile."""
+    disk, clock = SmallDisks(left=1000), Clock()
+    room = DiskRoom(disk, [LEFT], clock)
+    room.spend(600, 100)
+    room.spend(300, 100)
+    with pytest.raises(DiskFullError, match="has 100 bytes free, and puts leave 100; takes go on") as refused:
+        room.spend(1, 100)
+    assert refused.value.retry_delay_seconds == 1
+    assert disk.looks == 1
+    # What was refused was not spent.
+    room.spend(100, 0)
+    clock.seconds += LOOK_SECONDS
+    room.spend(600, 100)
+    assert disk.looks == 2
+
+
+def test_spend_where_nobody_has_looked_yet_looks_first() -> None:
+    """A channel below its minimum opens all the same, and refuses puts."""
+    with pytest.raises(DiskFullError):
+        DiskRoom(SmallDisks(left=99), [LEFT], Clock()).spend(0, 100)
+
+
+def test_spend_on_several_disks_goes_by_the_fullest() -> None:
+    """Segments go into them in turn."""
+    disk, clock = SmallDisks(left=1000, right=500), Clock()
+    room = DiskRoom(disk, [LEFT, RIGHT], clock)
+    with pytest.raises(DiskFullError):
+        room.spend(500, 1)
+    disk.free[RIGHT] = 2000
+    clock.seconds += LOOK_SECONDS
+    room.spend(500, 1)

@@ -1,0 +1,324 @@
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_file import DirectoryError
+from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
+from millrace_server.channels.directories import open_directories
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.directory_lock import DirectoryInUseError
+from millrace_server.channels.file_store import FileStore, FileStores
+from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import DiskFullError
+from millrace_server.wal.disk import OsDisk, OsFile
+from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.segments import LogCorruptError
+from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_puts, queued
+from tests.file_channels import file_limits
+
+HAS_THREADS = True
+
+
+class RefusingDisk(OsDisk):
+    """Refuses to make files while it is told to."""
+
+    def __init__(self) -> None:
+        self.error_number = 0
+
+    def create(self, path: Path) -> OsFile:
+        if self.error_number:
+            raise OSError(self.error_number, "refused")
+        return super().create(path)
+
+
+class Stores:
+    """Opens channels, and closes them at the end of the test."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.disk = RefusingDisk()
+        self.stores = FileStores(base, self.disk)
+        self.changes: list[str] = []
+        self.progress = ReplayProgress()
+        self._opened: list[FileStore] = []
+
+    async def open(self, name: str = "orders", **limits: Any) -> tuple[FileStore, Channel]:
+        config = file_limits(**limits)
+        self.progress = ReplayProgress()
+        store = await self.stores.open(name, config, self.progress, self.changes.append)
+        self._opened.append(store)
+        return store, Channel(name, config, store.basis, TxnDirectory(10), ANSWER_BYTES_MAX)
+
+    async def close(self, store: FileStore) -> None:
+        self._opened.remove(store)
+        await store.close()
+
+    async def close_all(self) -> None:
+        for store in list(self._opened):
+            await self.close(store)
+
+    def forget(self, store: FileStore) -> None:
+        """Of a channel that was removed there is nothing to close."""
+        self._opened.remove(store)
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
+    stores = Stores(tmp_path / "channels")
+    yield stores
+    await stores.close_all()
+
+
+def names(directory: Path) -> Sequence[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
+    """In a directory of its name; it can be written at once."""
+    store, channel = await stores.open()
+    assert names(stores.base / "orders") == ["channel.json", "lock", "segment-000000000001.log"]
+    assert (await append(channel, b"a")).first_sequence == 1
+    assert (store.segment_count, store.damage) == (1, "")
+    assert store.log_bytes > 64
+    assert store.basis.channel_id == channel.channel_id
+    assert stores.progress.fraction == 0
+
+
+async def test_open_after_a_close_reads_next_to_nothing(stores: Stores) -> None:
+    """The last checkpoint says all; it is the same channel, whose epochs go on above all former ones."""
+    store, channel = await stores.open()
+    await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
+    claim = await channel.claim("r", None, takeover=False)
+    channel.claims.release("r", None)
+    await channel.commit([begin_with_puts(channel, b"c")], None)
+    await stores.close(store)
+    assert "checkpoint" in names(stores.base / "orders")
+    again, found = await stores.open()
+    assert again.basis.channel_id == store.basis.channel_id
+    assert queued(found) == [b"a", b"b", b"c"]
+    assert (await append(found, b"b", stamp=Stamp("p", 2, 2))).is_deduplicated
+    assert (await found.claim("r", None, takeover=False)).epoch == claim.epoch + 1 > store.basis.epochs_from
+    found.claims.forget()
+
+
+async def test_open_tells_how_far_it_is(stores: Stores) -> None:
+    """Up to all that there is; what is set aside behind the log's end counts, so it need not come to the whole."""
+    store, channel = await stores.open(segment_bytes_max=1000)
+    for _ in range(5):
+        await append(channel, b"x" * 1000)
+    await stores.close(store)
+    for path in (stores.base / "orders").glob("checkpoint*"):
+        path.unlink()
+    again, found = await stores.open()
+    assert 5000 < stores.progress.bytes_done <= stores.progress.bytes_total
+    assert 0 < stores.progress.fraction <= 1
+    assert len(queued(found)) == 5
+    await stores.close(again)
+
+
+def test_progress_beyond_the_whole_is_the_whole() -> None:
+    """The log may have grown since its bytes were counted."""
+    assert ReplayProgress().fraction == 0
+    assert ReplayProgress(3, 4).fraction == 0.75
+    assert ReplayProgress(5, 4).fraction == 1
+
+
+async def test_open_of_a_channel_that_is_open_is_refused(stores: Stores) -> None:
+    """Two never share a directory."""
+    await stores.open()
+    with pytest.raises(DirectoryInUseError):
+        await stores.open()
+
+
+async def test_open_on_several_disks_spreads_the_segments(stores: Stores, tmp_path: Path) -> None:
+    """Below a directory of the channel's name on each; checkpoints lie where they are wanted."""
+    dirs = [tmp_path / "left", tmp_path / "right"]
+    limits: dict[str, Any] = {"data_dirs": dirs, "checkpoint_dir": tmp_path / "checkpoints", "segment_bytes_max": 1000}
+    store, channel = await stores.open(**limits)
+    for _ in range(4):
+        await append(channel, b"x" * 1000)
+    await stores.close(store)
+    segments = [sum(name.startswith("segment") for name in names(path / "orders")) for path in dirs]
+    # The last checkpoint may have begun one more.
+    assert sum(segments) >= 4
+    assert abs(segments[0] - segments[1]) <= 1
+    assert "checkpoint" in names(tmp_path / "checkpoints" / "orders")
+    assert not stores.base.exists()
+    _, found = await stores.open(**limits)
+    assert len(queued(found)) == 4
+
+
+async def test_open_that_finds_no_room_for_a_log_leaves_the_directory_free(stores: Stores) -> None:
+    """It may be tried again."""
+    stores.disk.error_number = errno.ENOSPC
+    with pytest.raises(DiskFullError):
+        await stores.open()
+    stores.disk.error_number = 0
+    _, channel = await stores.open()
+    assert (await append(channel, b"a")).first_sequence == 1
+
+
+async def test_open_of_a_damaged_log_leaves_the_directory_free(stores: Stores) -> None:
+    """Damage is told, and nothing is held."""
+    store, channel = await stores.open()
+    await append(channel, b"x" * 1000)
+    await append(channel, b"y")
+    await stores.close(store)
+    (stores.base / "orders" / "checkpoint").unlink()
+    segment = stores.base / "orders" / "segment-000000000001.log"
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"x" * 1000)] ^= 1
+    segment.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(LogCorruptError):
+            await stores.open()
+
+
+async def test_open_with_encryption_needs_the_keys(stores: Stores, tmp_path: Path) -> None:
+    """What is stored is neither readable on the disk nor without its key; compressed or not."""
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    encryption = EncryptionConfig(keys={"one": key}, active_key="one")
+    for compression in ("none", "zstd"):
+        store, channel = await stores.open(compression, encryption=encryption, compression=compression)
+        await append(channel, b"secret" * 100)
+        await stores.close(store)
+        directory = stores.base / compression
+        assert not any(b"secret" in path.read_bytes() for path in directory.iterdir())
+        _, found = await stores.open(compression, encryption=encryption, compression=compression)
+        assert queued(found) == [b"secret" * 100]
+    await stores.close_all()
+    with pytest.raises(KeyMissingError):
+        await stores.open("none")
+
+
+async def test_close_of_a_log_that_has_failed_writes_no_checkpoint(stores: Stores, tmp_path: Path) -> None:
+    """Nobody knows what is in it; the next opening does."""
+    store, channel = await stores.open()
+    await append(channel, b"a")
+    store._journal._fail("for the test")
+    assert stores.changes == ["for the test"]
+    await stores.close(store)
+    assert "checkpoint" not in names(stores.base / "orders")
+    _, found = await stores.open()
+    assert queued(found) == [b"a"]
+
+
+async def test_remove_of_a_marked_channel_leaves_nothing(stores: Stores) -> None:
+    """Made anew it is another one."""
+    store, channel = await stores.open()
+    await append(channel, b"a")
+    await store.mark_deleted()
+    channel.delete()
+    await store.remove()
+    stores.forget(store)
+    assert names(stores.base) == []
+    again, found = await stores.open()
+    assert again.basis.channel_id != store.basis.channel_id
+    assert (await append(found, b"b")).first_sequence == 1
+
+
+async def test_remove_that_fails_is_finished_when_the_channel_is_made_anew(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark lasts, and nothing holds the directory any more."""
+    store, channel = await stores.open()
+    await append(channel, b"a")
+    await store.mark_deleted()
+    channel.delete()
+    unlink = Path.unlink
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        if path.suffix == ".log":
+            raise OSError(errno.EIO, "refused")
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="refused"):
+            await store.remove()
+    stores.forget(store)
+    _, found = await stores.open()
+    assert queued(found) == []
+
+
+async def test_closed_channel_is_marked_and_removed_all_the_same(stores: Stores) -> None:
+    """One that cannot be opened may be deleted."""
+    store, channel = await stores.open()
+    await append(channel, b"a")
+    await stores.close(store)
+    closed = stores.stores.closed("orders", file_limits())
+    await closed.mark_deleted()
+    await closed.remove()
+    assert names(stores.base) == []
+
+
+async def test_finish_deletions_removes_what_a_crash_has_left(stores: Stores) -> None:
+    """But what is going to be opened does so itself, and what is not marked stays."""
+    for name in ("gone", "kept", "made-anew"):
+        store, channel = await stores.open(name)
+        await append(channel, b"a")
+        if name != "kept":
+            await store.mark_deleted()
+        await stores.close(store)
+    (stores.base / "strange").mkdir()
+    (stores.base / "strange" / "channel.json").write_text("{")
+    (stores.base / "file").write_text("")
+    stores.stores.finish_deletions({"made-anew"})
+    assert names(stores.base) == ["file", "kept", "made-anew", "strange"]
+    _, found = await stores.open("kept")
+    assert queued(found) == [b"a"]
+    _, found = await stores.open("made-anew")
+    assert queued(found) == []
+
+
+def test_finish_deletions_without_any_channels_does_nothing(tmp_path: Path) -> None:
+    """A server that never had a file channel has no directory for them."""
+    FileStores(tmp_path / "none", OsDisk()).finish_deletions(())
+    assert not (tmp_path / "none").exists()
+
+
+async def test_finish_deletions_passes_over_what_another_process_uses(stores: Stores) -> None:
+    """It is that one's to finish."""
+    directories = open_directories("orders", [stores.base / "orders"], stores.base / "orders")
+    directories.mark_deleted()
+    stores.stores.finish_deletions(())
+    assert "channel.json" in names(stores.base / "orders")
+    directories.close()
+    stores.stores.finish_deletions(())
+    assert names(stores.base) == []
+
+
+async def test_open_that_is_cancelled_while_a_log_is_made_holds_nothing(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is free for the next."""
+    config: FileChannelConfig = file_limits()
+
+    async def wait_for_ever(_journal: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    reached = asyncio.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace_server.channels.journal.Journal.snapshot", wait_for_ever)
+        opening = asyncio.ensure_future(stores.stores.open("orders", config, ReplayProgress(), stores.changes.append))
+        await reached.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    await stores.open()
+
+
+async def test_mark_of_a_closed_channel_whose_directory_is_in_use_is_refused(stores: Stores) -> None:
+    """Another process has it."""
+    await stores.open()
+    with pytest.raises(DirectoryError):
+        await stores.stores.closed("orders", file_limits()).mark_deleted()

@@ -1,0 +1,166 @@
+import asyncio
+
+import pytest
+import structlog
+
+from millrace_server.channels.commits import MemoryCommits
+from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.hosted import ChannelState, HostedChannel
+from millrace_server.errors import (
+    ChannelCorruptError,
+    ChannelLogFailedError,
+    DiskFullError,
+    MillraceError,
+    ReplayingError,
+)
+from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.segments import LogCorruptError
+from tests.channel_events import limits_of, open_channel
+
+
+class FakeStore(FileStore):
+    """Files of which nothing is known but their damage."""
+
+    def __init__(self) -> None:
+        self.told_damage = ""
+
+    @property
+    def damage(self) -> str:
+        return self.told_damage
+
+
+class FakeCommits(MemoryCommits):
+    """Commits that fail or stall as a test says."""
+
+    fault: MillraceError | None = None
+    is_stalled = False
+
+
+class Host:
+    """A hosted channel, and the names that its watcher was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.channel = HostedChannel("orders", limits_of(capacity=7), self.told.append)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+async def commits(host: Host) -> FakeCommits:
+    """Those of the channel, which is open."""
+    channel = open_channel()
+    channel.commits = commits = FakeCommits(channel.contents)
+    host.channel.is_open_with(channel)
+    return commits
+
+
+@pytest.fixture
+async def store(host: Host, commits: FakeCommits) -> FakeStore:
+    """That of the channel, which is open."""
+    host.channel.store = store = FakeStore()
+    return store
+
+
+async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
+    """Whoever wants it is told how far it is and to come back; its configuration is known."""
+    hosted = host.channel
+    hosted.progress.bytes_done, hosted.progress.bytes_total = 1, 4
+    assert (hosted.state, hosted.trouble, hosted.replayed_fraction) == (ChannelState.REPLAYING, "", 0.25)
+    assert (hosted.config.capacity, hosted.channel_if_open, hosted.opened.is_set()) == (7, None, False)
+    with pytest.raises(ReplayingError, match="'orders' is being read back from its log, 25% so far") as refused:
+        _ = hosted.channel
+    assert refused.value.retry_delay_seconds == 0.5
+    assert refused.value.metadata == {"channel": "orders"}
+
+
+async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
+    """Its configuration is the one in force, and whoever watches is told."""
+    channel = open_channel(capacity=100)
+    host.channel.is_open_with(channel)
+    assert (host.channel.state, host.channel.trouble, host.channel.fault) == (ChannelState.OPEN, "", None)
+    assert host.channel.channel is channel is host.channel.channel_if_open
+    assert (host.channel.config.capacity, host.channel.replayed_fraction) == (100, 1)
+    assert host.channel.opened.is_set()
+    assert host.told == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (LogCorruptError("segment 1: byte 64"), ChannelState.CORRUPT, "CORRUPT"),
+        (UnknownVersionError("version 9"), ChannelState.CORRUPT, "CORRUPT"),
+        (ChannelCorruptError("byte 64"), ChannelState.CORRUPT, "CORRUPT"),
+        (KeyMissingError("old"), ChannelState.LOG_FAILED, "LOG_FAILED"),
+        (DiskFullError("full"), ChannelState.LOG_FAILED, "LOG_FAILED"),
+        (OSError(5, "Input/output error"), ChannelState.LOG_FAILED, "LOG_FAILED"),
+        (ZeroDivisionError("ours"), ChannelState.LOG_FAILED, "LOG_FAILED"),
+    ],
+)
+async def test_channel_that_cannot_be_opened_says_so(
+    host: Host, error: Exception, state: ChannelState, reason: str
+) -> None:
+    """The server's log is told why, callers what; paths and keys are no business of theirs."""
+    with structlog.testing.capture_logs() as logs:
+        host.channel.cannot_open(error)
+    assert logs[0]["error"] == str(error)
+    assert (host.channel.state, host.channel.opened.is_set(), host.told) == (state, True, ["orders"])
+    assert "cannot be opened" in host.channel.trouble
+    assert str(error) not in host.channel.trouble
+    with pytest.raises((ChannelCorruptError, ChannelLogFailedError)) as refused:
+        _ = host.channel.channel
+    assert (refused.value.reason, refused.value.metadata) == (reason, {"channel": "orders"})
+
+
+async def test_channel_with_a_damaged_log_is_corrupt_and_open(host: Host, store: FakeStore) -> None:
+    """What is not damaged can still be had."""
+    hosted = host.channel
+    store.told_damage = "segment 1: byte 64"
+    assert hosted.state is ChannelState.CORRUPT
+    assert hosted.trouble == "stored events cannot be read back as they were written"
+    assert hosted.channel is hosted.channel_if_open
+    with structlog.testing.capture_logs() as logs:
+        hosted.has_changed("segment 1: byte 64")
+    assert [(one["log_level"], one["reason"]) for one in logs] == [("error", "segment 1: byte 64")]
+    assert host.told == ["orders", "orders"]
+
+
+async def test_channel_whose_log_fails_says_so(host: Host, commits: FakeCommits, store: FakeStore) -> None:
+    """That counts before any damage."""
+    store.told_damage = "segment 1: byte 64"
+    commits.fault = ChannelLogFailedError("it has failed")
+    assert (host.channel.state, host.channel.trouble) == (ChannelState.LOG_FAILED, "it has failed")
+
+
+async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host: Host, commits: FakeCommits) -> None:
+    """It is told as a fault, and its end as news."""
+    hosted = host.channel
+    commits.is_stalled = True
+    assert (hosted.state, hosted.fault) == (ChannelState.STALLED, None)
+    assert hosted.trouble == "the disk does not answer; commits wait for it"
+    with structlog.testing.capture_logs() as logs:
+        hosted.has_changed("it waits")
+        commits.is_stalled = False
+        hosted.has_changed("it goes on")
+    assert [one["log_level"] for one in logs] == ["error", "info"]
+    assert hosted.state is ChannelState.OPEN
+
+
+async def test_tell_progress_logs_now_and_then(host: Host) -> None:
+    """Until it is cancelled."""
+    hosted = host.channel
+    hosted.progress.bytes_total = 200
+    with structlog.testing.capture_logs() as logs:
+        telling = asyncio.ensure_future(hosted.tell_progress())
+        for _ in range(3):
+            await asyncio.sleep(1)
+            hosted.progress.bytes_done += 50
+            await asyncio.sleep(1)
+        telling.cancel()
+        await asyncio.wait({telling})
+    assert [one["percent"] for one in logs][:2] == [25, 50]
+    assert logs[0]["event"] == "replaying"

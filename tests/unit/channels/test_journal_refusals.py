@@ -1,0 +1,416 @@
+import asyncio
+import errno
+
+import pytest
+
+from millrace_server.channels import journal
+from millrace_server.channels.channel import Wish
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import (
+    ChannelLogFailedError,
+    DiskFullError,
+)
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    bodies_of,
+    check_accounts,
+    queued,
+    stored,
+    take,
+)
+from tests.file_channels import (
+    Gate,
+    called,
+    file_channel,
+    file_limits,
+    held_append,
+    refusal,
+    story_on,
+    turn,
+    until,
+)
+from tests.simulated_disk import SimulatedDisk
+
+HAS_THREADS = True
+
+FULL = errno.ENOSPC
+LARGE = 1 << 30
+
+
+# A disk that has no room.
+
+
+async def test_append_without_room_on_the_disk_never_happened(disk: SimulatedDisk) -> None:
+    """All that is under way is undone: sequences stay without gaps, stamps are forgotten, room is given back."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        first = await held_append(gate, channel, b"a")
+        disk.fail("write", 1, FULL)
+        calls = await called(
+            append(channel, b"b", stamp=Stamp("p", 1, 1)), append(channel, b"c", stamp=Stamp("p", 2, 2))
+        )
+        assert channel.contents.room.event_count == 3
+        gate.open()
+        assert await first == Receipt(1, 1)
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
+        assert (channel.contents.assigned_sequence, len(channel.contents.ledger)) == (2, 0)
+        check_accounts(channel)
+        assert await append(channel, b"c", stamp=Stamp("p", 2, 2)) == Receipt(2, 2)
+        story = opened.story()
+        assert story.events == [(1, b"a"), (2, b"c")]
+        assert await story_on(disk.copy()) == story
+
+
+async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDisk) -> None:
+    """A stamp that grew by two commits shrinks by both; nothing is taken for stored."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", stamp=Stamp("p", 1, 1))
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL)
+        calls = await called(*[append(channel, b"b", stamp=Stamp("p", number, number)) for number in (2, 3, 4)])
+        gate.open()
+        await held
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 3
+        assert [list(intervals) for _, intervals in channel.contents.ledger.producers()] == [[(1, 1)]]
+
+
+async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) -> None:
+    """Whatever repeats it, it was never stored: nobody is told that it was."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL)
+        txn_id = begin_with_puts(channel, b"a")
+        calls = await called(
+            append(channel, b"a", stamp=Stamp("p", 1, 1)),
+            append(channel, b"a", stamp=Stamp("p", 1, 1)),
+            channel.commit([txn_id], Stamp("p", 1, 1)),
+        )
+        gate.open()
+        await held
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 3
+        assert len(channel.contents.ledger) == 0
+        assert await channel.commit([txn_id], Stamp("p", 1, 1)) == Receipt(2, 2)
+        assert queued(channel) == [b"x", b"a"]
+
+
+async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk: SimulatedDisk) -> None:
+    """They are tried once more, without what needs room; so are rollbacks."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", b"b", b"c")
+        taking, purging = await begin_with_takes(channel, 1), await channel.lend(Wish(events_max=1))
+        rolled_back = begin_with_puts(channel, b"z")
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL)
+        putting = begin_with_puts(channel, b"b")
+        calls = await called(channel.commit([putting], None), channel.commit([taking], None), channel.purge())
+        channel.rollback(rolled_back)
+        assert channel.settle(purging) is not None
+        gate.open()
+        await held
+        assert await refusal(calls[0]) == "DISK_FULL"
+        assert await calls[1] == Receipt(0, 0)
+        assert await calls[2] == 1
+        await until(lambda: channel.open_transactions == 1)
+        # What was put in the meantime is there, and what was refused may be committed later.
+        assert queued(channel) == [b"x"]
+        check_accounts(channel)
+        assert await channel.commit([putting], None) == Receipt(5, 5)
+        story = opened.story()
+        assert await story_on(disk.copy()) == story
+        assert set(story.ended) == {rolled_back, taking, putting}
+
+
+async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: SimulatedDisk) -> None:
+    """A disk that gives no room to anything is told of; the transaction stays open with its events."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a")
+        taking = await begin_with_takes(channel, 1)
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL, count=2)
+        calls = await called(append(channel, b"b"), channel.commit([taking], None))
+        gate.open()
+        await held
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
+        assert (channel.open_transactions, queued(channel)) == (1, [b"x"])
+        channel.rollback(taking)
+        assert queued(channel) == [b"a", b"x"]
+        check_accounts(channel)
+
+
+async def test_transaction_whose_commit_found_no_room_stays_open(disk: SimulatedDisk) -> None:
+    """With its puts and takes and a whole lease: it may be rolled back, or committed later."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b")
+        txn_ids = [await begin_with_takes(channel, 1) for _ in range(2)]
+        for txn_id in txn_ids:
+            channel.put(txn_id, [stored(b"new")], None)
+        disk.fail("write", 1, FULL)
+        (call,) = await called(channel.commit(txn_ids, None))
+        assert await refusal(call) == "DISK_FULL"
+        assert channel.renew(txn_ids[0]) == 30
+        assert (queued(channel), channel.open_transactions) == ([], 2)
+        check_accounts(channel)
+        channel.rollback(txn_ids[1])
+        assert await channel.commit(txn_ids[:1], None) == Receipt(3, 3)
+        assert queued(channel) == [b"b", b"new"]
+        assert await story_on(disk.copy()) == opened.story()
+
+
+async def test_purge_and_acknowledge_without_room_return_the_events(disk: SimulatedDisk) -> None:
+    """They are still there, to be read and acknowledged again."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b", b"c")
+        await channel.claim("r", None, takeover=False)
+        disk.fail("write", 1, FULL, count=2)
+        for call in await called(channel.claims.acknowledge("r", None, 2)):
+            assert await refusal(call) == "DISK_FULL"
+        for call in await called(channel.purge()):
+            assert await refusal(call) == "DISK_FULL"
+        assert queued(channel) == [b"a", b"b", b"c"]
+        check_accounts(channel)
+        assert await channel.claims.acknowledge("r", None, 2) == 3
+        assert await channel.purge() == 1
+        assert (channel.contents.room.event_count, channel.contents.counters.take_successes) == (0, 2)
+
+
+async def test_acknowledge_repeated_behind_one_that_was_refused_says_nothing_untrue(disk: SimulatedDisk) -> None:
+    """Its events are back, so it is refused as well."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", b"b")
+        await channel.claim("r", None, takeover=False)
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL, count=2)
+        calls = await called(
+            append(channel, b"y"), channel.claims.acknowledge("r", None, 2), channel.claims.acknowledge("r", None, 2)
+        )
+        gate.open()
+        await held
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 3
+        assert queued(channel) == [b"a", b"b", b"x"]
+
+
+async def test_claim_without_room_leaves_none(disk: SimulatedDisk) -> None:
+    """Nor does the log know of it; the one before it, which it was to take over, is gone."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        disk.fail("write", 1, FULL)
+        (call,) = await called(channel.claim("r", None, takeover=False))
+        assert await refusal(call) == "DISK_FULL"
+        assert channel.claims.claim is None
+        assert not opened.journal.state().HasField("claim")
+        assert (await channel.claim("r", None, takeover=False)).epoch == 2
+
+
+async def test_claim_that_is_asked_for_twice_is_granted_when_it_lasts(disk: SimulatedDisk) -> None:
+    """The second call renews what is under way, and waits for it too; both hear of a refusal."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        gate.close()
+        calls = await called(*[channel.claim("r", None, takeover=False) for _ in range(2)])
+        await gate.reached()
+        assert not any(call.done() for call in calls)
+        gate.open()
+        assert [(await call).epoch for call in calls] == [1, 1]
+        channel.claims.release("r", None)
+        disk.fail("write", 1, FULL)
+        calls = await called(*[channel.claim("r", None, takeover=False) for _ in range(2)])
+        assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
+
+
+async def test_end_of_a_claim_behind_a_refused_put_is_remembered(disk: SimulatedDisk) -> None:
+    """It has happened; a restart brings no claim back that was released, nor one that never was."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await channel.claim("r", None, takeover=False)
+        held = await held_append(gate, channel, b"x")
+        disk.fail("write", 1, FULL)
+        (appending,) = await called(append(channel, b"y"))
+        channel.claims.release("r", None)
+        (claiming,) = await called(channel.claim("other", None, takeover=False))
+        gate.open()
+        await held
+        assert await refusal(appending) == "DISK_FULL"
+        assert await refusal(claiming) == "DISK_FULL"
+        assert opened.story().claim == ClaimNote("r", 1, 30, has_ended=True)
+        await append(channel, b"z")
+        assert await story_on(disk.copy()) == opened.story()
+
+
+async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: SimulatedDisk) -> None:
+    """To its place, to be delivered once more; refused at once or later."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", b"b")
+        loan = await channel.lend(Wish(events_max=1))
+        disk.fail("write", 1, FULL)
+        settling = channel.settle(loan)
+        assert settling is not None
+        assert channel.settle(loan) is None
+        channel.give_back(loan)
+        assert queued(channel) == [b"b"]
+        assert await refusal(asyncio.shield(settling)) == "DISK_FULL"
+        assert (queued(channel), channel.open_transactions) == ([b"a", b"b"], 0)
+        check_accounts(channel)
+        loan = await channel.lend(Wish(events_max=1))
+        settling = channel.settle(loan)
+        assert settling is not None
+        assert await settling == Receipt(0, 0)
+        assert (queued(channel), channel.open_transactions) == ([b"b"], 0)
+        del gate
+
+
+async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: SimulatedDisk) -> None:
+    """Nothing is written; takes, rollbacks, claims and checkpoints go on."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b", b"c")
+        channel.enforce(file_limits(min_free_bytes=LARGE))
+        disk.capacity_bytes = LARGE
+        await asyncio.sleep(0.11)
+        before = opened.journal.submitted_count
+        (appending,) = await called(append(channel, b"x"))
+        with pytest.raises(DiskFullError, match="bytes free, and puts leave 1073741824; takes go on") as refused:
+            await appending
+        assert refused.value.retry_delay_seconds == 1
+        assert opened.journal.submitted_count == before
+        swapping = await begin_with_takes(channel, 1)
+        channel.put(swapping, [stored(b"y")], None)
+        (committing,) = await called(channel.commit([swapping], None))
+        assert await refusal(committing) == "DISK_FULL"
+        channel.rollback(swapping)
+        taking = await begin_with_takes(channel, 1)
+        await channel.commit([taking], None)
+        await opened.checkpointing.make()
+        await channel.claim("r", None, takeover=False)
+        assert await channel.claims.acknowledge("r", None, 3) == 4
+        channel.enforce(file_limits())
+        assert await append(channel, b"x") == Receipt(4, 4)
+
+
+# A log that fails.
+
+
+async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: SimulatedDisk) -> None:
+    """Puts and commits are LOG_FAILED, takes and rollbacks go on in memory; it is told once."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b", b"c")
+        txn_id = await begin_with_takes(channel, 1)
+        loan = await channel.lend(Wish(events_max=1))
+        disk.fail("sync", 1, errno.EIO)
+        calls = await called(
+            append(channel, b"x", stamp=Stamp("p", 1, 1)), append(channel, b"y"), channel.commit([txn_id], None)
+        )
+        assert [await refusal(call) for call in calls] == ["LOG_FAILED"] * 3
+        assert opened.faults == ["a sync of the log failed: Input/output error"]
+        assert isinstance(channel.commits.fault, ChannelLogFailedError)
+        with pytest.raises(ChannelLogFailedError):
+            channel.settle(loan)
+        assert queued(channel) == [b"b", b"c"]
+        # A delivery could not be acknowledged: it would come again for ever.
+        with pytest.raises(ChannelLogFailedError):
+            await channel.lend(Wish())
+        assert await take(channel, begin(channel)) == [b"b", b"c"]
+        channel.rollback(txn_id)
+        assert queued(channel) == [b"a"]
+        check_accounts(channel)
+        more = await called(
+            append(channel, b"z"),
+            channel.purge(),
+            opened.journal.snapshot(),
+            channel.commit([begin(channel)], None),
+        )
+        assert [await refusal(call) for call in more] == ["LOG_FAILED"] * 4
+        assert queued(channel) == [b"a"]
+        assert len(opened.faults) == 1
+        await opened.checkpointing.make()
+        assert list(opened.checkpoints.good_ones()) == []
+
+
+async def test_claims_of_a_log_that_fails_begin_no_more_and_may_end(disk: SimulatedDisk) -> None:
+    """The one that lives goes on: it is released, or read under."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a")
+        await channel.claim("r", None, takeover=False)
+        disk.fail("sync", 1, errno.EIO)
+        (call,) = await called(append(channel, b"x"))
+        assert await refusal(call) == "LOG_FAILED"
+        (call,) = await called(channel.claim("other", None, takeover=True))
+        assert await refusal(call) == "LOG_FAILED"
+        (call,) = await called(channel.claims.acknowledge("r", 1, 1))
+        assert await refusal(call) == "LOG_FAILED"
+        assert [bodies_of([batch]) async for batch in channel.claims.read("r", 1, 0, 0)] == [[b"a"]]
+        channel.claims.release("r", 1)
+        assert channel.claims.claim is None
+
+
+async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(disk: SimulatedDisk) -> None:
+    """Neither an event nor an error that nobody hears; nor where the log fails."""
+    async with file_channel(disk) as opened:
+        for error_number in (FULL, errno.EIO):
+            gate = Gate(disk, "write")
+            gate.close()
+            (call,) = await called(append(opened.channel, b"a", stamp=Stamp("p", 1, 1)))
+            await gate.reached()
+            call.cancel()
+            await turn()
+            assert call.cancelled()
+            disk.fail("write", 1, error_number)
+            gate.open()
+            await until(lambda: opened.channel.contents.assigned_sequence == 1)
+            assert len(opened.channel.contents.ledger) == 0
+            check_accounts(opened.channel)
+
+
+async def test_disk_that_does_not_answer_is_told_of_until_it_does(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits wait and are made at last; whoever watches is told of both moments, once."""
+    monkeypatch.setattr(journal, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(journal, "_LOOK_SECONDS", 0.01)
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        await asyncio.sleep(0.1)
+        assert (opened.journal.is_stalled, opened.faults) == (False, [])
+        gate = Gate(disk)
+        held = await held_append(gate, opened.channel, b"b")
+        await asyncio.sleep(0.02)
+        assert not opened.journal.is_stalled
+        await until(lambda: opened.journal.is_stalled)
+        await asyncio.sleep(0.05)
+        assert opened.faults == ["the disk does not answer; commits wait for it"]
+        gate.open()
+        assert await held == Receipt(2, 2)
+        await until(lambda: not opened.journal.is_stalled)
+        assert opened.faults[1:] == ["the disk answers again"]
+
+
+async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(disk: SimulatedDisk) -> None:
+    """After the next opening all that was answered is there, and of the rest each commit wholly or not at all."""
+    async with file_channel(disk) as opened:
+        channel, gate = opened.channel, Gate(disk)
+        await append(channel, b"a", b"b")
+        taking = await begin_with_takes(channel, 1)
+        held = await held_append(gate, channel, b"c")
+        disk.fail("sync", 1, errno.EIO)
+        calls = await called(append(channel, b"d", b"e"), channel.commit([taking], None))
+        gate.open()
+        assert [await refusal(call) for call in [held, *calls]] == ["LOG_FAILED"] * 3
+        assert queued(channel) == [b"b"]
+        check_accounts(channel)
+    story = await story_on(disk.copy())
+    events = [body for _, body in story.events]
+    assert events in ([b"a", b"b"], [b"a", b"b", b"c"], [b"a", b"b", b"c", b"d", b"e"], [b"b", b"c", b"d", b"e"])

@@ -1,0 +1,92 @@
+import pytest
+
+from millrace_server.channels.batches import Form
+from millrace_server.channels.limits import ChannelLimits
+from millrace_server.channels.queue import Portion
+from millrace_server.errors import BytesFullError, EventTooLargeError, TxnCapacityError
+from tests.channel_events import limits_of, stored
+
+UNLIMITED = 1 << 62
+
+
+@pytest.fixture
+def limits() -> ChannelLimits:
+    """10 body bytes, 5 events a transaction, answers of 10,000 bytes."""
+    config = limits_of(body_bytes_max=10, capacity=50, transaction_capacity=5)
+    return ChannelLimits(lambda: config, 10_000)
+
+
+def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLimits) -> None:
+    """Many that fit one by one are another matter."""
+    limits.refuse_too_large([stored(b"x" * 10), stored(b"y" * 6, b"z" * 6)])
+    with pytest.raises(EventTooLargeError, match="a body has 11 bytes; the channel holds 10 in all"):
+        limits.refuse_too_large([stored(b""), stored(b"x" * 11)])
+
+
+def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
+    """Its headers count too; what was stored can always be fetched."""
+    config = limits_of(body_bytes_max=1 << 30)
+    limits = ChannelLimits(lambda: config, 10_000)
+    with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers .*, which holds 10000 bytes"):
+        limits.refuse_too_large([stored(b"", b"x" * 10_000)])
+
+
+def test_refuse_too_many_goes_by_the_transactions_capacity(limits: ChannelLimits) -> None:
+    """Exactly as many as may be are not too many."""
+    limits.refuse_too_many(5)
+    with pytest.raises(TxnCapacityError, match="would put 6 events; transaction_capacity is 5"):
+        limits.refuse_too_many(6)
+
+
+def test_refuse_too_many_bytes_goes_by_the_whole_channel(limits: ChannelLimits) -> None:
+    """No commit of them could ever succeed."""
+    limits.refuse_too_many_bytes(10)
+    with pytest.raises(TxnCapacityError, match="would put 11 body bytes; the channel takes 10 at once"):
+        limits.refuse_too_many_bytes(11)
+
+
+def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
+    """It passes when some have ended."""
+    limits.refuse_crowding(4, 6)
+    with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes, and 6 more") as refused:
+        limits.refuse_crowding(5, 6)
+    assert refused.value.retry_delay_seconds == 1
+
+
+@pytest.mark.parametrize(("taken", "room"), [(0, 5), (4, 1)])
+def test_taking_room_is_what_the_transaction_may_still_take(limits: ChannelLimits, taken: int, room: int) -> None:
+    """Takes are counted apart from puts."""
+    assert limits.taking_room(taken, "t") == room
+
+
+def test_taking_room_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
+    """Also where the limit was lowered meanwhile."""
+    for taken in (5, 6):
+        with pytest.raises(TxnCapacityError, match=f"has taken {taken} events") as refused:
+            limits.taking_room(taken, "t")
+        assert refused.value.metadata == {"txn_id": "t"}
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted", "portion"),
+    [
+        (Form.COLUMNS, (0, 0, 5), (5, UNLIMITED, 10_000)),
+        (Form.COLUMNS, (3, 7, 5), (3, 7, 10_000)),
+        (Form.COLUMNS, (9, 0, 5), (5, UNLIMITED, 10_000)),
+        (Form.ROWS, (0, 0, 1 << 20), (10_000, UNLIMITED, 10_000)),
+    ],
+)
+def test_portion_is_what_was_asked_for_within_the_limits(
+    limits: ChannelLimits, form: Form, wanted: tuple[int, int, int], portion: tuple[int, int, int]
+) -> None:
+    """Nothing asked for is as much as may be; rows are made one by one, so there are fewer."""
+    events_max, body_bytes_max, answer_bytes_max = portion
+    assert limits.portion(form, *wanted) == Portion(
+        events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
+    )
+
+
+def test_portion_in_rows_is_a_small_one() -> None:
+    """Whatever a message may hold."""
+    config = limits_of()
+    assert ChannelLimits(lambda: config, 1 << 30).portion(Form.ROWS, 0, 0, 10).answer_bytes_max == 8 << 20

@@ -1,0 +1,162 @@
+import asyncio
+import errno
+import threading
+
+import pytest
+
+from millrace_server.channels.batches import Form
+from millrace_server.channels.queue import Portion
+from millrace_server.errors import ChannelCorruptError, SequenceGoneError
+from millrace_server.wal.sealing import KeyMissingError
+from tests.channel_events import append, begin, begin_with_takes, bodies_of, queued, take
+from tests.file_channels import DATA, FileChannel, file_channel
+from tests.simulated_disk import SimulatedDisk
+
+HAS_THREADS = True
+ALL = Portion(events_max=1 << 30, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+
+
+def reads(disk: SimulatedDisk) -> int:
+    return sum(call.kind == "read" for call in disk.calls)
+
+
+def in_memory(opened: FileChannel) -> list[bool]:
+    return [batch.window.stored.is_in_memory for batch in opened.channel.contents.queue]
+
+
+def forget(opened: FileChannel) -> None:
+    """Has columns be on the disk only, as after a restart."""
+    for batch in opened.channel.contents.queue:
+        batch.window.stored.forget()
+
+
+async def test_columns_that_were_just_written_need_no_disk(disk: SimulatedDisk) -> None:
+    """Who keeps up with the producers never reads."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a", b"b")
+        before = reads(disk)
+        assert queued(opened.channel) == [b"a", b"b"]
+        assert in_memory(opened) == [True]
+        assert reads(disk) == before
+
+
+async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: SimulatedDisk) -> None:
+    """What is in memory is not read again, and what is asked for twice is read once."""
+    async with file_channel(disk) as opened:
+        for number in range(10):
+            await append(opened.channel, b"%d" % number)
+        forget(opened)
+        batches = list(opened.channel.contents.queue)
+        before = reads(disk)
+        await opened.columns.load([*batches[:6], *batches[:6]])
+        assert reads(disk) == before + 1
+        assert in_memory(opened) == [True] * 6 + [False] * 4
+        await opened.columns.load(batches)
+        assert bodies_of(batches) == [b"%d" % number for number in range(10)]
+        assert reads(disk) == before + 2
+        await opened.columns.load(batches)
+        assert reads(disk) == before + 2
+
+
+async def test_load_that_has_to_wait_for_the_disk_holds_nobody_up(disk: SimulatedDisk) -> None:
+    """It is another thread's."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        forget(opened)
+        disk.is_cached = False
+        may_go, threads = threading.Event(), list[str]()
+
+        def hold(kind: str, _name: str) -> None:
+            if kind == "read":
+                threads.append(threading.current_thread().name)
+                assert may_go.wait(30)
+
+        disk.before_call = hold
+        taking = asyncio.ensure_future(take(opened.channel, begin(opened.channel)))
+        await asyncio.sleep(0.02)
+        assert not taking.done()
+        may_go.set()
+        assert await taking == [b"a"]
+        assert threading.main_thread().name not in threads
+
+
+async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: SimulatedDisk) -> None:
+    """Where nobody has loaded it before."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        forget(opened)
+        assert queued(opened.channel) == [b"a"]
+        assert in_memory(opened) == [True]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_read_and_load_of_damage_say_so_once(disk: SimulatedDisk, *, is_cached: bool) -> None:
+    """The caller hears of it each time, the server's log only the first."""
+    async with file_channel(disk) as opened:
+        disk.is_cached = is_cached
+        await append(opened.channel, b"a" * 100)
+        await append(opened.channel, b"b")
+        forget(opened)
+        (path,) = [path for path in disk.paths() if path.suffix == ".log"]
+        content = bytearray(disk.content(path))
+        content[content.index(b"a" * 100)] ^= 1
+        disk._directories[DATA].shown[path.name].shown[:] = content
+        for _ in range(2):
+            with pytest.raises(ChannelCorruptError, match="cannot be read back"):
+                await begin_with_takes(opened.channel, 1)
+        with pytest.raises(ChannelCorruptError):
+            queued(opened.channel)
+        (fault,) = opened.faults
+        assert opened.columns.damage == fault
+        assert "segment-000000000001.log: the record at byte" in fault
+
+
+async def test_load_that_the_disk_or_a_missing_key_refuses_is_damage(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events cannot be had, whatever the reason."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        forget(opened)
+        disk.fail("read", 1, errno.EIO)
+        with pytest.raises(ChannelCorruptError):
+            await begin_with_takes(opened.channel, 1)
+        assert "Input/output error" in opened.columns.damage
+
+        def refuse(_location: object) -> bytes:
+            raise KeyMissingError("old")
+
+        monkeypatch.setattr(opened.log, "read", refuse)
+        with pytest.raises(ChannelCorruptError):
+            queued(opened.channel)
+
+
+async def test_load_of_what_was_consumed_long_ago_is_no_damage(disk: SimulatedDisk) -> None:
+    """An onlooker is slower than the channel: the segment went while it still held a batch of it."""
+    async with file_channel(disk, segment_bytes_max=500, backup_checkpoint=False) as opened:
+        channel = opened.channel
+        await append(channel, b"x" * 1000)
+        await append(channel, b"y")
+        batches = list(channel.contents.queue)
+        forget(opened)
+        await channel.purge()
+        await opened.checkpointing.make()
+        assert opened.log.first_segment_id == 2
+        with pytest.raises(SequenceGoneError, match="was consumed meanwhile"):
+            await opened.columns.load(batches)
+        with pytest.raises(SequenceGoneError):
+            bodies_of(batches)
+        assert (opened.columns.damage, opened.faults) == ("", [])
+
+
+async def test_load_of_a_segment_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
+    """The disk gave it back once and no more, and nobody knows what is in it."""
+    async with file_channel(disk, segment_bytes_max=500) as opened:
+        await append(opened.channel, b"x" * 1000)
+        await opened.checkpointing.make()
+        killed = disk.copy()
+    async with file_channel(killed) as found:
+        killed.fail("read", 1, errno.EIO)
+        with pytest.raises(ChannelCorruptError):
+            await begin_with_takes(found.channel, 1)
+        assert "Input/output error" in found.columns.damage

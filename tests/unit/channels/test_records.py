@@ -1,0 +1,174 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.contents import BegunChange, Change, Receipt
+from millrace_server.channels.records import (
+    batches_message,
+    claim_note,
+    claim_record,
+    commit_records,
+    restore_batches,
+    restore_ended,
+    restore_ledger,
+    rollback_record,
+    stamp_of,
+    state_message,
+    state_record,
+)
+from millrace_server.channels.stamps import SEQUENCE_MAX, Stamp, StampLedger
+from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.format import Kind
+from millrace_server.wal.writer import Location
+from tests.channel_events import batch, bodies_of, stored
+
+NUMBERS = st.one_of(st.integers(0, 50), st.integers(SEQUENCE_MAX - 50, SEQUENCE_MAX))
+RANGES = st.tuples(NUMBERS, NUMBERS).map(lambda pair: (min(pair), max(pair)))
+IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=8)
+LEDGERS = st.lists(st.tuples(IDS, RANGES), max_size=20)
+
+
+def ledger_of(accepted: Sequence[tuple[str, tuple[int, int]]]) -> StampLedger:
+    ledger = StampLedger()
+    for producer_id, (first, last) in accepted:
+        ledger.accept(Stamp(producer_id, first, last))
+    return ledger
+
+
+def state_of(
+    *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimNote | None = None
+) -> pb.State:
+    """A state as it is read back."""
+    items = ended.items() if ended else ()
+    return pb.State.FromString(state_message(7, ledger or StampLedger(), items, claim).SerializeToString())
+
+
+class Source:
+    """Reads columns that only a log has."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self._bodies = bodies
+
+    def read(self, _stored: StoredColumns) -> bytes:
+        return stored(*self._bodies).raw
+
+
+def begun(
+    change: Change, *batches: StoredBatch, first_sequence: int = 5, receipt: Receipt | None = None
+) -> BegunChange:
+    return BegunChange(change, batches, first_sequence, None, receipt or Receipt())
+
+
+def test_commit_records_put_the_commit_last() -> None:
+    """It makes the others count: each request's columns as they came, and the ranges taken, just before it."""
+    puts = [batch(5, b"a", b"bb"), batch(7, b"")]
+    takes = [batch(1, b"x"), batch(3, b"yy", b"z")]
+    change = Change([one.window for one in puts], takes, Stamp("p", 0, SEQUENCE_MAX), 2)
+    records = commit_records(begun(change, *puts, receipt=Receipt(5, 7, is_deduplicated=True)), ["t", "u"])
+    assert [kind for kind, _ in records] == [Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
+    payloads = [b"".join(pieces) for _, pieces in records]
+    assert payloads[:2] == [one.window.stored.raw for one in puts]
+    take = pb.Take.FromString(payloads[2])
+    assert (list(take.first_sequences), list(take.counts), list(take.body_bytes)) == ([1, 3], [1, 2], [1, 3])
+    commit = pb.Commit.FromString(payloads[3])
+    assert (list(commit.txn_ids), commit.first_sequence, commit.take_records) == (["t", "u"], 5, 1)
+    assert (list(commit.put_counts), list(commit.put_body_bytes)) == ([2, 1], [3, 0])
+    assert list(commit.put_raw_bytes) == [len(payload) for payload in payloads[:2]]
+    assert stamp_of(commit) == Stamp("p", 0, SEQUENCE_MAX)
+    assert commit.is_deduplicated
+
+
+def test_commit_records_of_what_does_little_are_few() -> None:
+    """An empty commit has one record, and no stamp where it was not stamped."""
+    ((kind, (payload,)),) = commit_records(begun(Change([], [], None, 0)), ["t"])
+    commit = pb.Commit.FromString(payload)
+    assert (kind, commit.take_records, stamp_of(commit)) == (Kind.COMMIT, 0, None)
+    assert not commit.is_deduplicated
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+def test_rollback_record_tells_how_it_came(*, has_expired: bool) -> None:
+    """Called for, or by the lease."""
+    kind, (payload,) = rollback_record("t", has_expired=has_expired)
+    rollback = pb.Rollback.FromString(payload)
+    assert (kind, rollback.txn_id, rollback.has_expired) == (Kind.ROLLBACK, "t", has_expired)
+
+
+@pytest.mark.parametrize("note", [ClaimNote("r", SEQUENCE_MAX, 0.25), ClaimNote("r", 1, 3600.0, has_ended=True)])
+def test_claim_record_is_read_back_as_it_was(note: ClaimNote) -> None:
+    """Who, which, how long, and whether it has ended; in a record and in a state."""
+    kind, (payload,) = claim_record(note)
+    assert kind is Kind.CLAIM
+    assert claim_note(pb.Claim.FromString(payload)) == note
+    assert claim_note(state_of(claim=note).claim) == note
+
+
+def test_state_of_a_new_channel_knows_of_nothing() -> None:
+    """No claim is not a claim of nobody."""
+    state = state_of()
+    assert (state.next_sequence, state.HasField("claim")) == (7, False)
+    kind, (payload,) = state_record(state)
+    assert (kind, pb.State.FromString(payload)) == (Kind.STATE, state)
+
+
+@given(LEDGERS)
+def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int, int]]]) -> None:
+    """Every number of every producer up to the largest, and the order in which they fell silent."""
+    ledger = ledger_of(accepted)
+    restored = restore_ledger(state_of(ledger=ledger).producers)
+    assert list(restored.producers()) == list(ledger.producers())
+
+
+def test_state_with_ended_transactions_restores_them() -> None:
+    """How each ended and in which order; those that were committed together share their receipt again."""
+    ended = EndedTxns()
+    together, alone = Receipt(1, SEQUENCE_MAX, is_deduplicated=True), Receipt(1, SEQUENCE_MAX, is_deduplicated=True)
+    ended.add("a", Outcome(TxnState.COMMITTED, together))
+    ended.add("b", Outcome(TxnState.ROLLED_BACK))
+    ended.add("c", Outcome(TxnState.EXPIRED))
+    ended.add("d", Outcome(TxnState.COMMITTED, together))
+    ended.add("e", Outcome(TxnState.COMMITTED, alone))
+    ended.add("f", Outcome(TxnState.COMMITTED, Receipt()))
+    restored = EndedTxns()
+    restore_ended(state_of(ended=ended).ended_txns, restored)
+    assert list(restored.items()) == list(ended.items())
+    receipts = {txn_id: outcome.receipt for txn_id, outcome in restored.items()}
+    assert receipts["a"] is receipts["d"]
+    assert receipts["a"] is not receipts["e"]
+
+
+def test_batches_in_a_log_are_restored_with_their_columns_shared() -> None:
+    """Parts of one request's columns lie at one place, and are read once; sizes are known without reading any."""
+    source = Source(b"a", b"bb", b"ccc")
+    whole = Location(3, 100, 50)
+    one = StoredColumns.in_log(whole, source, 3, 6, 60)
+    other = StoredColumns.in_log(Location(4, 64, 9), source, 3, 6, 10)
+    batches = [
+        StoredBatch(1, Window(one, 0, 1, 1)),
+        StoredBatch(3, Window(one, 2, 3, 3)),
+        StoredBatch(4, Window.whole(other)),
+    ]
+    message = pb.Batches.FromString(batches_message(batches).SerializeToString())
+    restored = list(restore_batches(message, source))
+    columns = [batch.window.stored for batch in restored]
+    assert columns[0] is columns[1]
+    assert [stored.location for stored in columns[1:]] == [whole, Location(4, 64, 9)]
+    assert [(stored.count, stored.body_bytes, stored.raw_bytes) for stored in columns[1:]] == [(3, 6, 60), (3, 6, 10)]
+    assert [(batch.first_sequence, batch.count, batch.window.body_bytes) for batch in restored] == [
+        (1, 1, 1),
+        (3, 1, 3),
+        (4, 3, 6),
+    ]
+    assert not any(stored.is_in_memory for stored in columns)
+    assert bodies_of(restored) == [b"a", b"ccc", b"a", b"bb", b"ccc"]
+
+
+def test_batches_in_memory_only_have_no_place_in_a_checkpoint() -> None:
+    """What is committed lies in the log."""
+    with pytest.raises(AssertionError):
+        batches_message([batch(1, b"a")])

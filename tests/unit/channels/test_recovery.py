@@ -1,0 +1,397 @@
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from millrace_server.channels.channel import Wish
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transactions import Outcome, TxnState
+from millrace_server.errors import LeaseExpiredError
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.format import Kind
+from millrace_server.wal.segments import LogCorruptError
+from millrace_server.wal.writer import Record, Submission
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    bodies_of,
+    check_accounts,
+    numbered,
+    queued,
+    stored,
+    take,
+)
+from tests.file_channels import DATA, FileChannel, file_channel, opened_log, recovered_from, story_on
+from tests.simulated_disk import SimulatedDisk
+
+HAS_THREADS = True
+
+
+async def write(disk: SimulatedDisk, *groups: Sequence[Record]) -> None:
+    """Writes segments, each of the records given, as no server may ever have written them."""
+    with opened_log(disk) as log:
+        for records in groups:
+            done = asyncio.get_running_loop().create_future()
+            log.submit(
+                records,
+                needs_sync=True,
+                begins_segment=True,
+                done=partial(_answer, done),
+            )
+            assert await done is None
+
+
+def _answer(done: "asyncio.Future[Exception | None]", _submission: Submission, error: Exception | None) -> None:
+    done.set_result(error)
+
+
+def state(next_sequence: int = 1) -> Record:
+    return Kind.STATE, [pb.State(next_sequence=next_sequence).SerializeToString()]
+
+
+def put(*bodies: bytes) -> Record:
+    return Kind.PUT, [stored(*bodies).raw]
+
+
+def taking(first_sequence: int, *bodies: bytes) -> Record:
+    take = pb.Take(first_sequences=[first_sequence], counts=[len(bodies)], body_bytes=[len(b"".join(bodies))])
+    return Kind.TAKE, [take.SerializeToString()]
+
+
+def commit(first_sequence: int, *puts: Sequence[bytes], take_records: int = 0) -> Record:
+    message = pb.Commit(
+        first_sequence=first_sequence,
+        put_counts=[len(bodies) for bodies in puts],
+        put_body_bytes=[len(b"".join(bodies)) for bodies in puts],
+        put_raw_bytes=[len(stored(*bodies).raw) for bodies in puts],
+        take_records=take_records,
+    )
+    return Kind.COMMIT, [message.SerializeToString()]
+
+
+async def test_recover_of_nothing_is_a_new_channel(disk: SimulatedDisk) -> None:
+    """It begins at 1."""
+    recovered = recovered_from(disk)
+    assert (recovered.next_sequence, recovered.queue.event_count, len(recovered.ledger)) == (1, 0, 0)
+    assert (recovered.claim, recovered.checkpoint, recovered.first_needed_segment) == (None, None, 0)
+    assert recovered.replayed_records == 0
+
+
+async def test_recover_of_puts_without_their_commit_knows_nothing_of_them(disk: SimulatedDisk) -> None:
+    """A crash may leave some of a commit's records; the next commit's stand behind them."""
+    await write(disk, [state(), put(b"lost"), taking(1, b"x"), put(b"a"), commit(1, [b"a"])])
+    recovered = recovered_from(disk)
+    assert numbered(recovered.queue) == [(1, b"a")]
+    assert recovered.next_sequence == 2
+
+
+async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
+    """From the front, the middle and the end of what one request put; what went before with its segment is no error."""
+    bodies = [b"a", b"bb", b"ccc", b"dddd", b"eeeee"]
+    await write(
+        disk,
+        [
+            state(10),
+            put(*bodies),
+            commit(10, bodies),
+            taking(12, b"ccc"),
+            commit(15, take_records=1),
+            taking(10, b"a"),
+            taking(14, b"eeeee"),
+            taking(3, b"long ago"),
+            commit(15, take_records=3),
+        ],
+    )
+    recovered = recovered_from(disk)
+    assert numbered(recovered.queue) == [(11, b"bb"), (13, b"dddd")]
+    assert [batch.window.body_bytes for batch in recovered.queue] == [2, 4]
+    assert (recovered.queue.event_count, recovered.next_sequence) == (2, 15)
+
+
+@pytest.mark.parametrize(
+    ("segments", "complaint"),
+    [
+        ([[state(), commit(1, [b"a"])]], "it has 1 puts and 0 takes, and those before it lead to sequence 1"),
+        ([[state(), commit(1, take_records=1)]], "it has 0 puts and 1 takes"),
+        ([[state(), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2, and those before it lead to sequence 1"),
+        ([[state()], [state(2)]], "segment 2: the record at byte .* says that the next sequence is 2"),
+    ],
+)
+async def test_recover_of_records_that_contradict_each_other_is_refused(
+    disk: SimulatedDisk, segments: list[list[Record]], complaint: str
+) -> None:
+    """Whole records that no server can have written in this order are damage, told with their place."""
+    await write(disk, *segments)
+    with pytest.raises(LogCorruptError, match=complaint):
+        recovered_from(disk)
+
+
+async def test_recover_without_settling_changes_nothing(disk: SimulatedDisk) -> None:
+    """As those look at a log who do not write to it."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        killed = disk.copy()
+    before = killed.fingerprint()
+    assert bodies_of(recovered_from(killed, settles=False).queue) == [b"a"]
+    assert killed.fingerprint() == before
+
+
+async def test_recover_tells_how_far_it_is(disk: SimulatedDisk) -> None:
+    """Bytes of records, of those that are to be read: what lies before a checkpoint does not count."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"x" * 10_000)
+        await opened.checkpointing.make()
+        for _ in range(5):
+            await append(opened.channel, b"x" * 100)
+        killed = disk.copy()
+    progress = ReplayProgress()
+    recovered = recovered_from(killed, progress)
+    assert progress.bytes_done == recovered.replayed_bytes > 500
+    assert progress.bytes_done <= progress.bytes_total < 10_000
+
+
+async def make_history(opened: FileChannel) -> None:
+    """Something of everything that must survive."""
+    channel = opened.channel
+    await append(channel, b"a", b"bb", b"ccc", stamp=Stamp("p", 1, 3))
+    await append(channel, b"ccc", b"dddd", stamp=Stamp("p", 3, 4))
+    middle, first = await begin_with_takes(channel, 1), await begin_with_takes(channel, 1)
+    channel.rollback(middle)
+    channel.put(first, [stored(b"e"), stored(b"f", b"g")], None)
+    await channel.commit([first, begin_with_puts(channel, b"h")], Stamp("q", 7, 7))
+    begin(channel, "expires", lease_seconds=0.01)
+    await asyncio.sleep(0.05)
+    await opened.checkpointing.make()
+    loan = await channel.lend(Wish(events_max=2))
+    settling = channel.settle(loan)
+    assert settling is not None
+    await settling
+    await channel.claim("r", 3600, takeover=False)
+    await channel.claims.acknowledge("r", None, 4)
+    channel.claims.release("r", None)
+    await append(channel, b"i" * 900)
+    await opened.checkpointing.make()
+    await channel.claim("s", 3600, takeover=False)
+    await append(channel, b"j" * 900, stamp=Stamp("q", 8, 8))
+    await channel.commit([begin(channel, "empty")], None)
+
+
+def leave_all(_disk: SimulatedDisk) -> None:
+    """The newest checkpoint is good."""
+
+
+def damage_newest(disk: SimulatedDisk) -> None:
+    """Replay begins at the one before."""
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[-1] ^= 1
+    disk.set_content(DATA / NEWEST, content)
+
+
+def remove_both(disk: SimulatedDisk) -> None:
+    """The log alone has to suffice."""
+    for path in disk.paths():
+        if path.name in {NEWEST, PREVIOUS}:
+            disk.remove(path)
+
+
+@pytest.mark.parametrize("damage", [leave_all, damage_newest, remove_both])
+@pytest.mark.parametrize("segment_bytes_max", [1 << 30, 1000])
+async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
+    disk: SimulatedDisk, damage: Callable[[SimulatedDisk], None], segment_bytes_max: int
+) -> None:
+    """Events, sequences, stamps, ended transactions and the claim, wherever replay begins."""
+    async with file_channel(disk, segment_bytes_max=segment_bytes_max) as opened:
+        await make_history(opened)
+        story, killed = opened.story(), disk.copy()
+    assert [sequence for sequence, _ in story.events] == [5, 6, 7, 8, 9, 10]
+    assert story.stamps == {"p": [(1, 4)], "q": [(7, 8)]}
+    assert story.claim == ClaimNote("s", 2, 3600)
+    assert Outcome(TxnState.EXPIRED) in story.ended.values()
+    damage(killed)
+    assert await story_on(killed) == story
+    async with file_channel(killed) as found:
+        check_accounts(found.channel)
+        assert await append(found.channel, b"j", stamp=Stamp("q", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
+        assert (await append(found.channel, b"k")).first_sequence == 11
+
+
+async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: SimulatedDisk) -> None:
+    """Taken events are back in their places; repeats of commits and rollbacks get their answers."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b", b"c")
+        done = begin_with_puts(channel, b"d")
+        await channel.commit([done], None)
+        rolled_back = begin(channel)
+        channel.rollback(rolled_back)
+        begin(channel, "expired", lease_seconds=0.01)
+        await asyncio.sleep(0.05)
+        await begin_with_takes(channel, 2)
+        begin_with_puts(channel, b"never")
+        await append(channel, b"e")
+        killed = disk.copy()
+    async with file_channel(killed) as found:
+        channel = found.channel
+        assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"]
+        assert channel.open_transactions == 0
+        assert await channel.commit([done], None) == Receipt(4, 4)
+        channel.rollback(rolled_back)
+        with pytest.raises(LeaseExpiredError):
+            channel.renew("expired")
+
+
+async def test_recover_of_a_living_claim_gives_it_a_whole_lease(disk: SimulatedDisk) -> None:
+    """Its reader goes on under its epoch; later ones get later epochs."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a", b"b")
+        assert (await opened.channel.claim("r", 100, takeover=False)).epoch == 1
+        await opened.channel.claims.acknowledge("r", 1, 1)
+        killed = disk.copy()
+    async with file_channel(killed) as found:
+        claims = found.channel.claims
+        assert claims.claim is not None
+        assert claims.claim.lease.remaining_seconds > 99
+        assert [bodies_of([batch]) async for batch in claims.read("r", 1, 0, 0)] == [[b"b"]]
+        claims.release("r", 1)
+        assert (await found.channel.claim("other", None, takeover=False)).epoch == 2
+        killed = killed.copy()
+    async with file_channel(killed) as found:
+        found.channel.claims.release("other", 2)
+        await append(found.channel, b"c")
+        killed = killed.copy()
+    async with file_channel(killed) as found:
+        assert found.channel.claims.claim is None
+        assert (await found.channel.claim("r", None, takeover=False)).epoch == 3
+
+
+async def test_recover_of_a_newest_checkpoint_whose_segment_is_missing_is_refused(disk: SimulatedDisk) -> None:
+    """Nobody knows whether events went with it; one before the newest that is older than the log is passed over."""
+    async with file_channel(disk, segment_bytes_max=300, backup_checkpoint=False) as opened:
+        await append(opened.channel, b"a" * 300)
+        await opened.checkpointing.make()
+        old = disk.content(DATA / NEWEST)
+        await append(opened.channel, b"b" * 300)
+        await opened.channel.purge()
+        await append(opened.channel, b"c" * 300)
+        await opened.checkpointing.make()
+        assert opened.log.first_segment_id > 1
+        story, killed = opened.story(), disk.copy()
+    killed.set_content(DATA / PREVIOUS, old)
+    assert await story_on(killed.copy()) == story
+    killed.unlink(DATA / NEWEST)
+    assert await story_on(killed.copy()) == story
+    killed.set_content(DATA / NEWEST, old)
+    with pytest.raises(LogCorruptError, match="missing"):
+        recovered_from(killed)
+
+
+async def test_recover_of_a_checkpoint_that_needs_a_segment_that_is_missing_is_refused(disk: SimulatedDisk) -> None:
+    """Also where replay itself begins behind that segment."""
+    async with file_channel(disk, segment_bytes_max=300) as opened:
+        for body in (b"a", b"b"):
+            await append(opened.channel, body * 300)
+        await opened.checkpointing.make()
+        killed = disk.copy()
+    killed.unlink(DATA / "segment-000000000001.log")
+    with pytest.raises(LogCorruptError, match="segment 1, whose events a checkpoint has as queued, is missing"):
+        recovered_from(killed)
+
+
+async def test_recover_of_a_log_that_is_damaged_behind_the_checkpoint_is_refused(disk: SimulatedDisk) -> None:
+    """No older checkpoint helps."""
+    async with file_channel(disk) as opened:
+        await opened.checkpointing.make()
+        await append(opened.channel, b"damaged")
+        await append(opened.channel, b"b")
+        killed = disk.copy()
+    path = DATA / "segment-000000000001.log"
+    content = bytearray(killed.content(path))
+    content[content.index(b"damaged")] ^= 1
+    killed.set_content(path, content)
+    with pytest.raises(LogCorruptError):
+        recovered_from(killed)
+
+
+async def test_recover_of_what_a_transaction_held_at_the_checkpoint_finds_it_taken_as_a_whole(
+    disk: SimulatedDisk,
+) -> None:
+    """Given back, it is one batch again, and one range when it is taken later: the log's record fits it."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"bb", b"ccc", b"dddd")
+        first, second = await begin_with_takes(channel, 1), await begin_with_takes(channel, 2)
+        await opened.checkpointing.make()
+        channel.rollback(second)
+        channel.rollback(first)
+        txn_id = begin(channel)
+        assert len(await take(channel, txn_id, 3)) == 3
+        await channel.commit([txn_id], None)
+        story, killed = opened.story(), disk.copy()
+    assert story.events == [(4, b"dddd")]
+    assert await story_on(killed) == story
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_recover_at_any_moment_of_a_random_history_is_the_same_channel(disk: SimulatedDisk, seed: int) -> None:
+    """Whatever was put, taken, given back and removed in whatever pieces, with checkpoints and segments in between."""
+    chance = random.Random(seed)
+    limits: dict[str, Any] = {
+        "segment_bytes_max": chance.choice([300, 2000, 1 << 30]),
+        "backup_checkpoint": chance.random() < 0.7,
+    }
+    opened = await FileChannel.opened(disk, **limits)
+    for _ in range(8):
+        for _ in range(chance.randrange(12)):
+            await make_change(opened, chance)
+        # Rollbacks are answered before they are written.
+        await opened.journal.snapshot()
+        story, killed = opened.story(), disk.copy()
+        check_accounts(opened.channel)
+        await opened.close()
+        chance.choice([leave_all, damage_newest_if_any, remove_both])(killed)
+        disk = killed
+        opened = await FileChannel.opened(disk, **limits)
+        assert opened.story() == story
+    await opened.close()
+
+
+def damage_newest_if_any(disk: SimulatedDisk) -> None:
+    if DATA / PREVIOUS in disk.paths():
+        damage_newest(disk)
+
+
+async def make_change(opened: FileChannel, chance: random.Random) -> None:
+    channel = opened.channel
+    opened_ids = list(channel._open)
+    txn_id = chance.choice(opened_ids) if opened_ids else begin(channel)
+    match chance.randrange(9):
+        case 0 | 1:
+            first = chance.randrange(20)
+            bodies = [b"x" * chance.randrange(40) for _ in range(chance.randint(1, 6))]
+            stamp = Stamp(chance.choice("pq"), first, first + len(bodies) - 1)
+            await append(channel, *bodies, stamp=chance.choice([stamp, None]))
+        case 2:
+            channel.put(txn_id, [stored(*[b"y" * chance.randrange(9)] * chance.randint(1, 3))], None)
+        case 3 | 4:
+            await take(channel, txn_id, chance.randint(1, 4))
+            begin(channel)
+        case 5:
+            await channel.commit(chance.sample(opened_ids, chance.randint(0, len(opened_ids))) or [txn_id], None)
+        case 6:
+            channel.rollback(txn_id)
+        case 7:
+            await opened.checkpointing.make()
+        case 8 if not channel.contents.taken_count:
+            claim = await channel.claim("r", 3600, takeover=False)
+            through = min(channel.contents.first_sequence + chance.randrange(3), channel.contents.next_sequence - 1)
+            await channel.claims.acknowledge("r", claim.epoch, through)
+            channel.claims.release("r", claim.epoch)

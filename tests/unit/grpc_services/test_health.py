@@ -1,0 +1,80 @@
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import ChannelLogFailedError
+from millrace_server.grpc_services.health import Health
+from tests.channel_events import append, limits_of
+from tests.file_channels import Gate, file_limits
+from tests.simulated_disk import SimulatedDisk
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Served:
+    """A registry with a simulated disk, and what its health says."""
+
+    def __init__(self, base: Path) -> None:
+        self.disk = SimulatedDisk([base / "orders"])
+        self.registry = ChannelRegistry(
+            message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=base, disk=self.disk
+        )
+        self.health = Health(self.registry)
+
+    async def says(self, service: str) -> int:
+        # What was told a moment ago is told by a task of its own.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await self.health.servicer.Check(request, None)  # type: ignore[arg-type] # it looks at no context
+        return int(answer.status)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    served = Served(tmp_path / "channels")
+    yield served
+    await served.registry.close()
+
+
+async def test_health_of_a_channel_follows_its_state(served: Served) -> None:
+    """Not serving while it is read back, nor once its log has failed; the server serves all the same."""
+    await served.health.start()
+    gate = Gate(served.disk)
+    gate.close()
+    hosted = served.registry.create("orders", file_limits())
+    await gate.reached()
+    assert await served.says("channels/orders") == NOT_SERVING
+    gate.open()
+    await hosted.opened.wait()
+    assert await served.says("channels/orders") == SERVING
+    served.disk.fail("sync", 1, errno.EIO)
+    with pytest.raises(ChannelLogFailedError):
+        await append(hosted.channel, b"a")
+    assert await served.says("channels/orders") == NOT_SERVING
+    assert await served.says("") == SERVING
+
+
+async def test_health_of_channels_that_were_there_before_is_told(served: Served) -> None:
+    """And of one that is deleted no more is known."""
+    served.registry.create("bills", limits_of())
+    await served.health.start()
+    assert await served.says("channels/bills") == SERVING
+    await served.registry.delete("bills")
+    assert await served.says("channels/bills") == SERVICE_UNKNOWN
+
+
+async def test_health_of_a_server_that_drains_serves_no_more(served: Served) -> None:
+    """So that callers go elsewhere."""
+    served.registry.create("bills", limits_of())
+    await served.health.start()
+    await served.health.drain()
+    assert await served.says("") == NOT_SERVING
+    assert await served.says("channels/bills") == NOT_SERVING
