@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millrace_server.log_cli import backup, log_app, restore
+
 if TYPE_CHECKING:
+    from millrace_server.channels.config import FileChannelConfig
     from millrace_server.settings import Settings
 
 EXIT_CANNOT_START = 1
@@ -21,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(log_app, name="log")
+app.command()(backup)
+app.command()(restore)
 
 
 def main() -> None:
@@ -103,6 +109,22 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML fi
             f"Channel {name}: {channel.type}, holds {channel.capacity} events and {channel.body_bytes_max} bytes of "
             f"bodies, {channel.transaction_capacity} events in a transaction."
         )
+        if channel.type == "file":
+            _show_log(name, channel, server.data_dir)
+
+
+def _show_log(name: str, channel: "FileChannelConfig", data_dir: Path) -> None:
+    home = data_dir / "channels" / name
+    data_dirs = [path / name for path in channel.data_dirs] or [home]
+    where = f"Its log lies in {' and '.join(map(str, data_dirs))}"
+    if channel.checkpoint_dir:
+        where += f", its checkpoints in {channel.checkpoint_dir / name}"
+    synced = "before each commit is answered"
+    if channel.fsync == "interval":
+        synced = f"every {channel.fsync_interval_seconds:g} s, so that a power cut loses what was committed since"
+    packed = "packed with zstd" if channel.compression == "zstd" else "not packed"
+    sealed = f"encrypted with the key {channel.encryption.active_key}" if channel.encryption else "not encrypted"
+    typer.echo(f"  {where}; it is synced {synced}; records are {packed} and {sealed}.")
 
 
 def _load(config: Path | None, overrides: dict[str, str]) -> "Settings":

@@ -1,0 +1,185 @@
+"""Which directories a channel's files lie in, and whose they are."""
+
+import itertools
+import json
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace_server.channels.channel_file import (
+    CHANNEL_FILE,
+    CHECKPOINTS_ONLY,
+    ChannelFile,
+    ChannelIdentity,
+    DirectoryError,
+)
+from millrace_server.log_tools.errors import UnavailableError, UsageError
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
+
+CHECKPOINT_NAMES = (NEWEST, PREVIOUS)
+
+_SEGMENT = re.compile(r"segment-(\d{12})\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlaces:
+    """Where one channel's files lie, and what its directories say of themselves."""
+
+    directories: tuple[Path, ...]
+    """All of them, each once, the data directories first and in their order."""
+    checkpoint_dir: Path
+    """The one with the checkpoints."""
+    log_id: bytes
+    """What segments and checkpoints are bound to, 16 bytes."""
+    identity: ChannelIdentity | None
+    """Who the channel is; None where no directory tells."""
+    files: Mapping[Path, ChannelFile]
+    """What directories say of themselves."""
+    problems: Mapping[Path, str]
+    """Directories that do not say it, and why."""
+
+    @property
+    def name(self) -> str:
+        """The channel's name, or that of its directory."""
+        return self.identity.name if self.identity else self.directories[0].resolve().name
+
+
+def find_places(directories: Sequence[Path], checkpoint_dir: Path | None = None) -> LogPlaces:
+    """Finds out whose files some directories hold.
+
+    Args:
+        directories: The channel's directories, one or more.
+        checkpoint_dir: Which of them has its checkpoints; None where that is to be found out.
+
+    Raises:
+        UsageError: They are no directories, hold no channel, or not all of one.
+        UnavailableError: Another version of Millrace wrote them, or the channel was being deleted.
+    """
+    for path in directories:
+        _check_directory(path)
+    for one, other in itertools.combinations(directories, 2):
+        if one.samefile(other):
+            raise UsageError(f"{one} and {other} are the same directory; name it once")
+    files: dict[Path, ChannelFile] = {}
+    problems: dict[Path, str] = {}
+    for path in directories:
+        _read_file(path, files, problems)
+    identity = _identity(files)
+    log_id = identity.log_id if identity else _log_id_of_segments(directories)
+    if log_id is None:
+        raise UsageError(f"{' and '.join(map(str, directories))}: there is no channel; name a channel's own directory")
+    _check_complete(files, problems)
+    ordered = sorted(directories, key=lambda path: _order(files.get(path)))
+    found = checkpoint_dir or _checkpoint_dir(ordered, files)
+    return LogPlaces(tuple(ordered), found, log_id, identity, files, problems)
+
+
+def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
+    """All segments by number.
+
+    Raises:
+        UsageError: Something is called like a segment and is no file.
+    """
+    found = [
+        (int(match[1]), path)
+        for directory in directories
+        for path in directory.iterdir()
+        if (match := _SEGMENT.fullmatch(path.name))
+    ]
+    for _, path in found:
+        check_regular(path)
+    return sorted(found)
+
+
+def check_regular(path: Path) -> None:
+    """Raises UsageError where a path is there and leads to something that is no file: reading it might never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        # Gone by now, or not to be read: whoever opens it learns which.
+        return
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path}: is no regular file; move it away")
+
+
+def _check_directory(path: Path) -> None:
+    try:
+        is_directory = path.is_dir()
+        if is_directory:
+            next(path.iterdir(), None)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no directory can have such a name"
+        raise UsageError(f"{path}: cannot be read: {why}") from None
+    if not is_directory:
+        raise UsageError(f"{path}: is no directory; name the directory that holds the channel's files")
+
+
+def _read_file(path: Path, files: dict[Path, ChannelFile], problems: dict[Path, str]) -> None:
+    try:
+        file = ChannelFile.read(path)
+    except DirectoryError as error:
+        if _is_of_another_version(path / CHANNEL_FILE):
+            raise UnavailableError(str(error)) from None
+        problems[path] = str(error)
+        return
+    if file is None:
+        problems[path] = f"{path / CHANNEL_FILE}: is missing"
+    elif file.is_deleted:
+        raise UnavailableError(
+            f"{path}: the channel was being deleted; the server removes it when it next opens a channel of this name"
+        )
+    else:
+        files[path] = file
+
+
+def _is_of_another_version(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    # What has no version, or none that is a number, is no other version's.
+    return isinstance(content, dict) and isinstance(version := content.get("version"), int) and version != 1
+
+
+def _identity(files: Mapping[Path, ChannelFile]) -> ChannelIdentity | None:
+    known = [(path, file.identity) for path, file in files.items()]
+    for path, identity in known:
+        if identity != known[0][1]:
+            raise UsageError(f"{path} and {known[0][0]} belong to different channels; name the directories of one")
+    return known[0][1] if known else None
+
+
+def _log_id_of_segments(directories: Sequence[Path]) -> bytes | None:
+    for _, path in segment_paths(directories):
+        try:
+            with path.open("rb") as file:
+                return SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES)).channel_id
+        except (OSError, FormatError):
+            # The next one may tell.
+            continue
+    return None
+
+
+def _check_complete(files: Mapping[Path, ChannelFile], problems: Mapping[Path, str]) -> None:
+    count = max((file.count for file in files.values()), default=0)
+    indexes = {file.index for file in files.values()}
+    missing = [str(index) for index in range(count) if index not in indexes]
+    # One that does not say which it is may be the one that is missing.
+    if len(missing) > len(problems):
+        raise UsageError(
+            f"the channel has {count} data directories, numbered from 0; {', '.join(missing)} is not among those "
+            "given: name all of them, and see that their disks are mounted"
+        )
+
+
+def _order(file: ChannelFile | None) -> tuple[bool, int]:
+    return (file is None or file.index == CHECKPOINTS_ONLY, file.index if file else 0)
+
+
+def _checkpoint_dir(directories: Sequence[Path], files: Mapping[Path, ChannelFile]) -> Path:
+    told = [path for path, file in files.items() if file.index == CHECKPOINTS_ONLY]
+    holding = [path for path in directories if any((path / name).exists() for name in CHECKPOINT_NAMES)]
+    return [*told, *holding, directories[0]][0]

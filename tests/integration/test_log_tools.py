@@ -1,0 +1,188 @@
+"""The tools on the files of a server that goes on meanwhile."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_client import Channel, ChannelState, connect
+from tests.conftest import StartMillraced
+from tests.millrace_program import wait_for
+from tests.millraced import Millraced, run_millraced
+
+ROUNDS = 4
+
+CONFIG = """
+[channels.orders]
+type = "file"
+min_free_bytes = 0
+segment_bytes_max = 65536
+checkpoint_interval_seconds = 0.1
+"""
+
+
+@dataclass
+class Load:
+    """What callers have been answered so far."""
+
+    acknowledged_through: int = 0
+    """The last sequence that the server has acknowledged."""
+    taken_through: int = 0
+    """The last sequence whose take the server has acknowledged."""
+    failures: list[BaseException] = field(default_factory=list)
+    is_ending: threading.Event = field(default_factory=threading.Event)
+
+
+def put(channel: Channel, load: Load) -> None:
+    """Puts events, each of which tells its sequence, until the end."""
+    while not load.is_ending.is_set():
+        first = load.acknowledged_through + 1
+        receipt = channel.append([b"%d" % sequence for sequence in range(first, first + 50)])
+        assert (receipt.first_sequence, receipt.last_sequence) == (first, first + 49)
+        load.acknowledged_through = receipt.last_sequence
+
+
+def take(channel: Channel, load: Load) -> None:
+    """Takes the oldest events until the end, somewhat slower than they come."""
+    while not load.is_ending.wait(0.002):
+        with channel.transaction() as txn:
+            batches = txn.take(40, wait_seconds=0.1)
+        for batch in batches:
+            load.taken_through = batch.last_sequence
+
+
+@contextmanager
+def under_load(server: Millraced) -> Iterator[Load]:
+    """A producer and a consumer at work until the end of the block."""
+    load = Load()
+
+    def run(work: Any) -> None:
+        try:
+            with connect(server.grpc) as client:
+                work(client.channel("orders"), load)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test is to fail with it
+            load.failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (put, take)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.is_ending.set()
+        for thread in threads:
+            thread.join()
+    assert load.failures == []
+
+
+def answered(*arguments: str | Path) -> Any:
+    """What a command prints as JSON; it must be content."""
+    result = run_millraced(*arguments, "--json")
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
+    return json.loads(result.stdout)
+
+
+def held(server: Millraced) -> dict[int, bytes]:
+    """What is in a channel that has just been opened."""
+    with connect(server.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+        found: dict[int, bytes] = {}
+        while batches := list(client.channel("orders").peek(max(found, default=0) + 1, 10_000)):
+            for batch in batches:
+                found |= dict(enumerate(batch.bodies(), start=batch.first_sequence))
+        return found
+
+
+@pytest.mark.timeout(300)
+def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledged(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Segments come and go all the while; each backup is the channel as it was at one moment, and opens."""
+    server = start_millraced(CONFIG)
+    home = server.data_dir / "channels" / "orders"
+    before: list[tuple[int, int]] = []
+    with connect(server.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+    with under_load(server) as load:
+        for number in range(ROUNDS):
+            before.append((load.taken_through, load.acknowledged_through))
+            answered("backup", home, tmp_path / f"backup-{number}")
+            assert answered("log", "verify", home)["is_good"]
+    assert len(list(home.glob("segment-*.log"))) > 1
+    assert server.stop() == 0
+    assert answered("log", "verify", home)["is_good"]
+    for number, (taken_through, acknowledged_through) in enumerate(before):
+        data_dir = tmp_path / f"restored-{number}"
+        restored = answered("restore", tmp_path / f"backup-{number}", data_dir / "channels" / "orders")
+        assert restored["channel_id"] != restored["log_id"]
+        again = start_millraced(CONFIG, data_dir)
+        found = held(again)
+        assert again.stop() == 0
+        assert restored["state"]["next_sequence"] > acknowledged_through
+        assert restored["state"]["events"] == len(found)
+        first = min(found, default=restored["state"]["next_sequence"])
+        assert first > taken_through
+        # A prefix of the commits: what stays is a run without a gap, up to what was put last.
+        assert found == {sequence: b"%d" % sequence for sequence in range(first, restored["state"]["next_sequence"])}
+
+
+def test_repair_while_a_server_runs_is_refused(start_millraced: StartMillraced) -> None:
+    """Two never write to a channel; the sentence says who uses it."""
+    server = start_millraced(CONFIG)
+    with connect(server.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+    refused = run_millraced("log", "repair", server.data_dir / "channels" / "orders", "--yes")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert f"(process {server.process.pid}) uses it" in refused.stderr
+
+
+def test_tools_after_a_kill_find_a_good_channel(start_millraced: StartMillraced) -> None:
+    """What a kill leaves is no damage, and what was acknowledged is there."""
+    server = start_millraced(CONFIG)
+    home = server.data_dir / "channels" / "orders"
+    with connect(server.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+        channel = client.channel("orders")
+        receipts = [channel.append([b"x" * 1000] * 10) for _ in range(20)]
+        server.kill()
+    report = answered("log", "verify", home)
+    assert report["state"]["next_sequence"] == receipts[-1].last_sequence + 1
+    assert run_millraced("log", "repair", home).returncode == 0
+
+
+def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: StartMillraced) -> None:
+    """The server refuses it, the tool names what is lost and cuts it, and the server goes on behind."""
+    server = start_millraced(CONFIG)
+    home = server.data_dir / "channels" / "orders"
+    with connect(server.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+        for number in range(10):
+            client.channel("orders").append([b"%d" % number])
+    assert server.stop() == 0
+    for checkpoint in home.glob("checkpoint*"):
+        checkpoint.unlink()
+    [segment] = home.glob("segment-*.log")
+    content = bytearray(segment.read_bytes())
+    content[500] ^= 1
+    segment.write_bytes(content)
+    corrupt = start_millraced(CONFIG, server.data_dir)
+    with connect(corrupt.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.CORRUPT)
+    assert corrupt.stop() == 0
+    damaged = run_millraced("log", "verify", home)
+    assert damaged.returncode == 1
+    assert "is damaged at byte" in damaged.stderr
+    repaired = answered("log", "repair", home, "--yes")
+    assert repaired["report"]["is_good"]
+    again = start_millraced(CONFIG, server.data_dir)
+    kept = held(again)
+    with connect(again.grpc) as client:
+        receipt = client.channel("orders").append([b"new"])
+    assert list(kept.values()) == [b"%d" % number for number in range(len(kept))]
+    assert 0 < len(kept) < 10
+    assert receipt.first_sequence == 11

@@ -1,0 +1,176 @@
+"""Channels on a real disk for tests of the tools: made as a server makes them, closed, damaged, and opened again."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.recovery import Recovered
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
+from millrace_server.cli import app
+from millrace_server.log_tools.backing_up import BackupTools
+from millrace_server.log_tools.frozen_disk import FrozenFile
+from millrace_server.log_tools.places import LogPlaces, find_places
+from millrace_server.log_tools.progress import NoProgress
+from millrace_server.log_tools.verifying import Report, batches_of, recover_as_found
+from millrace_server.log_tools.verifying import verify as verify_view
+from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.walking import SegmentWalker
+from millrace_server.wal.disk import OsDisk
+from millrace_server.wal.format import SegmentHeader
+from millrace_server.wal.sealing import Sealer
+from tests.channel_events import append, begin, begin_with_takes, numbered
+
+NAME = "orders"
+TOOLS = BackupTools(OsDisk(), Sealer(), NoProgress())
+
+
+def limits_of(**limits: Any) -> FileChannelConfig:
+    """A configuration with small segments, and checkpoints at the end only."""
+    config = FileChannelConfig(type="file", min_free_bytes=0, checkpoint_interval_seconds=3600.0)
+    return config.model_copy(update={"segment_bytes_max": 700, **limits})
+
+
+@asynccontextmanager
+async def open_channel(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[Channel]:
+    """A channel that a registry opens, until the end of the block."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=base)
+    hosted = registry.create(name, limits_of(**limits))
+    try:
+        await hosted.opened.wait()
+        yield hosted.channel
+    finally:
+        await registry.close()
+
+
+async def fill(channel: Channel, rounds: int = 6, first_round: int = 0) -> None:
+    """Puts, takes, stamps and transactions, so that about half of the events stay."""
+    for number in range(first_round, first_round + rounds):
+        stamp = Stamp("producer", 10 * number, 10 * number + 9)
+        await append(channel, *[b"%d of round %d" % (index, number) for index in range(10)], stamp=stamp)
+        txn_id = await begin_with_takes(channel, 4)
+        await channel.commit([txn_id], None)
+        channel.rollback(begin(channel))
+
+
+async def _make(base: Path, name: str, limits: dict[str, Any], rounds: int) -> None:
+    async with open_channel(base, name, **limits) as channel:
+        # What is taken and not committed keeps the first segment.
+        await append(channel, *[b"%d of the first" % index for index in range(10)])
+        txn_id = await begin_with_takes(channel, 2)
+        await fill(channel, rounds)
+        channel.rollback(txn_id)
+        await channel.claim("reader", 30.0, takeover=False)
+        await append(channel, b"last")
+
+
+def make_channel(base: Path, name: str = NAME, *, rounds: int = 6, **limits: Any) -> Path:
+    """A closed channel of some segments; returns its directory.
+
+    Its first segment has STATE, PUT and COMMIT of 10 events, then for each round PUT and COMMIT of 10 events, TAKE and
+    COMMIT of 4, and ROLLBACK. The last event is put alone.
+    """
+    asyncio.run(_make(base, name, limits, rounds))
+    return base / name
+
+
+async def _opened(base: Path, name: str, limits: dict[str, Any]) -> tuple[list[tuple[int, bytes]], int]:
+    async with open_channel(base, name, **limits) as channel:
+        events = numbered(list(channel.contents.queue))
+        receipt = await append(channel, b"new")
+        return events, receipt.first_sequence
+
+
+def opened_anew(base: Path, name: str = NAME, **limits: Any) -> tuple[list[tuple[int, bytes]], int]:
+    """The events that a server finds, and the sequence of the next event put, which is put."""
+    return asyncio.run(_opened(base, name, limits))
+
+
+@dataclass(frozen=True)
+class Story:
+    """How a channel is found."""
+
+    batches: Sequence[object]
+    next_sequence: int
+    producers: dict[str, list[tuple[int, int]]]
+    claim: object
+    ended: list[str] = field(default_factory=list)
+
+
+def story(recovered: Recovered) -> Story:
+    """What must be the same where a channel is."""
+    producers = dict(recovered.ledger.producers())
+    return Story(batches_of(recovered), recovered.next_sequence, producers, recovered.claim, sorted(recovered.ended))
+
+
+def story_of(*directories: Path, sealer: Sealer | None = None) -> Story:
+    """How a server would find a channel."""
+    with take_view(find_places(directories), waits=False) as view:
+        return story(recover_as_found(view, sealer or Sealer()))
+
+
+def verified(*directories: Path, sealer: Sealer | None = None) -> Report:
+    """What is wrong with a closed channel."""
+    with take_view(find_places(directories), waits=False) as view:
+        return verify_view(view, sealer or Sealer(), NoProgress())
+
+
+def places_of(*directories: Path) -> LogPlaces:
+    """A channel's places."""
+    return find_places(directories)
+
+
+def run(*arguments: str | Path) -> Result:
+    """Runs `millraced`."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def segments(directory: Path) -> list[Path]:
+    """A directory's segments, the oldest first."""
+    return sorted(directory.glob("segment-*.log"))
+
+
+def flip(path: Path, position: int, bit: int = 1) -> None:
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= bit
+    path.write_bytes(content)
+
+
+def copied(directory: Path, target: Path) -> Path:
+    """A copy of a channel's directory, to be damaged."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(directory, target)
+    (target / "lock").unlink(missing_ok=True)
+    return target
+
+
+def contents(*directories: Path) -> dict[Path, bytes]:
+    """All files but the locks."""
+    return {
+        path: path.read_bytes()
+        for directory in directories
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def positions(segment: Path) -> list[int]:
+    """Where a segment's records lie."""
+    content = segment.read_bytes()
+    header = SegmentHeader.decode(content)
+    walker = SegmentWalker(FrozenFile.of(content), header.channel_id, header.segment_id)
+    return [record.position for record in walker.records()]
+
+
+def log_end(directory: Path) -> int:
+    """Where the last segment's last MARK lies: rot there is cut like a torn tail, and nothing is lost with it."""
+    return positions(segments(directory)[-1])[-1]

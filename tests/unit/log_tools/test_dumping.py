@@ -1,0 +1,127 @@
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace_server.channels.config import EncryptionConfig
+from millrace_server.log_tools.documents import record_line
+from millrace_server.log_tools.dumping import Document, Place, dump
+from millrace_server.log_tools.errors import UsageError
+from millrace_server.log_tools.view import take_view
+from millrace_server.wal.sealing import Sealer
+from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel, places_of, positions, segments
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One channel for the module, of which each test damages a copy."""
+    return make_channel(tmp_path_factory.mktemp("dumping"))
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    return copied(made, tmp_path / NAME)
+
+
+def dumped(
+    home: Path, start: str | None = None, sealer: Sealer | None = None, *, bodies: bool = False
+) -> list[Document]:
+    with take_view(places_of(home), waits=False) as view:
+        place = Place.parse(start) if start else None
+        return list(dump(view, sealer or Sealer(), place, shows_bodies=bodies))
+
+
+def test_dump_of_a_good_log_shows_each_record_in_order(home: Path) -> None:
+    """Where it lies, what it is, what it says."""
+    documents = dumped(home)
+    assert [document["write_number"] for document in documents] == list(range(1, len(documents) + 1))
+    state, put, commit = documents[:3]
+    assert (state["segment"], state["position"], state["kind"]) == (1, 64, "STATE")
+    assert put["message"] == {"count": 10, "body_bytes": 140, "header_keys": []}
+    assert commit["message"]["put_counts"] == [10]
+    assert documents[-1]["kind"] == "MARK"
+    assert record_line(put) == (
+        f"1:{put['position']}  PUT  number 2, synced up to {put['synced_position']}, {put['payload_bytes']} bytes  "
+        "count=10 body_bytes=140 header_keys=[]"
+    )
+    assert "stamp={producer_id='producer' last=9}" in record_line(documents[4])
+
+
+def test_dump_with_bodies_shows_events(home: Path) -> None:
+    """In base64, since they are bytes; without being asked for they are only counted."""
+    event = dumped(home, bodies=True)[1]["message"]["events"][0]
+    assert event == {"headers": {}, "body": base64.b64encode(b"0 of the first").decode()}
+
+
+def test_dump_from_a_place_begins_there(home: Path) -> None:
+    """At a record, or at the next good one behind."""
+    third = positions(segments(home)[1])[2]
+    documents = dumped(home, f"2:{third}")
+    assert (documents[0]["segment"], documents[0]["position"]) == (2, third)
+    between = dumped(home, f"2:{third - 1}")
+    assert [document["position"] for document in between[:2]] == [third - 1, third]
+    assert "damage" in between[0]
+    assert dumped(home, "2")[0]["position"] == 64
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:", "1:x", "-1", "1:2:3", "99"])
+def test_dump_from_a_place_that_is_none_is_refused(home: Path, text: str) -> None:
+    """The sentence says how a place is written, or that there is no such segment."""
+    with pytest.raises(UsageError, match="--from: "):
+        dumped(home, text or ":")
+
+
+def test_dump_of_a_damaged_log_goes_on_behind_the_damage(home: Path) -> None:
+    """Each good record is shown, whatever lies between."""
+    good = dumped(home)
+    lost = positions(segments(home)[0])[3]
+    flip(segments(home)[0], lost + 5)
+    documents = dumped(home)
+    [damage] = [document for document in documents if "kind" not in document]
+    assert (damage["segment"], damage["position"]) == (1, lost)
+    assert [document for document in documents if "kind" in document] == [
+        document for document in good if (document["segment"], document["position"]) != (1, lost)
+    ]
+    assert record_line(damage).startswith(f"1:{lost}  DAMAGED  no good record lies in ")
+
+
+def test_dump_of_a_damaged_end_says_how_much_cannot_be_read(home: Path) -> None:
+    """Where nothing good follows in the segment, the next one does."""
+    last = positions(segments(home)[0])[-1]
+    flip(segments(home)[0], last)
+    documents = dumped(home)
+    index = next(index for index, document in enumerate(documents) if "damage" in document)
+    assert documents[index]["position"] == last
+    assert documents[index + 1]["segment"] == 2
+
+
+def test_dump_of_a_rotten_end_leaves_out_what_was_set_aside(home: Path) -> None:
+    """Zeros behind the last record are no damage."""
+    segment = segments(home)[-1]
+    flip(segment, positions(segment)[1])
+    assert sum("damage" in document for document in dumped(home)) == 1
+
+
+def test_dump_with_a_segment_missing_says_so(home: Path) -> None:
+    """A script must not take what follows for what comes next."""
+    segments(home)[1].unlink()
+    [damage] = [document for document in dumped(home) if "damage" in document]
+    assert damage == {"segment": 2, "position": 0, "damage": "the segment is missing"}
+
+
+def test_dump_without_the_key_shows_what_is_not_sealed(tmp_path: Path) -> None:
+    """Places, kinds and lengths; and which key the rest needs. A wrong key is damage."""
+    file = tmp_path / "key"
+    file.write_bytes(os.urandom(32))
+    file.chmod(0o600)
+    home = make_channel(tmp_path, encryption=EncryptionConfig(keys={"2026": file}, active_key="2026"))
+    put = dumped(home)[1]
+    assert (put["kind"], put["flags"], put["key_id"]) == ("PUT", ["ENCRYPTED"], "2026")
+    assert "message" not in put
+    assert record_line(put).endswith("encrypted 2026  (the encryption key '2026' is needed, and was not given)")
+    wrong = dumped(home, sealer=Sealer(keys={"2026": os.urandom(32)}))[1]
+    assert "it does not open with the key '2026'" in wrong["damage"]
+    assert "  DAMAGED  it does not open" in record_line(wrong)
+    right = dumped(home, sealer=Sealer(keys={"2026": file.read_bytes()}))[1]
+    assert right["message"]["count"] == 10

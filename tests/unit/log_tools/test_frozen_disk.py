@@ -1,0 +1,68 @@
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millrace_server.log_tools.frozen_disk import FrozenDisk, FrozenFile
+
+DATA = Path("data")
+
+
+def test_read_of_a_block_that_the_disk_has_lost_gives_zeros() -> None:
+    """What lies around it is still there."""
+    content = bytes(range(1, 251)) * 60
+
+    def read(length: int, offset: int) -> bytes:
+        if offset < 5000 < offset + length:
+            raise OSError(errno.EIO, "Input/output error")
+        return content[offset : offset + length]
+
+    found = FrozenFile(read, len(content)).read(len(content), 0)
+    assert found == content[:4096] + bytes(4096) + content[8192:]
+
+
+def test_read_behind_a_cut_gives_nothing() -> None:
+    """The file goes on on the disk, and not here."""
+    file = FrozenFile.of(b"0123456789").cut(6)
+    assert (file.size(), file.read(10, 2), file.read(10, 8), file.read_cached(2, 0)) == (6, b"2345", b"", b"01")
+
+
+def test_with_head_of_other_bytes_shows_them_first() -> None:
+    """Whichever part is read."""
+    file = FrozenFile.of(b"0123456789").with_head(b"abc")
+    assert [file.read(10, 0), file.read(2, 0), file.read(4, 2), file.read(10, 3)] == [
+        b"abc3456789",
+        b"ab",
+        b"c345",
+        b"3456789",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda disk: disk.create(DATA / "b"),
+        lambda disk: disk.open(DATA / "a", writable=True),
+        lambda disk: disk.rename(DATA / "a", DATA / "b"),
+        lambda disk: disk.unlink(DATA / "a"),
+        lambda disk: disk.open_directory(DATA),
+        lambda disk: disk.sync_directory(DATA),
+        lambda disk: disk.open(DATA / "a").write([b"x"], 0),
+        lambda disk: disk.open(DATA / "a").reserve(0, 1),
+        lambda disk: disk.open(DATA / "a").truncate(0),
+        lambda disk: disk.open(DATA / "a").sync(),
+    ],
+)
+def test_change_of_anything_is_refused(change: Callable[[FrozenDisk], object]) -> None:
+    """A look changes nothing, whatever is done with it."""
+    with pytest.raises(OSError, match="Read-only file system"):
+        change(FrozenDisk({DATA / "a": FrozenFile.of(b"")}))
+
+
+def test_open_of_a_file_that_is_not_there_says_so() -> None:
+    """As a disk does."""
+    disk = FrozenDisk({DATA / "a": FrozenFile.of(b"x")})
+    assert (disk.list(DATA), disk.free_bytes(DATA)) == (["a"], 0)
+    with pytest.raises(FileNotFoundError):
+        disk.without([DATA / "a"]).open(DATA / "a")

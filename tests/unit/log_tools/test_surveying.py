@@ -1,0 +1,189 @@
+"""Logs that somebody has changed with right checksums, and recoveries that do not agree."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.recovery import Recovered
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transactions import Outcome, TxnState
+from millrace_server.log_tools import verifying
+from millrace_server.log_tools.errors import DamagedError
+from millrace_server.log_tools.repairing import repair
+from millrace_server.log_tools.survey import Damage, DamageKind
+from millrace_server.log_tools.verifying import differences
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
+from millrace_server.wal.disk import OsDisk
+from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind, RecordHead, SegmentHeader, UnknownVersionError
+from millrace_server.wal.segments import LogCorruptError
+from tests.unit.log_tools.kept_channels import (
+    NAME,
+    TOOLS,
+    copied,
+    make_channel,
+    opened_anew,
+    places_of,
+    positions,
+    segments,
+    verified,
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One channel for the module, of which each test damages a copy."""
+    return make_channel(tmp_path_factory.mktemp("surveying"))
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    return copied(made, tmp_path / NAME)
+
+
+def change_header(segment: Path, change: Callable[[SegmentHeader], SegmentHeader]) -> None:
+    """Writes another header, whose checksum is right."""
+    content = segment.read_bytes()
+    header = change(SegmentHeader.decode(content)).encode()
+    segment.write_bytes(header + content[len(header) :])
+
+
+def change_head(segment: Path, index: int, change: Callable[[RecordHead], RecordHead]) -> int:
+    """Writes another head of a record, whose checksum is right; returns where."""
+    content = bytearray(segment.read_bytes())
+    seed_of = SegmentHeader.decode(bytes(content)).seed
+    position = positions(segment)[index]
+    head = RecordHead.decode(bytes(content[position : position + RECORD_HEAD_BYTES]), seed_of(position))
+    assert head is not None
+    content[position : position + RECORD_HEAD_BYTES] = change(head).encode(seed_of(position))
+    segment.write_bytes(content)
+    return position
+
+
+def first_damage(home: Path) -> Damage:
+    return verified(home).survey.damages[0]
+
+
+def test_verify_with_another_first_write_number_tells_it(home: Path) -> None:
+    """The segment before leads to another one."""
+    segment = segments(home)[1]
+    change_header(segment, lambda header: replace(header, first_write_number=99))
+    damage = first_damage(home)
+    assert (damage.kind, damage.position) == (DamageKind.CONTENT, 0)
+    assert "begins with record 99, where record" in damage.sentence
+
+
+def test_verify_with_another_write_number_tells_it(home: Path) -> None:
+    """A record that was good elsewhere is not good here."""
+    position = change_head(segments(home)[0], 2, lambda head: replace(head, write_number=99))
+    assert first_damage(home).sentence.endswith(f"the record at byte {position} has number 99, where 3 must be")
+
+
+def test_verify_with_a_segment_that_begins_otherwise_tells_it(home: Path) -> None:
+    """Older segments may be gone then, and nothing tells how the channel stood."""
+    change_head(segments(home)[0], 0, lambda head: replace(head, kind=Kind.CLAIM))
+    assert "is a CLAIM; a segment begins with a STATE" in first_damage(home).sentence
+
+
+def test_verify_with_a_kind_of_a_later_version_refuses_to_judge(home: Path) -> None:
+    """Its checksum is right, so somebody meant it."""
+    change_head(segments(home)[0], 2, _of_unknown_kind)
+    with pytest.raises(UnknownVersionError, match=r"segment-000000000001\.log: it has a record of kind 200"):
+        verified(home)
+
+
+def _of_unknown_kind(head: RecordHead) -> RecordHead:
+    changed = replace(head)
+    object.__setattr__(changed, "kind", 200)
+    return changed
+
+
+def test_repair_of_a_log_that_contradicts_itself_ends_it_there(home: Path) -> None:
+    """What stands before is kept."""
+    change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
+    done = repair(places_of(home), TOOLS, is_agreed=True)
+    assert done.report is not None
+    assert done.report.is_good
+    found, next_sequence = opened_anew(home.parent)
+    assert ([sequence for sequence, _ in found], next_sequence) == (list(range(1, 11)), 72)
+
+
+def test_repair_of_what_does_not_open_even_then_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is changed where the plan does not work."""
+    change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
+    before = {path: path.read_bytes() for path in segments(home)}
+    monkeypatch.setattr(verifying, "recover", _raise_corrupt)
+    with pytest.raises(DamagedError, match="cannot be repaired: even without what is damaged it does not open: no"):
+        repair(places_of(home), TOOLS, is_agreed=True)
+    assert {path: path.read_bytes() for path in segments(home)} == before
+
+
+def _raise_corrupt(*_arguments: object, **_options: object) -> None:
+    raise LogCorruptError("no")
+
+
+# Recoveries.
+
+
+def recovered_of(change: Callable[[Recovered], object] = id) -> Recovered:
+    recovered = Recovered()
+    change(recovered)
+    return recovered
+
+
+def test_differences_of_the_same_are_none() -> None:
+    """How reading began makes none."""
+    assert differences(recovered_of(), recovered_of()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: setattr(one, "next_sequence", 2), "its next sequence is 1 and 2"),
+        (lambda one: one.ledger.accept(Stamp("p", 1, 2)), "it has accepted other numbers of its producers"),
+        (lambda one: setattr(one, "claim", ClaimNote("r", 1, 1.0)), "its claim is None and ClaimNote"),
+        (
+            lambda one: one.ended.add("t", Outcome(TxnState.COMMITTED, Receipt(1, 2))),
+            "other transactions were committed",
+        ),
+    ],
+)
+def test_differences_of_recoveries_name_what_differs(change: Callable[[Recovered], object], words: str) -> None:
+    """One of them would be wrong."""
+    [difference] = differences(recovered_of(), recovered_of(change))
+    assert difference.startswith(words)
+
+
+def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback need not be in the log, and which of very many are forgotten depends on where reading began."""
+    rolled_back = recovered_of(lambda one: one.ended.add("t", Outcome(TxnState.ROLLED_BACK)))
+    assert differences(recovered_of(), rolled_back) == []
+    committed = recovered_of(lambda one: one.ended.add("t", Outcome(TxnState.COMMITTED, Receipt(1, 2))))
+    assert differences(rolled_back, committed) == ["other transactions were committed"]
+    stamped = recovered_of(lambda one: one.ledger.accept(Stamp("p", 1, 2)))
+    further = recovered_of(lambda one: one.ledger.accept(Stamp("p", 1, 3)))
+    monkeypatch.setattr(verifying, "ENDED_MAX", 1)
+    monkeypatch.setattr(verifying, "PRODUCERS_MAX", 1)
+    assert differences(recovered_of(), committed) == []
+    assert differences(recovered_of(), stamped) == []
+    assert differences(further, stamped) == ["it has accepted other numbers of its producers"]
+
+
+def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
+    """It holds together, and is not what the log tells. What it tells is not granted all the same."""
+    (home / PREVIOUS).unlink()
+    files = CheckpointFiles(OsDisk(), home, places_of(home).log_id, keeps_previous=False)
+    checkpoint = next(files.good_ones())
+    message = pb.Checkpoint.FromString(checkpoint.state)
+    message.state.next_sequence = 99
+    files.write(Checkpoint(checkpoint.position, message.SerializeToString()))
+    assert verified(home).problems == [
+        "the channel with no checkpoint is another one than with checkpoint: its next sequence is 99 and 72"
+    ]
+    done = repair(places_of(home), TOOLS, is_agreed=True)
+    assert done.steps[0] == f"remove {NEWEST}, which tells of another channel than the log"
+    assert opened_anew(home.parent)[1] == 99

@@ -1,0 +1,234 @@
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace_server.channels.channel_file import CHANNEL_FILE
+from millrace_server.log_tools.survey import DamageKind
+from millrace_server.log_tools.verifying import CheckpointState, Report, recover_as_found
+from millrace_server.log_tools.view import take_view
+from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, SegmentHeader, UnknownVersionError
+from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.segments import LogCorruptError
+from tests.unit.log_tools.kept_channels import (
+    contents,
+    copied,
+    flip,
+    log_end,
+    make_channel,
+    places_of,
+    positions,
+    segments,
+    verified,
+)
+
+STEP = 61
+"""Every so manieth byte is damaged; it has no divisor in common with the lengths of records."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One channel for the module, of which each test damages a copy."""
+    return make_channel(tmp_path_factory.mktemp("verifying"))
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    return copied(made, tmp_path / "orders")
+
+
+def states(report: Report) -> list[CheckpointState]:
+    return [one.state for one in report.checkpoints]
+
+
+def opens(home: Path) -> bool:
+    """Whether a server would open the channel."""
+    with take_view(places_of(home), waits=False) as view:
+        try:
+            recover_as_found(view, Sealer())
+        except LogCorruptError:
+            return False
+    return True
+
+
+def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) -> None:
+    """Both checkpoints are good, and all ways to recover the channel agree."""
+    before = contents(home)
+    report = verified(home)
+    assert report.is_good
+    assert report.survey.contents.lost == []
+    assert states(report) == [CheckpointState.GOOD, CheckpointState.GOOD]
+    assert [one.segment_id for one in report.survey.segments] == list(range(1, len(segments(home)) + 1))
+    assert sum(one.event_count for one in report.survey.segments) == 71
+    assert report.recovered is not None
+    assert (report.recovered.next_sequence, report.recovered.queue.event_count) == (72, 71 - 6 * 4)
+    assert contents(home) == before
+
+
+def damaged_places(home: Path) -> Iterator[tuple[Path, int]]:
+    """Places all over the segments, up to the last record that says anything."""
+    for segment in segments(home):
+        end = log_end(home) if segment == segments(home)[-1] else segment.stat().st_size
+        yield from ((segment, position) for position in range(10, end, STEP))
+
+
+def test_verify_with_any_bit_flipped_says_which_segment_is_damaged_where(made: Path, tmp_path: Path) -> None:
+    """No damage is passed over, whether a server would read that place now, later or never."""
+    for segment, position in damaged_places(made):
+        home = copied(made, tmp_path / "orders")
+        flip(home / segment.name, position)
+        report = verified(home)
+        [damage] = report.survey.damages
+        assert damage.segment_id == int(segment.stem[-12:])
+        if position < SEGMENT_HEADER_BYTES:
+            assert damage.kind is DamageKind.HEADER
+        else:
+            assert damage.kind is DamageKind.RECORD
+            assert damage.position == max(start for start in positions(made / segment.name) if start <= position)
+            assert damage.synced_up_to is not None
+            assert damage.synced_up_to > damage.position
+        assert f"{segment.name}: " in report.sentences[0]
+
+
+def test_verify_of_a_damaged_put_names_its_sequences(home: Path) -> None:
+    """Whoever reads it knows what to ask producers for."""
+    put = positions(segments(home)[0])[3]
+    flip(segments(home)[0], put + 50)
+    assert verified(home).survey.contents.lost == [(11, 20)]
+
+
+def test_verify_with_the_last_segment_cut_anywhere_finds_it_wherever_a_server_would(made: Path, tmp_path: Path) -> None:
+    """A cut file is a shorter log; a checkpoint knows of more. Nothing that a server refuses is called good."""
+    last = segments(made)[-1]
+    content = last.read_bytes()
+    for length in range(0, log_end(made), STEP):
+        home = copied(made, tmp_path / "orders")
+        (home / last.name).write_bytes(content[:length])
+        assert not verified(home).is_good
+        for name in (NEWEST, PREVIOUS):
+            (home / name).unlink()
+        assert verified(home).is_good <= opens(home)
+
+
+@pytest.mark.parametrize("name", [NEWEST, PREVIOUS])
+def test_verify_with_any_bit_of_a_checkpoint_flipped_tells_which_it_is(made: Path, tmp_path: Path, name: str) -> None:
+    """The other one and the log still give the channel."""
+    for position in range(0, (made / name).stat().st_size, STEP):
+        home = copied(made, tmp_path / "orders")
+        flip(home / name, position)
+        report = verified(home)
+        assert report.sentences == [f"{name}: is damaged, or no checkpoint of this channel"]
+        assert report.recovered is not None
+        assert report.recovered.next_sequence == 72
+
+
+def test_verify_without_checkpoints_finds_a_good_log(home: Path) -> None:
+    """They save time, and are not needed."""
+    (home / NEWEST).unlink()
+    (home / PREVIOUS).unlink()
+    report = verified(home)
+    assert report.is_good
+    assert states(report) == [CheckpointState.MISSING, CheckpointState.MISSING]
+
+
+def test_verify_with_a_segment_missing_tells_which(home: Path) -> None:
+    """A gap is damage; sequences that are known to be gone are named."""
+    segments(home)[1].unlink()
+    report = verified(home)
+    [damage] = report.survey.damages
+    assert (damage.kind, damage.segment_id) == (DamageKind.MISSING, 2)
+    assert damage.sentence == "segment 2 is missing: segment-000000000003.log is the next one that is there"
+    [(first, last)] = report.survey.contents.lost
+    assert 1 < first <= last < 72
+
+
+def test_verify_with_the_last_segment_missing_learns_of_it_from_the_checkpoint(home: Path) -> None:
+    """The log itself looks like a shorter one."""
+    count = len(segments(home))
+    segments(home)[-1].unlink()
+    report = verified(home)
+    assert report.survey.damages == []
+    assert report.sentences[0] == f"{NEWEST}: needs segment {count}, and the log ends before it"
+
+
+def test_verify_with_the_first_segment_missing_tells_whose_events_are_gone(home: Path) -> None:
+    """A log whose first segments have gone is a log; a checkpoint that needs them tells that they were needed."""
+    segments(home)[0].unlink()
+    report = verified(home)
+    assert f"{NEWEST}: needs segment 1, and the log begins behind it" in report.sentences
+
+
+def test_verify_with_an_old_checkpoint_calls_it_stale(home: Path) -> None:
+    """The server passes it over, so it is no damage."""
+    segments(home)[0].unlink()
+    (home / NEWEST).unlink()
+    report = verified(home)
+    assert report.is_good
+    assert states(report) == [CheckpointState.MISSING, CheckpointState.STALE]
+
+
+def test_verify_with_a_segment_that_grew_tells_what_is_too_much(home: Path) -> None:
+    """What lies behind a full segment's end is nobody's."""
+    first = segments(home)[0]
+    length = first.stat().st_size
+    first.write_bytes(first.read_bytes() + b"more")
+    [damage] = verified(home).survey.damages
+    assert (damage.kind, damage.position) == (DamageKind.TOO_LONG, length)
+
+
+def test_verify_with_a_segment_of_another_channel_says_whose_it_is(home: Path, tmp_path: Path) -> None:
+    """It is not this channel's, however good it is."""
+    other = make_channel(tmp_path / "other")
+    shutil.copy(segments(other)[1], segments(home)[1])
+    report = verified(home)
+    assert DamageKind.FOREIGN in {damage.kind for damage in report.survey.damages}
+    assert "must be segment 2 of" in report.sentences[0]
+
+
+def test_verify_with_a_segment_twice_says_so(home: Path, tmp_path: Path) -> None:
+    """Nobody knows which one counts."""
+    second = tmp_path / "second"
+    second.mkdir()
+    shutil.copy(segments(home)[1], second)
+    damages = verified(home, second).survey.damages
+    assert [damage.kind for damage in damages] == [DamageKind.FOREIGN]
+    assert "is there twice" in damages[0].sentence
+
+
+def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
+    """The segments say whose they are."""
+    flip(home / CHANNEL_FILE, 60)
+    report = verified(home)
+    assert report.survey.damages == []
+    assert len(report.sentences) == 1
+    assert CHANNEL_FILE in report.sentences[0]
+    assert report.recovered is not None
+
+
+def test_verify_of_another_versions_files_refuses_to_judge(home: Path) -> None:
+    """Nothing is known to be wrong with them."""
+    flip(segments(home)[1], 8, 2)
+    with pytest.raises(UnknownVersionError, match=r"segment-000000000002\.log: its format version is 3"):
+        verified(home)
+
+
+def test_verify_with_records_that_contradict_each_other_tells_which(home: Path) -> None:
+    """Checksums alone are not enough: somebody may have written a good record that says something wrong."""
+    first = segments(home)[0]
+    content = bytearray(first.read_bytes())
+    header = SegmentHeader.decode(bytes(content))
+    put, commit = positions(first)[1:3]
+    head = RecordHead.decode(bytes(content[put : put + 32]), header.seed(put))
+    assert head is not None
+    # The PUT becomes a CLAIM, with right checksums.
+    changed = RecordHead(
+        head.payload_checksum, head.payload_length, type(head.kind).CLAIM, head.flags, head.write_number, 0
+    )
+    content[put : put + 32] = changed.encode(header.seed(put))
+    first.write_bytes(content)
+    report = verified(home)
+    assert {damage.kind for damage in report.survey.damages} == {DamageKind.CONTENT}
+    assert any(f"the record at byte {commit} says that it has puts" in sentence for sentence in report.sentences)
+    assert (1, 10) in report.survey.contents.lost
