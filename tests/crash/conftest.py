@@ -6,12 +6,19 @@ import random
 import pytest
 
 from tests.log_histories import make_small
+from tests.simulated_channels import make_simple
 
 
 @pytest.fixture
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
     make_small(monkeypatch)
+
+
+@pytest.fixture
+def simple_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has file channels in this process be small, and everything happen on the event loop's thread."""
+    make_simple(monkeypatch)
 
 
 @pytest.fixture

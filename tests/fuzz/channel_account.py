@@ -4,7 +4,7 @@ An account answers each call as the contract says, one call after the other, and
 keeps windows on columns. Calls that may wait are looked at without effect first, as often as one likes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class ExpectedClaim:
     epoch: int
     lease: float
     deadline: float
+    lasting_lease: float
+    """What it began with, and has again after a restart."""
 
 
 @dataclass
@@ -100,6 +102,7 @@ class Account:
         self.loans: list[ExpectedTxn] = []
         self.stamps: dict[str, set[int]] = {}
         self.claim: ExpectedClaim | None = None
+        self.last_claim: ExpectedClaim | None = None
         self.epoch = epoch
         self.counters = ChannelCounters()
 
@@ -283,14 +286,16 @@ class Account:
     # Claims.
 
     def grant(self, reader_id: str, lease: float, *, takeover: bool) -> int:
+        lasting_lease = lease
         if self.claim and not takeover:
             if self.claim.reader_id != reader_id:
                 raise RefusedError(ChannelClaimedError)
+            lasting_lease = self.claim.lasting_lease
         elif self.taken:
             raise RefusedError(TxnsOpenError)
         else:
             self.epoch += 1
-        self.claim = ExpectedClaim(reader_id, self.epoch, lease, self.now + lease)
+        self.claim = self.last_claim = ExpectedClaim(reader_id, self.epoch, lease, self.now + lease, lasting_lease)
         return self.epoch
 
     def read(self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int) -> list[Event]:
@@ -322,6 +327,38 @@ class Account:
         if self.claim.reader_id != reader_id:
             raise RefusedError(ChannelClaimedError)
         self.claim.deadline = self.now + self.claim.lease
+
+    # Restarts.
+
+    def restart(self) -> None:
+        """What was open is as if it had never begun; a claim that lives has its whole lease again."""
+        self.queue = sorted(self.held)
+        self.open.clear()
+        self.loans.clear()
+        if self.claim:
+            self.claim.lease = self.claim.lasting_lease
+            self.claim.deadline = self.now + self.claim.lease
+        self.counters = ChannelCounters()
+
+    def restore(
+        self,
+        events: Iterable[Event],
+        next_sequence: int,
+        stamps: Mapping[str, Iterable[int]],
+        ended: Mapping[str, tuple[str, Receipt | None]],
+        claim: tuple[str, int] | None,
+    ) -> None:
+        """Begins with a channel that was just opened."""
+        self.queue = list(events)
+        self.next_sequence = next_sequence
+        self.stamps = {producer_id: set(numbers) for producer_id, numbers in stamps.items()}
+        receipts: dict[Receipt, Receipt] = {}
+        for txn_id, (state, receipt) in ended.items():
+            # Only transactions that were committed together have the same receipt, unless it stored nothing.
+            shared = receipts.setdefault(receipt, receipt) if receipt and receipt.first_sequence else receipt
+            self.ended[txn_id] = ExpectedTxn(state=state, receipt=shared)
+        if claim:
+            self.claim = self.last_claim = ExpectedClaim(*claim, FOREVER, FOREVER, FOREVER)
 
     # What calls have in common.
 

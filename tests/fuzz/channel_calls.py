@@ -197,10 +197,10 @@ class EndLoan(Call):
     is_settled: bool
 
     async def make(self, channel: Channel) -> None:
-        if self.is_settled:
-            channel.settle(self.loan)
-        else:
+        if not self.is_settled:
             channel.give_back(self.loan)
+        elif (settling := channel.settle(self.loan)) is not None:
+            await settling
 
     def look(self, account: Account) -> Look:
         if self.is_settled:
@@ -226,7 +226,7 @@ class Update(Call):
 @dataclass(eq=False)
 class Purge(Call):
     async def make(self, channel: Channel) -> int:
-        return channel.contents.clear()
+        return await channel.purge()
 
     def look(self, account: Account) -> Look:
         return Look(account.purge())
@@ -239,7 +239,7 @@ class Claim(Call):
     takeover: bool
 
     async def make(self, channel: Channel) -> int:
-        return channel.claim(self.reader_id, self.lease, takeover=self.takeover).epoch
+        return (await channel.claim(self.reader_id, self.lease, takeover=self.takeover)).epoch
 
     def look(self, account: Account) -> Look:
         return Look(account.grant(self.reader_id, self.lease, takeover=self.takeover))
@@ -253,7 +253,8 @@ class Read(Call):
     to_sequence: int
 
     async def make(self, channel: Channel) -> list[tuple[int, bytes]]:
-        return numbered(channel.claims.read(self.reader_id, self.epoch, self.from_sequence, self.to_sequence))
+        batches = channel.claims.read(self.reader_id, self.epoch, self.from_sequence, self.to_sequence)
+        return numbered([batch async for batch in batches])
 
     def look(self, account: Account) -> Look:
         return Look(account.read(self.reader_id, self.epoch, self.from_sequence, self.to_sequence))
@@ -266,7 +267,7 @@ class Acknowledge(Call):
     through_sequence: int
 
     async def make(self, channel: Channel) -> int:
-        return channel.claims.acknowledge(self.reader_id, self.epoch, self.through_sequence)
+        return await channel.claims.acknowledge(self.reader_id, self.epoch, self.through_sequence)
 
     def look(self, account: Account) -> Look:
         return Look(account.acknowledge(self.reader_id, self.epoch, self.through_sequence))

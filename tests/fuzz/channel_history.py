@@ -24,6 +24,8 @@ class Running:
     give_up: float = 0.0
     paused: list[ExpectedTxn] = field(default_factory=list)
     held_at_start: list[tuple[int, int]] = field(default_factory=list)
+    end: "Entry | None" = None
+    """Its end, where its effect came before its answer."""
 
     def held_now(self) -> list[tuple[int, int]]:
         return [(len(txn.puts), len(txn.takes)) for txn in self.paused]
@@ -50,6 +52,13 @@ class History:
         self._directory = directory
         self._foreign_open = foreign_open
         self._log: list[Entry] = []
+        self._made: list[Running] = []
+
+    def go_on_with(self, channel: Channel, directory: TxnDirectory) -> None:
+        """The channel was opened anew; nothing waits."""
+        assert not self.waiting
+        self.channel = channel
+        self._directory = directory
 
     @property
     def waiting(self) -> list[Running]:
@@ -59,6 +68,7 @@ class History:
     def make(self, call: Call) -> None:
         """Makes a call in the loop's next turn, behind those that were made before."""
         running = Running(call)
+        self._made.append(running)
         running.task = asyncio.get_running_loop().create_task(self._make(running))
 
     async def _make(self, running: Running) -> None:
@@ -71,7 +81,17 @@ class History:
             outcome = _CANCELLED
         except Exception as error:  # noqa: BLE001 - an outcome like another; what is no refusal fails the test
             outcome = error
-        self._log.append(Entry(clock(), running, is_start=False, outcome=outcome))
+        if running.end is None:
+            self._log.append(Entry(clock(), running, is_start=False, outcome=outcome))
+        else:
+            running.end.outcome = outcome
+
+    def has_effect(self, task: "asyncio.Task[Any] | None") -> None:
+        """The call that a task makes has its effect now, and is answered later in this turn of the clock."""
+        for running in self._made:
+            if running.task is task:
+                running.end = Entry(asyncio.get_running_loop().time(), running, is_start=False)
+                self._log.append(running.end)
 
     def check(self, now: float) -> None:
         """Holds all that happened up to now against the account, and then the state that came of it."""
@@ -86,6 +106,7 @@ class History:
                 self._end(entry.running, entry.outcome, has_waited=has_waited)
             previous = entry
         self._log.clear()
+        self._made = [running for running in self._made if not running.task.done()]
         self.account.pass_time(now)
         self._check_state()
         self._check_lines()

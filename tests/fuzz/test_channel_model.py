@@ -21,6 +21,7 @@ from tests.fuzz.channel_account import Account
 from tests.fuzz.channel_history import History
 from tests.virtual_clock import VirtualClockLoop
 
+EPOCHS_FROM = 1_000
 ENDED_MAX = 3
 LEASE_SECONDS = 6.0
 
@@ -74,7 +75,7 @@ class ChannelModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._ending = ExitStack()
-        self._ending.enter_context(mock.patch("millrace_server.channels.channel.ENDED_MAX", ENDED_MAX))
+        self._ending.enter_context(mock.patch("millrace_server.channels.transactions.ENDED_MAX", ENDED_MAX))
         self._loop = VirtualClockLoop()
         self._ending.callback(self._loop.close)
         self._troubles: list[dict[str, Any]] = []
@@ -93,10 +94,9 @@ class ChannelModel(RuleBasedStateMachine):
         directory = TxnDirectory(100)
         self._other = open_channel("other", directory=directory, lease_seconds=3600)
         begin(self._other, "foreign")
-        self.channel = open_channel(directory=directory)
+        self.channel = open_channel(directory=directory, epochs_from=EPOCHS_FROM)
         assert await self.channel.update(limits) == ""
-        self._epochs_from = int(self.channel.start_time * 1_000_000)
-        account = Account(limits, ["foreign"], ENDED_MAX, self._epochs_from)
+        account = Account(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
         self.history = History(self.channel, directory, 1, account)
         self.loans: calls.Loans = []
         for sizes in ([3, 1], [0, 2]):
@@ -258,9 +258,9 @@ class ChannelModel(RuleBasedStateMachine):
         self, choice: int, terms: tuple[float, bool], span: tuple[int, int], *, releases: bool, hasty: bool
     ) -> None:
         reader_id = self._reader(choice)
-        for loan, expected in self.loans:
+        for loan, expected in list(self.loans):
             self._make(calls.EndLoan(loan, expected, is_settled=False), hasty=True)
-        for txn_id, txn in self.history.account.open.items():
+        for txn_id, txn in list(self.history.account.open.items()):
             if txn.takes:
                 self._make(calls.Rollback(txn_id), hasty=True)
         self._make(calls.Claim(reader_id, *terms), hasty=True)
@@ -270,7 +270,7 @@ class ChannelModel(RuleBasedStateMachine):
         if releases:
             self._make(calls.Release(reader_id, None), hasty=hasty)
 
-    @precondition(lambda self: self.history.account.epoch > self._epochs_from)
+    @precondition(lambda self: self.history.account.epoch > EPOCHS_FROM)
     @rule(choice=CHOICES, epoch_back=EPOCHS_BACK, span=SPANS, hasty=HASTY)
     def read(self, choice: int, epoch_back: int | None, span: tuple[int, int], *, hasty: bool) -> None:
         """Calls under a claim, right ones and wrong ones."""

@@ -1,0 +1,421 @@
+"""Histories of a file channel on a simulated disk, with all states in which a crash may leave it.
+
+A `Story` makes calls on a channel, holds their answers against an account, and keeps how the channel stood after each
+change. After a crash it stands as it did after one of them, no earlier than the last that was answered as lasting: so
+nothing acknowledged is lost, nothing else happens by halves, and the order stays.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import MillraceError
+from tests.channel_events import check_accounts
+from tests.fuzz import channel_calls as calls
+from tests.fuzz.channel_account import Account, RefusedError
+from tests.simulated_channels import DATA, Held, SimulatedChannel, held_on, open_simulated_channel, small_limits
+from tests.simulated_disk import SimulatedDisk
+
+_CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
+_GOES_ON_PROBABILITY = 0.2
+_ENDED_MAX = 10_000
+LASTING_CALLS = (calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan)
+"""Once answered, what they have changed is on the disk."""
+
+
+def account_of(held: Held, config: FileChannelConfig) -> Account:
+    """The account of a channel that was just opened and holds this."""
+    account = Account(config, (), _ENDED_MAX, held.epoch)
+    account.restore(held.events, held.next_sequence, held.stamps, held.ended, held.claim)
+    return account
+
+
+def held_by(account: Account) -> Held:
+    """What the account says that must last."""
+    return Held(
+        tuple(sorted(account.held)),
+        account.next_sequence,
+        {producer_id: frozenset(numbers) for producer_id, numbers in account.stamps.items()},
+        {txn_id: (txn.state, txn.receipt) for txn_id, txn in account.ended.items()},
+        (account.claim.reader_id, account.claim.epoch) if account.claim else None,
+        account.epoch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """How a channel may be found: after a power cut, and after a kill."""
+
+    after_cut: Sequence[Held]
+    after_kill: Sequence[Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A disk right before a change, and how the channel may be found on it."""
+
+    change: str
+    disk: SimulatedDisk
+    allowed: Allowed
+    config: FileChannelConfig
+
+    def on(self, change: str, disk: SimulatedDisk) -> "Moment":
+        """What may be found is the same, on another disk."""
+        return replace(self, change=change, disk=disk)
+
+
+class Recording:
+    """Keeps a disk at each change from now on."""
+
+    def __init__(self, disk: SimulatedDisk, keep: Callable[[str, SimulatedDisk], Moment]) -> None:
+        self._disk = disk
+        self._keep = keep
+        self.moments: list[Moment] = []
+        disk.before_call = self._before_call
+
+    def end(self) -> list[Moment]:
+        """Stops, and gives all moments, this one included."""
+        self._disk.before_call = lambda _kind, _name: None
+        self.moments.append(self._keep("end", self._disk.copy()))
+        return self.moments
+
+    def _before_call(self, kind: str, name: str) -> None:
+        if kind in _CHANGING_CALLS:
+            self.moments.append(self._keep(f"{kind} of {name}", self._disk.copy()))
+
+
+class Story:
+    """One channel, through as many processes as it takes.
+
+    Args:
+        disk: Where it is.
+        held: What is on the disk.
+        config: How it is opened.
+    """
+
+    def __init__(self, disk: SimulatedDisk, held: Held | None = None, config: FileChannelConfig | None = None) -> None:
+        held = held or Held.nothing()
+        self.disk = disk
+        self.config = config or small_limits()
+        self.account = account_of(held, self.config)
+        self.states = [held]
+        self.answered = 0
+        """Index of the last state that was answered."""
+        self.synced = 0
+        """Index of the last state that must be on the disk."""
+        self.loans: calls.Loans = []
+        self.number = 0
+        self.opened: SimulatedChannel
+
+    async def open(self) -> None:
+        """Opens the channel, which stands as it must."""
+        self.opened = await open_simulated_channel(self.disk, self.config)
+        held = Held.by(self.opened.channel)
+        assert held == self.states[-1], f"found {held}, and it must be {self.states[-1]}"
+        check_accounts(self.opened.channel)
+        # The opening has synced what it found.
+        self.answered = self.synced = len(self.states) - 1
+
+    def allowed(self) -> Allowed:
+        """How it may be found if it crashes now."""
+        return Allowed(self.states[self.synced :], self.states[self.answered :])
+
+    def moment(self, change: str, disk: SimulatedDisk) -> Moment:
+        """This moment, on a copy of the disk."""
+        return Moment(change, disk, self.allowed(), self.config)
+
+    async def do(self, *together: calls.Call) -> list[Any]:
+        """Makes calls at the same time, and holds their answers against the account's; returns the answers.
+
+        None of them may depend on what another one changes.
+        """
+        expected, lasting = self.expect(together)
+        tasks = [asyncio.ensure_future(call.make(self.opened.channel)) for call in together]
+        await asyncio.wait(tasks)
+        outcomes = [outcome_of(task) for task in tasks]
+        assert outcomes == expected, f"{together} answered {outcomes}, and should have answered {expected}"
+        self.have_lasted(lasting)
+        return outcomes
+
+    def expect(self, together: Sequence[calls.Call]) -> tuple[list[Any], int]:
+        """Has the account make calls.
+
+        Returns:
+            What they answer; and the index of the last state that is to last then, 0 where there is none.
+        """
+        expected, lasting = [], 0
+        for call in together:
+            expected.append(self._expect(call))
+            index = self._note()
+            lasting = index if isinstance(call, LASTING_CALLS) and index else lasting
+        return expected, lasting
+
+    def _expect(self, call: calls.Call) -> Any:
+        try:
+            call.begin(self.account)
+            look = call.look(self.account)
+        except RefusedError as refused:
+            return refused.kind
+        if isinstance(call, calls.Lend):
+            # It has the account's part in the delivery once it is made.
+            self.account.look_lend(call.events_max).effect()
+        elif not look.is_wait:
+            look.effect()
+        return look.outcome
+
+    def _note(self) -> int:
+        """Keeps the account's state if it has changed; returns its index then, else 0."""
+        held = held_by(self.account)
+        if held == self.states[-1]:
+            return 0
+        self.states.append(held)
+        return len(self.states) - 1
+
+    def have_lasted(self, index: int) -> None:
+        """Everything up to a state was answered."""
+        self.answered = max(self.answered, index)
+        if self.config.fsync == "commit":
+            self.synced = self.answered
+
+    async def lend(self, events_max: int) -> None:
+        """A delivery."""
+        lend = calls.Lend(events_max, [])
+        await self.do(lend)
+        if lend.loan is not None:
+            self.loans.append((lend.loan, self.account.loans[-1]))
+
+    async def checkpoint(self) -> None:
+        """Makes a checkpoint."""
+        count = len(self.opened.disk.calls)
+        await self.opened.checkpoint()
+        if len(self.opened.disk.calls) > count:
+            self.answered = self.synced = len(self.states) - 1
+
+    def mark(self) -> None:
+        """Has the log mark its end."""
+        self.opened.mark()
+
+    async def stop(self) -> None:
+        """Closes the channel as a server that stops does."""
+        await self.opened.close()
+        self.answered = self.synced = len(self.states) - 1
+        self._forget_what_was_open()
+
+    def kill(self) -> None:
+        """Ends the process at once; all that it wrote is still there."""
+        self.opened.abandon()
+        self._forget_what_was_open()
+
+    def _forget_what_was_open(self) -> None:
+        self.account.restart()
+        self.loans = []
+
+    def use(self, config: FileChannelConfig) -> None:
+        """From the next opening on."""
+        self.config = self.account.limits = config
+
+
+def outcome_of(task: "asyncio.Future[Any]") -> Any:
+    """What a call answered: a value, or the type of an error."""
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, MillraceError):
+        return type(error)
+    raise error
+
+
+@dataclass
+class Steps:
+    """Chooses at random what happens next in a story."""
+
+    story: Story
+    chance: random.Random
+    configs: Sequence[FileChannelConfig]
+    is_plain: bool = False
+    """Whether there is one process, and nobody reads but by takes."""
+    _steps: list[Callable[[], Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        usual = [self.append, self.append, self.transact, self.transact, self.take, self.take, self.end, self.end]
+        rare = [self.together, self.together, self.story.checkpoint, self._mark, self._purge]
+        others = [] if self.is_plain else [self.deliver, self.read, self._restart]
+        self._steps = [*usual * 2, *rare, *others]
+
+    async def go(self, count: int) -> None:
+        """So many steps."""
+        for _ in range(count):
+            await self.chance.choice(self._steps)()
+
+    def bodies(self, count_max: int = 4) -> list[bytes]:
+        """Bodies that tell themselves apart."""
+        self.story.number += 1
+        size = self.chance.choice([0, 20, 150, 150, 2500])
+        count = self.chance.randint(1, count_max)
+        return [b"%d.%d " % (self.story.number, index) + bytes(self.chance.randint(0, size)) for index in range(count)]
+
+    def stamp(self, count: int) -> Stamp | None:
+        """A stamp for each event, or for all of them, perhaps one that repeats another; or none."""
+        # Where calls may be refused, what comes together with one of the same stamp depends on which of them was.
+        if self.is_plain or self.chance.random() < 0.5:
+            return None
+        span = self.chance.choice([max(count, 1), max(count, 1), self.chance.randint(1, 4)])
+        first = self.chance.randint(0, 40)
+        return Stamp(self.chance.choice(["p", "q"]), first, first + span - 1)
+
+    def call_append(self) -> calls.Append:
+        bodies = self.bodies()
+        return calls.Append(bodies, self.stamp(len(bodies)))
+
+    async def append(self) -> None:
+        await self.story.do(self.call_append())
+
+    def opened(self) -> list[str]:
+        return list(self.story.account.open)
+
+    async def begin(self) -> str:
+        self.story.number += 1
+        txn_id = f"t{self.story.number}"
+        await self.story.do(calls.Begin(txn_id, 3600.0))
+        return txn_id
+
+    async def transact(self) -> None:
+        """Puts into a transaction, in one call or two."""
+        opened = self.opened()
+        txn_id = self.chance.choice(opened) if opened and self.chance.random() < 0.5 else await self.begin()
+        await self.story.do(calls.Put(txn_id, self.bodies(), self.chance.randint(0, 2), None))
+
+    async def take(self) -> None:
+        opened = self.opened()
+        txn_id = self.chance.choice(opened) if opened and self.chance.random() < 0.7 else await self.begin()
+        await self.story.do(calls.Take(txn_id, self.chance.choice([0, 1, 2, 5]), 0, 0.0, None))
+
+    def call_commit(self, opened: Sequence[str]) -> calls.Commit:
+        txn_ids = self.chance.sample(opened, self.chance.randint(1, min(3, len(opened))))
+        count = sum(len(self.story.account.open[txn_id].puts) for txn_id in txn_ids)
+        return calls.Commit(txn_ids, self.stamp(count))
+
+    async def end(self) -> None:
+        """Ends transactions, or asks again how some have ended."""
+        opened, ended = self.opened(), self.story.account.ended
+        way = self.chance.random()
+        if opened and way < 0.7:
+            await self.story.do(self.call_commit(opened))
+        elif opened and way < 0.85:
+            await self.story.do(calls.Rollback(self.chance.choice(opened)))
+        elif ended:
+            await self.story.do(calls.Commit([self.chance.choice(list(ended))], None))
+
+    async def together(self) -> None:
+        """Appends, commits and rollbacks at the same time."""
+        waiting: list[calls.Call] = [self.call_append() for _ in range(self.chance.randint(1, 4))]
+        opened = self.opened()
+        self.chance.shuffle(opened)
+        for txn_id in opened[:3]:
+            ends = [calls.Rollback(txn_id), self.call_commit([txn_id]), self.call_commit([txn_id])]
+            waiting.insert(self.chance.randint(0, len(waiting)), self.chance.choice(ends))
+        await self.story.do(*waiting)
+
+    async def deliver(self) -> None:
+        """A delivery; one of those that are out is perhaps acknowledged, or returned."""
+        if self.story.account.queue and not self.story.account.claim:
+            await self.story.lend(self.chance.choice([0, 1, 3]))
+        if self.story.loans and self.chance.random() < 0.8:
+            loan, expected = self.story.loans.pop(self.chance.randrange(len(self.story.loans)))
+            await self.story.do(calls.EndLoan(loan, expected, self.chance.random() < 0.7))
+
+    async def read(self) -> None:
+        """A claim, some acknowledgements, and most often its release."""
+        reader_id = self.chance.choice(["r", "s"])
+        [outcome] = await self.story.do(calls.Claim(reader_id, 3600.0, self.chance.random() < 0.3))
+        if isinstance(outcome, int):
+            first = self.story.account.first_sequence
+            await self.story.do(calls.Read(reader_id, outcome, 0, 0))
+            through = first + self.chance.randint(0, 3)
+            await self.story.do(calls.Acknowledge(reader_id, None, through))
+            if self.chance.random() < 0.8:
+                await self.story.do(calls.Release(reader_id, None))
+
+    async def _purge(self) -> None:
+        if self.chance.random() < 0.3:
+            await self.story.do(calls.Purge())
+
+    async def _mark(self) -> None:
+        self.story.mark()
+
+    async def _restart(self) -> None:
+        """The process is stopped, or killed, and the next one opens the channel, perhaps otherwise configured."""
+        if self.chance.random() < 0.5:
+            await self.story.stop()
+        else:
+            self.story.kill()
+        self.story.use(self.chance.choice(self.configs))
+        await self.story.open()
+
+
+async def recorded(
+    disk: SimulatedDisk, chance: random.Random, step_count: int, configs: Sequence[FileChannelConfig] = ()
+) -> list[Moment]:
+    """All moments of a random history, from the channel's making to its close."""
+    configs = configs or [small_limits()]
+    story = Story(disk, config=configs[0])
+    recording = Recording(disk, story.moment)
+    await story.open()
+    await Steps(story, chance, configs).go(step_count)
+    await story.stop()
+    return recording.end()
+
+
+async def check_moment(moment: Moment, chance: random.Random, cut_count: int) -> set[int]:
+    """Crashes at a moment, as often as is said; returns the fingerprints of the disks after the power cuts."""
+    await check_recovery(moment, moment.disk.copy(), moment.allowed.after_kill, chance)
+    cut = [moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(cut_count)]
+    # The same disk again would tell nothing new.
+    disks = {disk.fingerprint(): disk for disk in cut}
+    for disk in disks.values():
+        await check_recovery(moment, disk, moment.allowed.after_cut, chance)
+    return set(disks)
+
+
+async def check_recovery(moment: Moment, disk: SimulatedDisk, allowed: Sequence[Held], chance: random.Random) -> None:
+    """Opens a channel after a crash: it stands as it may, and does so again after a power cut while it is opened.
+
+    Args:
+        moment: When it crashed.
+        disk: What the crash has left.
+        allowed: How the channel may stand on it.
+        chance: Chooses the power cut.
+    """
+    openings = Recording(disk, moment.on)
+    found = await held_on(disk, moment.config)
+    assert found in allowed, f"found {found}; allowed are {allowed}"
+    *during, behind = openings.end()
+    # What it said stays, now that it was opened.
+    assert await held_on(behind.disk.crashed(chance.randrange(1 << 32)), moment.config) == found
+    if during:
+        again = await held_on(chance.choice(during).disk.crashed(chance.randrange(1 << 32)), moment.config)
+        assert again in moment.allowed.after_cut, f"found {again}; allowed are {moment.allowed.after_cut}"
+    if chance.random() < _GOES_ON_PROBABILITY:
+        await _check_going_on(disk, found, moment.config, chance)
+
+
+async def _check_going_on(disk: SimulatedDisk, found: Held, config: FileChannelConfig, chance: random.Random) -> None:
+    story = Story(disk, found, config)
+    # Names of what is new must not be those of before.
+    story.number = 1_000_000
+    await story.open()
+    await Steps(story, chance, [config]).go(4)
+    moment = story.moment("went on", disk)
+    story.opened.abandon()
+    found = await held_on(disk.crashed(chance.randrange(1 << 32)), config)
+    assert found in moment.allowed.after_cut, f"found {found}; allowed are {moment.allowed.after_cut}"
+
+
+def new_disk(chance: random.Random, directories: Sequence[Path] = (DATA,)) -> SimulatedDisk:
+    """An empty one."""
+    return SimulatedDisk(directories, chance.randrange(1 << 32))

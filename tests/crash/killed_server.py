@@ -1,0 +1,192 @@
+"""A server that is killed and started again, and calls that are repeated until they are answered."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Container, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from millrace.v1 import admin_service_pb2
+from tests.crash.kill_account import KillAccount
+from tests.millraced import Millraced
+from tests.rpc import TIMEOUT_SECONDS, Refusal, Rpc, connected, rows_of
+
+_CONFIG_TOML = """
+[channels.work]
+type = "file"
+capacity = 20000
+transaction_capacity = 1000
+keep_alive_seconds = 0.1
+lease_seconds = 5.0
+segment_bytes_max = 65536
+checkpoint_interval_seconds = 0.1
+min_free_bytes = 0
+
+[channels.read]
+type = "file"
+capacity = 20000
+transaction_capacity = 1000
+keep_alive_seconds = 0.1
+segment_bytes_max = 65536
+checkpoint_interval_seconds = 0.1
+min_free_bytes = 0
+compression = "zstd"
+"""
+CHANNELS = ("work", "read")
+_START_SECONDS = 1.2
+
+
+class CallRefusedError(Exception):
+    """Returned when a call was refused, which no repeat would change; knows why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.reason = refusal.reason
+
+    def must_be(self, reasons: Container[str]) -> None:
+        """Raises itself where it was refused for another reason."""
+        if self.reason not in reasons:
+            raise self
+
+
+class KilledServer:
+    """One data directory, and the servers that work on it one after the other.
+
+    Attributes:
+        accounts: What is known of each channel.
+        is_ending: Whether whoever works is to come to an end.
+    """
+
+    def __init__(self, scratch: Path, chance: random.Random) -> None:
+        config = scratch / "millrace.toml"
+        config.write_text(_CONFIG_TOML)
+        self._data_dir = scratch / "data"
+        free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        self._arguments: Sequence[str] = ("--config", str(config), "--data-dir", str(self._data_dir), *free_ports)
+        self._chance = chance
+        self._connections = AsyncExitStack()
+        self._server: Millraced | None = None
+        self._rpc: Rpc
+        self._is_up = asyncio.Event()
+        self._has_answered = asyncio.Event()
+        self._answers_left = 0
+        self.accounts = {name: KillAccount() for name in CHANNELS}
+        self.is_ending = False
+        self.starts = 0
+
+    async def start(self) -> None:
+        """Starts a server, holds what it has found against the accounts, and lets callers in."""
+        self._server = await asyncio.to_thread(Millraced, self._arguments, self._data_dir)
+        self._rpc = await self._connections.enter_async_context(connected(self._server.grpc))
+        for name, account in self.accounts.items():
+            while (channel := await self._rpc.look(name)).state == admin_service_pb2.CHANNEL_STATE_REPLAYING:
+                pass
+            assert channel.state == admin_service_pb2.CHANNEL_STATE_OPEN, self._server.log
+            account.reconcile(await self._peek(name), channel.gauges.next_sequence)
+        self.starts += 1
+        self._is_up.set()
+
+    async def _peek(self, name: str) -> list[tuple[int, bytes]]:
+        request = admin_service_pb2.PeekEventsRequest(channel=name, max_events=1_000_000)
+        batches = [answer.batch async for answer in self._rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
+        return [(sequence, body) for sequence, _, body in rows_of(batches)]
+
+    async def next_sequence(self, name: str) -> int:
+        """The sequence that a channel gives next."""
+        return (await self._rpc.look(name)).gauges.next_sequence
+
+    async def answer(self, count: int) -> None:
+        """Waits until so many calls were answered."""
+        self._answers_left = count
+        self._has_answered.clear()
+        await self._has_answered.wait()
+
+    async def kill(self) -> None:
+        """Kills the server, wherever it is."""
+        if self._server is not None:
+            self._is_up.clear()
+            await asyncio.to_thread(self._server.kill)
+            assert self._server.other_output == []
+
+    async def start_in_vain(self) -> None:
+        """Starts a server, and kills it before, while, or shortly after it reads its channels back."""
+        process = await asyncio.to_thread(
+            subprocess.Popen,
+            [sys.executable, "-m", "millrace_server", "serve", *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # There is nothing that could be waited for: any moment will do.
+        await asyncio.sleep(self._chance.uniform(_START_SECONDS / 4, _START_SECONDS))
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+    async def stop(self) -> None:
+        """Stops the last server as it should be."""
+        assert self._server is not None
+        assert await asyncio.to_thread(self._server.stop) == 0
+        assert [entry for entry in self._server.log if entry["level"] == "error"] == []
+
+    async def close(self) -> None:
+        """Ends whatever is left."""
+        await self.kill()
+        # Not before, since that would cancel calls that are about to hear that their server is gone.
+        await self._connections.aclose()
+
+    async def rpc(self) -> Rpc:
+        """The connection to the server, once one runs."""
+        await self._is_up.wait()
+        return self._rpc
+
+    async def call(self, method: str, request: Any) -> Any:
+        """Makes a call as often as it takes to have an answer.
+
+        Raises:
+            CallRefusedError: It was refused.
+        """
+        while True:
+            rpc = await self.rpc()
+            try:
+                answer = await getattr(rpc.channels, method)(request, timeout=TIMEOUT_SECONDS)
+            except aio.AioRpcError as error:
+                await self.endure(error)
+            else:
+                self.count_answer()
+                return answer
+
+    async def endure(self, error: aio.AioRpcError) -> None:
+        """Waits for the next server where the last one was killed.
+
+        Raises:
+            CallRefusedError: It was not.
+        """
+        # What the server says has details; without them it is gRPC that tells of a broken connection.
+        if any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ()):
+            raise CallRefusedError(Refusal.of_error(error))
+        assert error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL}, error
+        # It may be noticed before whoever kills the server gets to say so.
+        await asyncio.sleep(0)
+
+    async def endure_broken(self, error: Exception) -> None:
+        """The same for a stream, where gRPC has several errors for a connection that has broken.
+
+        Raises:
+            CallRefusedError: The server has ended the stream.
+        """
+        if isinstance(error, aio.AioRpcError):
+            await self.endure(error)
+        elif not isinstance(error, asyncio.InvalidStateError) and type(error).__name__ != "ExecuteBatchError":
+            raise error
+
+    def count_answer(self) -> None:
+        """A call was answered."""
+        self._answers_left -= 1
+        if self._answers_left <= 0:
+            self._has_answered.set()

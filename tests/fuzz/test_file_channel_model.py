@@ -1,0 +1,249 @@
+"""A file channel driven at random like one in memory, with checkpoints, restarts, kills and power cuts."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits
+from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.contents import Change, Receipt
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.errors import MillraceError
+from tests.channel_events import begin, open_channel
+from tests.fuzz import channel_calls as calls
+from tests.fuzz.channel_account import Account, ExpectedTxn
+from tests.fuzz.channel_history import History
+from tests.fuzz.test_channel_model import ENDED_MAX, SETTINGS, ChannelModel
+from tests.simulated_channels import DATA, EPOCHS_FROM, Held, make_simple, open_simulated_channel
+from tests.simulated_disk import SimulatedDisk
+
+SEEDS = st.integers(0, (1 << 32) - 1)
+_SEGMENT_BYTES = 600
+_APART_SECONDS = 1 / 4096
+
+
+class _SmallConfig(FileChannelConfig):
+    """With segments that are smaller than anybody may have them."""
+
+    segment_bytes_max: int = _SEGMENT_BYTES
+
+
+def _file_limits(limits: ChannelConfig) -> _SmallConfig:
+    same = {"capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage"}
+    return _SmallConfig(
+        type="file",
+        min_free_bytes=0,
+        checkpoint_interval_seconds=3600.0,
+        open_transactions_max=limits.open_transactions_max,
+        keep_alive_seconds=limits.keep_alive_seconds,
+        **limits.model_dump(include=same),
+    )
+
+
+class _Witness:
+    """Tells the history when calls have their effect, which is before they are answered.
+
+    Args:
+        commits: Has the effect.
+        history: Is told.
+    """
+
+    def __init__(self, commits: Commits, history: History) -> None:
+        self._commits = commits
+        self._history = history
+
+    @property
+    def fault(self) -> MillraceError | None:
+        return self._commits.fault
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._commits.is_stalled
+
+    def enforce(self, config: ChannelConfig) -> None:
+        self._commits.enforce(config)
+
+    def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
+        task = asyncio.current_task()
+
+        def made(receipt: Receipt) -> None:
+            end.made(receipt)
+            self._history.has_effect(task)
+
+        return self._commits.make(change, txn_ids, CommitEnd(made=made, refused=end.refused))
+
+    def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        self._commits.note_rollback(txn_id, has_expired=has_expired)
+
+    def note_claim(self, note: ClaimNote) -> "asyncio.Future[None] | None":
+        if not note.has_ended:
+            self._history.has_effect(asyncio.current_task())
+        return self._commits.note_claim(note)
+
+
+class _RememberingAccount(Account):
+    """An account that knows also of what the channel has forgotten: a power cut may bring it back."""
+
+    def __init__(self, limits: ChannelConfig) -> None:
+        super().__init__(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
+        self.all_ended: list[tuple[str, ExpectedTxn]] = []
+        self.synced_count = 0
+        """How many of them are sure to be remembered after a power cut, as far as there is room."""
+
+    def _end(self, txn_id: str, txn: ExpectedTxn, state: str, receipt: Receipt | None) -> None:
+        super()._end(txn_id, txn, state, receipt)
+        self.all_ended.append((txn_id, txn))
+        if state == "committed":
+            self.synced_count = len(self.all_ended)
+
+    def is_all_synced(self) -> None:
+        """Nothing that has happened can be lost any more."""
+        self.synced_count = len(self.all_ended)
+
+    def lose(self, held: Held) -> None:
+        """Forgets what a power cut took, where it might: how transactions rolled back, and that a claim has ended."""
+        for count in range(len(self.all_ended), self.synced_count - 1, -1):
+            remembered = self.all_ended[max(count - ENDED_MAX, 0) : count]
+            if [txn_id for txn_id, _ in remembered] == list(held.ended):
+                break
+        else:
+            raise AssertionError(
+                f"ended are {held.ended}; known are {self.all_ended}, {self.synced_count} of them synced"
+            )
+        del self.all_ended[count:]
+        self.ended = dict(remembered)
+        self.is_all_synced()
+        if held.claim and self.claim is None:
+            assert self.last_claim is not None
+            self.claim = self.last_claim
+            self.restart()
+
+
+class FileChannelModel(ChannelModel):
+    """The same calls on a file channel, whose process ends now and then.
+
+    Its calls take their time, and the account takes them one after the other; so no call is hasty in here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        monkeypatch = self._ending.enter_context(pytest.MonkeyPatch.context())
+        make_simple(monkeypatch)
+
+    async def _open(self, limits: Any) -> None:
+        self.disk = SimulatedDisk([DATA])
+        limits = _file_limits(limits)
+        self._account = _RememberingAccount(limits)
+        await self._open_anew()
+        self.history = History(self.channel, self._directory, 1, self._account)
+        self._be_witnessed()
+        self.loans: calls.Loans = []
+        for sizes in ([3, 1], [0, 2]):
+            self._calls.append(calls.Append(self._bodies(sizes), None))
+            await self._settle()
+
+    async def _open_anew(self) -> None:
+        self._directory = TxnDirectory(100)
+        self._other = open_channel("other", directory=self._directory, lease_seconds=3600)
+        begin(self._other, "foreign")
+        limits = self._account.limits
+        assert isinstance(limits, FileChannelConfig)
+        self.opened = await open_simulated_channel(self.disk, limits, self._directory)
+        self.channel: Channel = self.opened.channel
+
+    def _be_witnessed(self) -> None:
+        witness = _Witness(self.channel.commits, self.history)
+        self.channel.commits = self.channel.claims._commits = witness
+
+    def _make(self, call: calls.Call, *, hasty: bool) -> None:
+        if isinstance(call, calls.Update) and not isinstance(call.limits, FileChannelConfig):
+            call.limits = _file_limits(call.limits)
+        # A commit needs its room before it gives any, and the account knows of one moment only: no two calls are to
+        # have waited long enough in the same one.
+        self._run(asyncio.sleep(_APART_SECONDS))
+        super()._make(call, hasty=False)
+
+    @rule()
+    def checkpoint(self) -> None:
+        """Where anything has changed."""
+        self._run(self.opened.checkpoint())
+        self._account.is_all_synced()
+
+    @rule()
+    def stop(self) -> None:
+        """The server stops as it should, and the next one opens the channel."""
+        self._end_waiting()
+        self._run(self.opened.close())
+        self._restart(self.disk)
+
+    @rule()
+    def kill(self) -> None:
+        """The process is killed; what it wrote is there."""
+        self._end_waiting()
+        self.opened.abandon()
+        self._restart(self.disk.copy())
+
+    @rule(seed=SEEDS)
+    def cut_power(self, seed: int) -> None:
+        """What was not synced is there in part, or not at all."""
+        self._end_waiting()
+        self.opened.abandon()
+        self._restart(self.disk.crashed(seed), is_cut=True)
+
+    @precondition(lambda self: self.history.account.ended)
+    @rule(choice=st.integers(0, ENDED_MAX - 1), is_killed=st.booleans())
+    def commit_again_after_restart(self, choice: int, *, is_killed: bool) -> None:
+        """The answer to a commit was lost together with the server."""
+        if is_killed:
+            self.kill()
+        else:
+            self.stop()
+        self.commit_again([choice], hasty=False)
+
+    def _end_waiting(self) -> None:
+        """Whoever waits hears no more of it."""
+        for running in list(self.history.waiting):
+            if running in self.history.waiting:
+                self._make(calls.Cancel(running.task), hasty=False)
+
+    def _restart(self, disk: SimulatedDisk, *, is_cut: bool = False) -> None:
+        self.disk = disk
+        self.loans.clear()
+        self._account.restart()
+        if not is_cut:
+            self._account.is_all_synced()
+        self._run(self._open_anew())
+        self._account.lose(Held.by(self.channel))
+        self.history.go_on_with(self.channel, self._directory)
+        self._be_witnessed()
+        self._run(self._settle())
+
+    async def _close(self) -> None:
+        await super()._close()
+        self.opened.abandon()
+
+
+_FILE_SETTINGS = settings(SETTINGS, max_examples=60)
+
+
+def test_file_channel_driven_at_random_keeps_its_account() -> None:
+    """Whatever is called, and whenever its server ends: nothing is lost, nothing comes twice."""
+    run_state_machine_as_test(FileChannelModel, settings=_FILE_SETTINGS)
+
+
+@pytest.mark.fuzz
+@pytest.mark.torture
+def test_file_channel_driven_for_long_keeps_its_account() -> None:
+    """Longer histories, as many as there is time for; a failing one is printed as the calls that it takes."""
+    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
+    long = settings(_FILE_SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
+    while time.monotonic() < end:
+        run_state_machine_as_test(FileChannelModel, settings=long)

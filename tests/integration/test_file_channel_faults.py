@@ -1,0 +1,295 @@
+"""File channels that are being read back, damaged, in use elsewhere, or on a full disk; what callers hear of it."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from millrace.v1 import admin_service_pb2
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+from tests.rpc import Rpc, bodies_of, connected, refused
+
+OPEN, REPLAYING = admin_service_pb2.CHANNEL_STATE_OPEN, admin_service_pb2.CHANNEL_STATE_REPLAYING
+CORRUPT, LOG_FAILED = admin_service_pb2.CHANNEL_STATE_CORRUPT, admin_service_pb2.CHANNEL_STATE_LOG_FAILED
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+TOML = """
+[channels.orders]
+type = "file"
+keep_alive_seconds = 0.0
+segment_bytes_max = 65536
+min_free_bytes = 0
+
+[channels.others]
+type = "file"
+min_free_bytes = 0
+"""
+"""Above the largest disk, and what may be asked for."""
+_HUGE_BYTES = 1 << 50
+_VERSION_OFFSET = 8
+_HEADER_BYTES = 64
+
+
+def _health(rpc: Rpc) -> Any:
+    return health_pb2_grpc.HealthStub(rpc.connection)
+
+
+async def _status(rpc: Rpc, service: str) -> int:
+    answer: health_pb2.HealthCheckResponse = await _health(rpc).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+async def _state(rpc: Rpc, name: str = "orders") -> int:
+    """How a channel is, once it is known."""
+    while (state := (await rpc.look(name)).state) == REPLAYING:
+        pass
+    return state
+
+
+def _data(server: Millraced, name: str = "orders") -> Path:
+    return server.data_dir / "channels" / name
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
+
+
+async def _written(start_millraced: StartMillraced, count: int = 3) -> Millraced:
+    """A server that has ended, with events in its channel and a checkpoint beside them."""
+    server = start_millraced(TOML)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        for number in range(count):
+            await rpc.append("orders", b"%d" % number)
+    assert server.stop() == 0
+    return server
+
+
+async def _take_all(rpc: Rpc, name: str = "orders") -> list[bytes]:
+    txn_id = await rpc.begin(name)
+    bodies = bodies_of((await rpc.take(txn_id)).batches)
+    await rpc.commit(txn_id)
+    return bodies
+
+
+async def test_calls_while_a_channel_is_read_back_are_told_to_come_again(start_millraced: StartMillraced) -> None:
+    """Until it is open the channel is UNAVAILABLE and its health says so; the server and its other channels go on."""
+    written = await _written(start_millraced)
+    checkpoint = _data(written) / "checkpoint"
+    checkpoint.rename(checkpoint.with_name("checkpoint.previous"))
+    # Whoever opens a pipe to read waits until somebody opens it to write. It is no checkpoint, so the one before is
+    # used then.
+    os.mkfifo(checkpoint)
+    server = start_millraced(TOML, written.data_dir)
+    async with connected(server.grpc) as rpc:
+        channel = await rpc.look("orders")
+        assert (channel.state, channel.fault) == (REPLAYING, "")
+        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING", "is being read back") as append:
+            await rpc.append("orders", b"early")
+        assert append.refusal.retry_delay_seconds
+        # It may be that channel's; nobody knows yet.
+        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING"):
+            await rpc.commit("some-transaction")
+        async with refused(grpc.StatusCode.UNAVAILABLE, "REPLAYING"):
+            await rpc.delete("orders", force=True)
+        await rpc.append("others", b"meanwhile")
+        assert await _status(rpc, "channels/orders") == NOT_SERVING
+        assert await _status(rpc, "channels/others") == SERVING
+        assert await _status(rpc, "") == SERVING
+
+        watched = _health(rpc).Watch(health_pb2.HealthCheckRequest(service="channels/orders"))
+        assert (await watched.read()).status == NOT_SERVING
+        os.close(os.open(checkpoint, os.O_WRONLY))
+        assert (await watched.read()).status == SERVING
+        watched.cancel()
+        assert await _take_all(rpc) == [b"0", b"1", b"2"]
+
+
+async def test_start_with_a_damaged_channel_says_corrupt_and_leaves_it(start_millraced: StartMillraced) -> None:
+    """Its callers get DATA_LOSS and the server's log says where the damage is; nothing is written, others go on."""
+    written = await _written(start_millraced)
+    for path in _data(written).glob("checkpoint*"):
+        path.unlink()
+    [segment] = _data(written).glob("segment-*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"\x08\x01", _HEADER_BYTES)] ^= 1
+    segment.write_bytes(content)
+    before = _contents(_data(written))
+    server = start_millraced(TOML, written.data_dir)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == CORRUPT
+        async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT") as append:
+            await rpc.append("orders", b"refused")
+        assert str(server.data_dir) not in append.refusal.message
+        async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT"):
+            await rpc.begin("orders")
+        assert "is damaged at byte" in server.wait_for("a channel cannot be opened")["error"]
+        assert await _status(rpc, "channels/orders") == NOT_SERVING
+        assert await _status(rpc, "") == SERVING
+        await rpc.append("others", b"goes on")
+        assert await _take_all(rpc, "others") == [b"goes on"]
+    assert server.stop() == 0
+    assert _contents(_data(written)) == before
+
+
+async def test_take_of_damaged_events_says_corrupt_and_keeps_its_place(start_millraced: StartMillraced) -> None:
+    """What a checkpoint covers is not read when the channel is opened; its damage is told when it is taken."""
+    server = start_millraced(TOML)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        await rpc.append("orders", b"good" * 20_000)
+        await rpc.append("orders", b"damaged" * 100)
+    assert server.stop() == 0
+    segment = next(path for path in _data(server).glob("segment-*.log") if b"damaged" in path.read_bytes())
+    segment.write_bytes(segment.read_bytes().replace(b"damaged", b"DAMAGED", 1))
+    again = start_millraced(TOML, server.data_dir)
+    async with connected(again.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        txn_id = await rpc.begin("orders")
+        async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT"):
+            await rpc.take(txn_id)
+        assert await _status(rpc, "channels/orders") == NOT_SERVING
+        assert (await rpc.look("orders")).state == CORRUPT
+        # What is not damaged can still be had.
+        assert bodies_of((await rpc.take(txn_id, max_events=1)).batches) == [b"good" * 20_000]
+        await rpc.commit(txn_id)
+
+
+async def test_start_with_another_version_of_a_log_is_refused_and_writes_nothing(
+    start_millraced: StartMillraced,
+) -> None:
+    """A later server has written there; this one leaves everything as it is."""
+    written = await _written(start_millraced)
+    for path in (_data(written) / "segment-000000000001.log",):
+        content = bytearray(path.read_bytes())
+        content[_VERSION_OFFSET] += 1
+        path.write_bytes(content)
+    before = _contents(_data(written))
+    server = start_millraced(TOML, written.data_dir)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == CORRUPT
+        assert "its format version is 2" in server.wait_for("a channel cannot be opened")["error"]
+        async with refused(grpc.StatusCode.DATA_LOSS, "CORRUPT"):
+            await rpc.append("orders", b"refused")
+    assert server.stop() == 0
+    assert _contents(_data(written)) == before
+
+
+async def test_start_on_the_directories_of_another_server_is_refused(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The second one serves without the channel; the first one does not notice."""
+    toml = f"{TOML}data_dirs = ['{tmp_path / 'disk'}']\n"
+    first = start_millraced(toml)
+    async with connected(first.grpc) as rpc:
+        assert await _state(rpc, "others") == OPEN
+        second = start_millraced(toml)
+        async with connected(second.grpc) as other:
+            assert await _state(other, "others") == LOG_FAILED
+            async with refused(grpc.StatusCode.DATA_LOSS, "LOG_FAILED"):
+                await other.append("others", b"refused")
+            refusal = second.wait_for("a channel cannot be opened")
+            assert f"another channel or server (process {first.process.pid}) uses it" in refusal["error"]
+            assert await _state(other, "orders") == OPEN
+        await rpc.append("others", b"goes on")
+        assert await _take_all(rpc, "others") == [b"goes on"]
+
+
+async def test_puts_on_a_disk_with_too_little_room_are_refused_while_takes_go_on(
+    start_millraced: StartMillraced,
+) -> None:
+    """min_free_bytes keeps room for what frees some; it can be changed while the channel runs."""
+    server = start_millraced(TOML)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        await rpc.append("orders", b"one", b"two", b"three")
+        await _have_free(rpc, _HUGE_BYTES)
+        txn_id = await rpc.begin("orders")
+        await rpc.put(txn_id, b"swapped")
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL") as append:
+            await rpc.append("orders", b"refused")
+        assert append.refusal.retry_delay_seconds
+        assert bodies_of((await rpc.take(txn_id, max_events=1)).batches) == [b"one"]
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
+            await rpc.commit(txn_id)
+        taking = await rpc.begin("orders")
+        assert bodies_of((await rpc.take(taking, max_events=1)).batches) == [b"two"]
+        await rpc.commit(taking)
+        assert await _status(rpc, "channels/orders") == SERVING
+        await _have_free(rpc, 0)
+        await rpc.commit(txn_id)
+    server.kill()
+    again = start_millraced(TOML, server.data_dir)
+    async with connected(again.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        assert await _take_all(rpc) == [b"three", b"swapped"]
+
+
+async def _have_free(rpc: Rpc, min_free_bytes: int) -> None:
+    limits = admin_service_pb2.ChannelConfig(min_free_bytes=min_free_bytes)
+    update = admin_service_pb2.UpdateChannelRequest(name="orders", config=limits)
+    assert (await rpc.admin.UpdateChannel(update)).applied
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few MiB; the test is skipped where we may not mount one."""
+    disk = tmp_path / "small-disk"
+    disk.mkdir()
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounting.returncode:
+        pytest.skip("may not mount a small disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@contextmanager
+def _filled(disk: Path, left_bytes: int) -> Iterator[None]:
+    """Somebody else has taken all but a little of a disk."""
+    filler = disk / "filler"
+    free = os.statvfs(disk)
+    filler.write_bytes(bytes(free.f_bavail * free.f_frsize - left_bytes))
+    yield
+    filler.unlink()
+
+
+async def test_disk_that_is_full_refuses_puts_and_goes_on_when_it_is_not(
+    start_millraced: StartMillraced, small_disk: Path
+) -> None:
+    """Nothing acknowledged is lost, nothing refused is found, takes are committed, and then all goes on."""
+    toml = TOML.replace("[channels.others]", f"data_dirs = ['{small_disk}']\n\n[channels.others]")
+    server = start_millraced(toml)
+    async with connected(server.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        stored = [b"%d " % number + bytes(20_000) for number in range(10)]
+        for body in stored:
+            await rpc.append("orders", body)
+        with _filled(small_disk, 30_000):
+            async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "DISK_FULL"):
+                # What a segment has set aside can be used up.
+                while True:
+                    body = b"small %d " % len(stored) + bytes(20_000)
+                    await rpc.append("orders", body)
+                    stored.append(body)
+            txn_id = await rpc.begin("orders")
+            assert bodies_of((await rpc.take(txn_id, max_events=2)).batches) == stored[:2]
+            await rpc.commit(txn_id)
+            assert (await rpc.look("orders")).state == OPEN
+        await rpc.append("orders", b"room again")
+    server.kill()
+    again = start_millraced(toml, server.data_dir)
+    async with connected(again.grpc) as rpc:
+        assert await _state(rpc) == OPEN
+        assert await _take_all(rpc) == [*stored[2:], b"room again"]
+    # Nobody is to use the disk when it goes.
+    again.kill()

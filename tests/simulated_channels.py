@@ -1,0 +1,243 @@
+"""File channels in this process on a simulated disk, and all that must be the same after a crash.
+
+A log's writer works in the event loop's turns here, and so does whatever waits for the disk: a history happens the same
+way each time, and its seed repeats it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from millrace_server.channels import checkpointing, file_store
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_file import ChannelIdentity
+from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.directories import ChannelDirectories
+from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.file_store import FileStore, FileStores
+from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.wal import log
+from millrace_server.wal.writer import LogWriter, Submission
+from tests.channel_events import ANSWER_BYTES_MAX, numbered
+from tests.log_histories import make_small
+from tests.simulated_disk import SimulatedDisk
+
+DATA = Path("data")
+TWO_DIRECTORIES = (Path("left"), Path("right"))
+
+EPOCHS_FROM = 1_000
+SEGMENT_BYTES = 2_000
+
+_FOREVER_SECONDS = 3600.0
+_IDENTITY = ChannelIdentity("orders", bytes(range(16)), bytes(range(16)), EPOCHS_FROM)
+
+
+def small_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> FileChannelConfig:
+    """A configuration with small segments, no room set aside, and checkpoints only where a test or a new segment asks.
+
+    Bodies may have all of the byte capacity.
+    """
+    chosen: dict[str, Any] = {
+        "min_free_bytes": 0,
+        "checkpoint_interval_seconds": _FOREVER_SECONDS,
+        "lease_seconds": _FOREVER_SECONDS,
+        "keep_alive_seconds": 0.0,
+        **limits,
+    }
+    # Smaller than anybody may choose, so that few events make many segments.
+    segment_bytes_max = chosen.pop("segment_bytes_max", SEGMENT_BYTES)
+    config = FileChannelConfig(type="file", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **chosen)
+    return config.model_copy(update={"segment_bytes_max": segment_bytes_max})
+
+
+class TurnWriter(LogWriter):
+    """Writes a group in each turn of the event loop, and has no thread."""
+
+    _is_scheduled = False
+
+    def start(self) -> None:
+        """Nothing waits yet."""
+
+    def submit(self, submission: Submission) -> None:
+        if self._is_closing:
+            super().submit(submission)
+            return
+        self._pending.append(submission)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write_next)
+
+    def _write_next(self) -> None:
+        self._is_scheduled = False
+        if self._pending:
+            group = self._next_group()
+            assert group
+            self._answer(group, self._write_or_refuse(group))
+            self._schedule()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._run()
+
+
+async def _at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options)
+
+
+def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has logs be small, and everything happen on the event loop's thread."""
+    make_small(monkeypatch)
+    monkeypatch.setattr(log, "LogWriter", TurnWriter)
+    monkeypatch.setattr(asyncio, "to_thread", _at_once)
+    # Thousands of openings would fill the report of a test that fails.
+    quiet = structlog.wrap_logger(structlog.ReturnLogger())
+    for module in (file_store, checkpointing):
+        monkeypatch.setattr(module, "_log", quiet)
+
+
+class _Here(ThreadPoolExecutor):
+    """Runs whatever it is given at once, where it is given."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments, **options))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            done.set_exception(error)
+        return done
+
+
+class _SimulatedDirectories(ChannelDirectories):
+    """Directories that nobody else could use."""
+
+    def __init__(self, data_dirs: Sequence[Path], checkpoint_dir: Path) -> None:
+        self.identity = _IDENTITY
+        self.data_dirs = tuple(data_dirs)
+        self.checkpoint_dir = checkpoint_dir
+
+    def close(self) -> None:
+        """Nothing is locked."""
+
+
+class _SimulatedStores(FileStores):
+    """Opens channels without a file that says whose a directory is."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__(Path(), disk)
+        self._openers = _Here()
+
+    def _open_directories(self, _name: str, config: FileChannelConfig) -> ChannelDirectories:
+        data_dirs = config.data_dirs or [DATA]
+        return _SimulatedDirectories(data_dirs, config.checkpoint_dir or data_dirs[0])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Held:
+    """What a crash must not change in a channel."""
+
+    events: Sequence[tuple[int, bytes]]
+    """Sequences and bodies of all committed events, taken or not, in their order."""
+    next_sequence: int
+    stamps: dict[str, frozenset[int]]
+    """What was accepted of each producer."""
+    ended: dict[str, tuple[str, Receipt | None]]
+    """How transactions ended."""
+    claim: tuple[str, int] | None
+    """Reader and epoch of the claim that lives."""
+    epoch: int
+    """That of the newest claim."""
+
+    def __repr__(self) -> str:
+        events = [f"{sequence}:{body[:8]!r}({len(body)})" for sequence, body in self.events]
+        stamps = {producer_id: sorted(numbers) for producer_id, numbers in self.stamps.items()}
+        return f"{events} next={self.next_sequence} {stamps} {self.ended} claim={self.claim} epoch={self.epoch}"
+
+    @classmethod
+    def nothing(cls) -> "Held":
+        """What a new channel holds."""
+        return cls((), 1, {}, {}, None, EPOCHS_FROM)
+
+    @classmethod
+    def by(cls, channel: Channel) -> "Held":
+        """What a channel holds."""
+        batches = sorted(channel.contents.held_batches(), key=lambda batch: batch.first_sequence)
+        claim = channel.claims.claim
+        return cls(
+            tuple(numbered(batches)),
+            channel.contents.next_sequence,
+            {
+                producer_id: frozenset(number for first, last in intervals for number in range(first, last + 1))
+                for producer_id, intervals in channel.contents.ledger.producers()
+            },
+            {txn_id: (outcome.state.value, outcome.receipt) for txn_id, outcome in channel._ended.items()},
+            (claim.reader_id, claim.epoch) if claim else None,
+            channel.claims._epoch,
+        )
+
+
+@dataclass(slots=True)
+class SimulatedChannel:
+    """An open file channel on a simulated disk, made by `open_simulated_channel`."""
+
+    disk: SimulatedDisk
+    config: FileChannelConfig
+    store: FileStore
+    channel: Channel
+    directory: TxnDirectory
+    changes: list[str] = field(default_factory=list)
+    """What was told of its health."""
+
+    async def checkpoint(self) -> None:
+        """Makes a checkpoint, where anything has changed."""
+        await self.store._checkpointing.make()
+
+    def mark(self) -> None:
+        """Has the log mark its end, as it does after a while without a commit."""
+        writer = self.store._files.log._writer
+        assert writer is not None
+        if writer._failure is None and writer._marked_position < writer._synced_position:
+            writer._mark()
+
+    async def close(self) -> None:
+        """Closes it as a server that stops does."""
+        await self.store.close()
+
+    def abandon(self) -> None:
+        """Has nothing more happen to it: its process was killed."""
+        task = self.store._checkpointing._task
+        assert task is not None
+        task.cancel()
+        self.store._journal.close()
+        self.channel.claims.forget()
+        for txn in self.channel._open.values():
+            txn.lease.cancel()
+
+
+async def open_simulated_channel(
+    disk: SimulatedDisk, config: FileChannelConfig | None = None, directory: TxnDirectory | None = None
+) -> SimulatedChannel:
+    """Opens the channel that is on a disk, or makes it. Raises what `FileStores.open` does."""
+    config = config or small_limits()
+    directory = directory or TxnDirectory(10_000)
+    changes: list[str] = []
+    store = await _SimulatedStores(disk).open("orders", config, ReplayProgress(), changes.append)
+    channel = Channel("orders", config, store.basis, directory, ANSWER_BYTES_MAX)
+    return SimulatedChannel(disk, config, store, channel, directory, changes)
+
+
+async def held_on(disk: SimulatedDisk, config: FileChannelConfig | None = None) -> Held:
+    """What the channel on a disk holds; it is opened for that, and killed."""
+    opened = await open_simulated_channel(disk, config)
+    held = Held.by(opened.channel)
+    opened.abandon()
+    return held
