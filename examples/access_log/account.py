@@ -1,5 +1,7 @@
 """What became of the lines, step by step."""
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -7,31 +9,53 @@ from rich.table import Table
 from examples.access_log.tables import table
 
 
+@dataclass(frozen=True)
+class Tally:
+    """Lines in one place: how many, and a checksum that tells each line at each number from all others."""
+
+    count: int = 0
+    checksum: int = 0
+    """The sum of the CRC-32 of each line, as UTF-8, with its number and a space before it."""
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.count + other.count, self.checksum + other.checksum)
+
+
+def tally(lines: Iterable[bytes]) -> Tally:
+    """Counts lines that are numbered from 1."""
+    count = checksum = 0
+    for count, line in enumerate(lines, 1):
+        # What is no UTF-8 is replaced, as Spark does it.
+        text = line.decode(errors="replace").encode()
+        checksum += zlib.crc32(text, zlib.crc32(b"%d " % count))
+    return Tally(count, checksum)
+
+
 @dataclass(kw_only=True)
 class Account:
-    """Counts of the same lines in each place that they went through."""
+    """The same lines in each place that they went through."""
 
-    lines_in_file: int
+    in_file: Tally
     events_committed: int = 0
-    """By the server's own counter."""
-    rows_read: int = 0
+    """By the server: the sequences that it gave."""
+    read: Tally = Tally()
     """By Spark, in the job that wrote them."""
-    rows_written: int = 0
+    written: Tally = Tally()
     """In the Parquet files, read again."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing is missing and nothing is there twice."""
-        return self.lines_in_file == self.events_committed == self.rows_read == self.rows_written
+        """Whether nothing is missing, nothing is there twice, and each line has the number that it has in the file."""
+        return self.in_file == self.read == self.written and self.in_file.count == self.events_committed
 
     def table(self) -> Table:
         return table(
             "The account",
-            ["", "count"],
+            ["", "count", "checksum"],
             [
-                ("lines in the file", self.lines_in_file),
-                ("events committed", self.events_committed),
-                ("rows read", self.rows_read),
-                ("rows written", self.rows_written),
+                ("lines in the file", self.in_file.count, f"{self.in_file.checksum:x}"),
+                ("events committed", self.events_committed, None),
+                ("rows read", self.read.count, f"{self.read.checksum:x}"),
+                ("rows written", self.written.count, f"{self.written.checksum:x}"),
             ],
         )

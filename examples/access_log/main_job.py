@@ -3,7 +3,9 @@
 import argparse
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -13,11 +15,11 @@ from pyspark.errors import PySparkException
 from rich.console import Console
 
 import millrace_client as millrace
-from examples.access_log.job import Job, server_toml
+from examples.access_log.job import CHANNEL, Job, StoppedError, server_toml
 from examples.access_log.local_server import ServerError, local_server
-from examples.access_log.log_file import LogFileError, open_log_file
+from examples.access_log.log_file import LogFile, LogFileError, open_log_file
 from examples.access_log.sending import RoundLimits
-from examples.access_log.spark_session import local_spark
+from examples.access_log.spark_session import end_java, local_spark
 from millrace_spark import MillraceSparkError
 
 EXIT_FAILED = 1
@@ -25,6 +27,7 @@ EXIT_BAD_LOG = 2
 EXIT_STOPPED = 130
 
 _SHORT_RUN_BYTES_MAX = 256 << 20
+_END_JAVA_SECONDS = 0.1
 _OUTPUT = Path("build") / "access_log"
 _SETUP_LOG = Path(sys.prefix) / "setup.log"
 
@@ -37,8 +40,8 @@ def main() -> int:
     console = Console(highlight=False)
     output = _OUTPUT / path.name
     try:
-        with _stopped_by_sigterm():
-            return _run(path, output, console)
+        with _stopped_by_signals():
+            return _run(open_log_file(path), output, console)
     except LogFileError as error:
         return _fail(str(error), EXIT_BAD_LOG)
     except (ServerError, MillraceSparkError, millrace.MillraceError, OSError) as error:
@@ -51,17 +54,50 @@ def main() -> int:
         return _fail("stopped; the server and Spark are stopped too", EXIT_STOPPED)
 
 
-def _run(path: Path, output: Path, console: Console) -> int:
-    log = open_log_file(path)
+def _run(log: LogFile, output: Path, console: Console) -> int:
+    """Does all in a thread, so that Ctrl-C strikes here, where nothing is done but to wait."""
+    is_stopping = threading.Event()
+    outcome: Future[int] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(_run_job(log, output, console, is_stopping))
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=work, name="main-job")
+    try:
+        thread.start()
+        return outcome.result()
+    except KeyboardInterrupt:
+        is_stopping.set()
+        # Again and again, since Java may just be starting. Whatever the thread says now, it was told to stop.
+        while thread.is_alive():
+            end_java()
+            thread.join(_END_JAVA_SECONDS)
+        raise
+
+
+def _run_job(log: LogFile, output: Path, console: Console, is_stopping: threading.Event) -> int:
     output.mkdir(parents=True, exist_ok=True)
     limits = RoundLimits()
     is_short_run = log.size_bytes <= _SHORT_RUN_BYTES_MAX
     with ExitStack() as running:
         with _shown(console, "Starting a server and Spark ..."):
-            endpoint = running.enter_context(local_server(server_toml(limits), output / "millraced.log"))
+            server = running.enter_context(local_server(server_toml(limits), CHANNEL, output / "millraced.log"))
+            if is_stopping.is_set():
+                raise StoppedError
             spark = running.enter_context(local_spark(output / "spark.log", is_short_run=is_short_run))
-        console.print(f"Millrace listens on {endpoint}, Spark {spark.version} runs in this machine's cores")
-        job = Job(log=log, endpoint=endpoint, spark=spark, folder=output / "parquet", console=console, limits=limits)
+        console.print(f"Millrace listens on {server.endpoint}, Spark {spark.version} runs in this machine's cores")
+        job = Job(
+            log=log,
+            server=server,
+            spark=spark,
+            folder=output / "parquet",
+            console=console,
+            limits=limits,
+            is_stopping=is_stopping,
+        )
         is_good = job.run()
     return 0 if is_good else EXIT_FAILED
 
@@ -75,17 +111,23 @@ def _shown(console: Console, what: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM and a closed terminal end the block as Ctrl-C does, so that nothing is left running."""
+def _stopped_by_signals() -> Iterator[None]:
+    """Lets Ctrl-C, SIGTERM and a closed terminal end the block, once; what is being taken down is not interrupted."""
+    # What whoever started the program chose to ignore stays ignored, as with nohup.
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def stop(_number: int, _frame: FrameType | None) -> None:
+        for number in heeded:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in heeded:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in heeded.items():
             signal.signal(number, handler)
 
 

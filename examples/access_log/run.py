@@ -2,9 +2,11 @@
 
     python examples/access_log/run.py [LOG]
 
-It starts a server on a free port, sends the file's lines, reads them with Spark in parallel, parses them, writes
-Parquet, shows what is in it, compares the counts of each step, acknowledges, and stops everything. Without LOG it takes
-the log that the set-up of the virtual environment wrote.
+It starts a server on a free port, sends the file's lines into a file channel, reads them with Spark in parallel, parses
+them, writes Parquet, shows what is in it, compares the counts and checksums of each step, acknowledges, and stops
+everything. Half-way through the sending, and again before Spark reads, it kills the server and starts it anew: nothing
+that was committed may be lost, and nothing may be there twice. Without LOG it takes the log that the set-up of the
+virtual environment wrote.
 """
 
 import sys

@@ -1,13 +1,16 @@
 """A local Spark whose own talk goes to a file."""
 
 import contextlib
+import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from millrace_spark import ensure_java
@@ -26,9 +29,15 @@ _SETTINGS: dict[str, bool | float | int | str | None] = {
 _SHORT_RUN = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
+_JAVA_STOP_SECONDS_MAX = 10.0
+
+
 @contextmanager
 def local_spark(log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
     """Runs Spark in this machine's cores for as long as the block runs; brings a Java where there is none.
+
+    Once in a process, since Spark's client goes on only with the Java that it began with. And in a thread, not in the
+    main one, since Spark's client does not bear Ctrl-C; `end_java` cuts it short.
 
     Args:
         log: Where Spark's log is written.
@@ -43,14 +52,54 @@ def local_spark(log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
     for name in ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS"):
         os.environ.pop(name, None)
     settings = _SETTINGS | (_SHORT_RUN if is_short_run else {})
-    with _standard_error_in(log):
-        session = SparkSession.builder.master("local[*]").appName("millrace").config(map=settings).getOrCreate()
+    log.write_bytes(b"")
+    with _client_log_in(log):
+        try:
+            with _standard_error_in(log):
+                builder = SparkSession.builder.master("local[*]").appName("millrace").config(map=settings)
+                session = builder.getOrCreate()
+            yield session
+            # Where the JVM has died there is nothing to stop.
+            with contextlib.suppress(Py4JError, OSError):
+                session.stop()
+        finally:
+            _wait_for_java()
+
+
+def end_java() -> None:
+    """Ends Spark's JVM, where it runs, and so whatever Spark is doing; callers of Spark get errors. Does not wait."""
+    if java := _java():
+        java.terminate()
+
+
+def _wait_for_java() -> None:
+    java = _java()
+    if java is None:
+        return
+    # Told so, it removes its temporary files.
+    java.terminate()
     try:
-        yield session
+        java.wait(_JAVA_STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()
+
+
+def _java() -> "subprocess.Popen[bytes] | None":
+    """The JVM's process, which Spark's client keeps there; None before it was started."""
+    return getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - Spark has no other name for it
+
+
+@contextmanager
+def _client_log_in(log: Path) -> Iterator[None]:
+    """Lets what Spark's client logs, such as errors of a JVM that ended, go to a file, and not to the terminal."""
+    handler = logging.FileHandler(log, delay=True)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
     finally:
-        # Where the JVM has died there is nothing to stop.
-        with contextlib.suppress(Py4JError, OSError):
-            session.stop()
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 @contextmanager
@@ -59,7 +108,7 @@ def _standard_error_in(log: Path) -> Iterator[None]:
     sys.stderr.flush()
     saved = os.dup(2)
     try:
-        with log.open("wb") as file:
+        with log.open("ab") as file:
             os.dup2(file.fileno(), 2)
         yield
     finally:

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +18,7 @@ from rich.table import Table
 
 import millrace_client as millrace
 from examples.access_log import access_lines, job, main_job, plain_lines
-from examples.access_log.job import CHANNEL, Job, server_toml
+from examples.access_log.job import CHANNEL, Job, StoppedError, server_toml
 from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
@@ -48,27 +47,38 @@ def path_without_java(folder: Path) -> str:
     return str(folder)
 
 
-def server_log(folder: Path) -> list[dict[str, Any]]:
-    """What the server logged; nothing where it was never started."""
-    log = folder / "millraced.log"
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
 @contextmanager
 def job_on(spark: SparkSession, log: Path, folder: Path, limits: RoundLimits) -> Iterator[tuple[Job, io.StringIO]]:
     """A job with a server of its own, and what it shows."""
     shown = io.StringIO()
-    with local_server(server_toml(limits), folder / "millraced.log") as endpoint:
-        console = Console(file=shown, width=120)
+    with local_server(server_toml(limits), CHANNEL, folder / "millraced.log") as server:
+        console = Console(file=shown, width=200)
         parquet = folder / "parquet"
         yield (
-            Job(log=open_log_file(log), endpoint=endpoint, spark=spark, folder=parquet, console=console, limits=limits),
+            Job(log=open_log_file(log), server=server, spark=spark, folder=parquet, console=console, limits=limits),
             shown,
         )
 
 
+def events_of(log: Path) -> list[str]:
+    """What the servers did, in the order in which they logged it."""
+    return [json.loads(line)["event"] for line in log.read_text().splitlines()]
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of the processes that work in a folder, or are told to."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if (process / "cwd").resolve().is_relative_to(folder) or str(folder) in command:
+                    found.append(command)
+    return found
+
+
 def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Path) -> None:
-    """Where there is no Java it brings one; it shows what the log says and equal counts, and leaves nothing running."""
+    """Without a Java it brings one; it kills its server twice, has equal counts all the same, and leaves nothing."""
     log = write_access_log(tmp_path / "access.log", 2_500)
     (tmp_path / "bin").mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
@@ -82,20 +92,32 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
         assert told in ran.stdout
     for counted in ("lines in the file", "events committed", "rows read", "rows written"):
         assert f"{counted:<17}   2,500" in ran.stdout
+    assert "Killed the server (SIGKILL) half-way through the sending: after " in ran.stdout
+    assert "Killed the server (SIGKILL) again, when Spark had claimed the channel: after " in ran.stdout
+    assert "with 2,500 events, which it read from its log in " in ran.stdout
     assert "Every line arrived, once, and is acknowledged: the channel is empty." in ran.stdout
     output = tmp_path / "build" / "access_log" / "access.log"
     assert sorted(path.name for path in output.iterdir()) == ["millraced.log", "parquet", "spark.log"]
-    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+    events = events_of(output / "millraced.log")
+    assert (events.count("serving"), events.count("channel opened")) == (3, 3), "it was started anew twice"
+    assert events[-2:] == ["stopping", "stopped"], "the others were killed"
+    assert events.count("stopped") == 1
+    assert processes_below(tmp_path) == []
 
 
 @pytest.mark.torture
-def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path) -> None:
-    """Ctrl-C while Spark works stops Spark and, gracefully, the server."""
-    log = write_access_log(tmp_path / "access.log", 100)
-    told = stop_at(tmp_path, log, "lines of a web server's access log", signal.SIGINT)
+@pytest.mark.parametrize(
+    "moment", ["Millrace listens", "lines of a web server's access log", "half-way", "again", "Status codes"]
+)
+def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment: str) -> None:
+    """Ctrl-C at any time, which a terminal sends to all, ends Spark, its Java and the server in one sentence."""
+    log = write_access_log(tmp_path / "access.log", 2_500)
+    told = stop_at(tmp_path, log, moment, signal.SIGINT)
     assert told == "run: stopped; the server and Spark are stopped too\n"
     output = tmp_path / "build" / "access_log" / "access.log"
-    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+    assert events_of(output / "millraced.log")[-2:] == ["stopping", "stopped"]
+    assert sorted(path.name for path in output.iterdir()) == ["millraced.log", "spark.log"]
+    assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
 def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> None:
@@ -103,18 +125,27 @@ def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> Non
     log = write_access_log(tmp_path / "access.log", 100)
     told = stop_at(tmp_path, log, "Starting a server and Spark", signal.SIGTERM)
     assert told == "run: stopped; the server and Spark are stopped too\n"
+    assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
 def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals) -> str:
     """Runs the program and sends it a signal when it has printed something; returns what it complained."""
     with subprocess.Popen(
-        [sys.executable, "-u", RUN, log], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-u", RUN, log],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        for line in process.stdout:
-            if moment in line:
-                process.send_signal(number)
+        moments = (line for line in process.stdout if moment in line)
+        next(moments)
+        os.killpg(process.pid, number)
+        # Read to the end, so that it is never held up by what it still prints.
+        for _ in moments:
+            pass
         told = process.stderr.read()
     assert process.returncode == EXIT_STOPPED
     return told
@@ -134,8 +165,9 @@ def test_main_when_it_is_interrupted_stops_the_server(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(main_job, "local_spark", interrupted_spark)
     assert main() == EXIT_STOPPED
-    output = tmp_path / "build" / "access_log" / "access.log"
-    assert [entry["event"] for entry in server_log(output)] == ["serving", "stopping", "stopped"]
+    events = events_of(tmp_path / "build" / "access_log" / "access.log" / "millraced.log")
+    assert "stopping" in events
+    assert events[-1] == "stopped"
 
 
 def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: SparkSession, tmp_path: Path) -> None:
@@ -153,6 +185,21 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: Spar
     assert (rows[2_497].level, rows[2_499].characters) == ("WARNING", 5_000)
     assert "2,500 lines of text" in shown.getvalue()
     assert "Spark read in 6 partitions" in shown.getvalue()
+    assert shown.getvalue().count("Killed the server") == 2
+    assert events_of(tmp_path / "millraced.log").count("serving") == 3
+
+
+def test_job_that_is_told_to_stop_sends_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """It ends at the next batch; what was sent stays in the channel, and there is no result."""
+    log = tmp_path / "some.log"
+    log.write_text("line\n" * 2_500)
+    with job_on(spark, log, tmp_path, RoundLimits()) as (stopped_job, _):
+        stopped_job.is_stopping.set()
+        with pytest.raises(StoppedError):
+            stopped_job.run()
+        with millrace.connect(stopped_job.server.endpoint) as client:
+            assert client.admin.get_channel(CHANNEL).gauges.queued_events == 1_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["millraced.log", "some.log"]
 
 
 class LossyLines:
@@ -176,9 +223,9 @@ def test_job_that_loses_lines_says_so_and_acknowledges_nothing(
     log.write_text("line\n" * 100)
     with job_on(spark, log, tmp_path, RoundLimits()) as (lossy_job, shown):
         assert not lossy_job.run()
-        with millrace.connect(lossy_job.endpoint) as client:
+        with millrace.connect(lossy_job.server.endpoint) as client:
             assert client.admin.get_channel(CHANNEL).gauges.queued_events == 100
-    assert "The counts differ; 100 events are not acknowledged." in shown.getvalue()
+    assert "The account is not equal; 100 events are not acknowledged." in shown.getvalue()
     assert f"{'rows written':<17}      90" in shown.getvalue()
 
 
@@ -259,7 +306,38 @@ def test_local_server_that_cannot_start_names_its_log(tmp_path: Path) -> None:
     """Why it did not is in the file, and it does not take the time limit to find out."""
     with (
         pytest.raises(ServerError, match=r"the server did not start; .*/server.log tells why"),
-        local_server("nonsense = 1", tmp_path / "server.log"),
+        local_server("nonsense = 1", CHANNEL, tmp_path / "server.log"),
     ):
         pytest.fail("it started")
     assert "nonsense" in (tmp_path / "server.log").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+
+
+def test_local_server_that_is_killed_brings_its_channel_back(tmp_path: Path) -> None:
+    """What was committed is there again at the same address, and it tells how much that is."""
+    log = tmp_path / "server.log"
+    with (
+        local_server(server_toml(RoundLimits()), CHANNEL, log) as server,
+        millrace.connect(server.endpoint) as client,
+    ):
+        client.channel(CHANNEL).append([b"one", b"two"])
+        comeback = server.kill_and_start()
+        assert comeback.event_count == 2
+        assert 0 <= comeback.replay_seconds < comeback.seconds
+        assert [batch.bodies() for batch in client.channel(CHANNEL).peek()] == [[b"one", b"two"]]
+    assert events_of(log).count("serving") == 2
+
+
+def test_local_server_that_does_not_come_back_says_so(tmp_path: Path) -> None:
+    """A server that cannot start on what was left is no comeback."""
+    with pytest.raises(ServerError, match=r"the server did not start; .*/server.log tells why"):
+        kill_and_start_badly(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+
+
+def kill_and_start_badly(folder: Path) -> None:
+    """Has a server come back to a configuration that is none."""
+    with local_server(server_toml(RoundLimits()), CHANNEL, folder / "server.log") as server:
+        (config,) = folder.glob("server-*/millrace.toml")
+        config.write_text("nonsense = 1")
+        server.kill_and_start()

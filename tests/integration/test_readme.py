@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ _README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"<!-- run: (?P<kind>\w+) -->\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 _DOCUMENTED_ADDRESS = "127.0.0.1:7070"
 _COMMAND_SECONDS_MAX = 60
+_ORDERS = 'channels.orders.type = "file"'
 
 
 class Block(NamedTuple):
@@ -33,17 +35,18 @@ def blocks(kind: str) -> list[str]:
     return [block.text for block in found if block.kind == kind]
 
 
-def run(command: list[str], server: Millraced) -> str:
+def run(command: list[str], server: Millraced | None = None, cwd: Path | None = None) -> str:
     """Runs a command as a newcomer would, but against the test's server; returns what it printed."""
     environment = {
         **os.environ,
-        "MILLRACE_SERVER": server.grpc,
+        "MILLRACE_SERVER": server.grpc if server else "",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     finished = subprocess.run(
         command,
         capture_output=True,
         check=False,
+        cwd=cwd,
         encoding="utf-8",
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -55,7 +58,8 @@ def run(command: list[str], server: Millraced) -> str:
 
 def test_blocks_of_each_kind_are_found() -> None:
     """A README whose marks were lost would pass all other tests here."""
-    assert [len(blocks(kind)) for kind in ("server", "shell", "python", "spark", "check")] == [1, 1, 2, 2, 1]
+    kinds = ("server", "shell", "python", "spark", "check", "key", "tools", "repair", "restore")
+    assert [len(blocks(kind)) for kind in kinds] == [1, 2, 2, 2, 3, 1, 1, 1, 1]
 
 
 def test_server_block_starts_the_command_that_is_there() -> None:
@@ -65,19 +69,24 @@ def test_server_block_starts_the_command_that_is_there() -> None:
     assert "serve" in run_millraced("--help").stdout
 
 
-def test_shell_block_does_what_it_says(millraced: Millraced) -> None:
-    """The shell's commands run as they stand, and show what went in."""
-    (block,) = blocks("shell")
-    printed = run(["bash", "-euo", "pipefail", "-c", block], millraced)
-    assert printed.splitlines().count("first") == 2, "once peeked, once taken"
+def test_shell_blocks_around_a_kill_show_the_same_events(start_millraced: StartMillraced) -> None:
+    """The shell's commands run as they stand; what the first put in comes out after the server was killed."""
+    put, take = (["bash", "-euo", "pipefail", "-c", block] for block in blocks("shell"))
+    server = start_millraced()
+    printed = run(put, server)
+    assert printed.splitlines().count("first") == 1
     assert "orders" in printed
+    server.kill()
+    again = start_millraced(data_dir=server.data_dir)
+    again.wait_for("channel opened")
+    assert run(take, again) == "first\n"
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_python_block_does_what_it_says(millraced: Millraced, index: int) -> None:
     """The programs run as they stand, and print the events that they put."""
     with millrace.connect(millraced.grpc) as client:
-        client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.MEMORY))
+        client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.FILE))
     program = blocks("python")[index].replace(_DOCUMENTED_ADDRESS, millraced.grpc)
     printed = run([sys.executable, "-W", "error", "-c", program], millraced)
     assert ("a book", "one")[index] in printed
@@ -92,7 +101,7 @@ def test_spark_blocks_show_the_events_and_consume_them(
 ) -> None:
     """The Spark programs run as they stand: the first one looks, the second one consumes."""
     with millrace.connect(millraced.grpc) as client:
-        client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.MEMORY))
+        client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.FILE))
         client.channel("orders").append([millrace.Event(b"a book", {"customer": "17"})])
         look, consume = (block.replace(_DOCUMENTED_ADDRESS, millraced.grpc) for block in blocks("spark"))
         exec(look, {"spark": spark})  # noqa: S102 - the README's own program
@@ -109,11 +118,85 @@ def test_spark_blocks_show_the_events_and_consume_them(
         assert client.admin.get_channel("orders").gauges.queued_events == 0
 
 
-def test_configuration_block_is_a_good_one(tmp_path: Path, start_millraced: StartMillraced) -> None:
-    """The configuration passes the check, and a server serves the channel in it."""
-    (block,) = blocks("check")
+def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
+    """Each configuration passes the check."""
     config = tmp_path / "millrace.toml"
-    config.write_text(block, encoding="utf-8")
-    assert run_millraced("check", config).returncode == 0
-    with millrace.connect(start_millraced(block).grpc) as client:
-        assert [channel.name for channel in client.admin.list_channels()] == ["orders"]
+    for block in blocks("check"):
+        config.write_text(block, encoding="utf-8")
+        checked = run_millraced("check", config)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:
+    """A server serves the channels in it."""
+    server = start_millraced(blocks("check")[0])
+    server.wait_for("channel opened")
+    with millrace.connect(server.grpc) as client:
+        states = {channel.name: (channel.config.type, channel.state) for channel in client.admin.list_channels()}
+    assert states == {
+        "orders": (millrace.ChannelType.FILE, millrace.ChannelState.OPEN),
+        "metrics": (millrace.ChannelType.MEMORY, millrace.ChannelState.OPEN),
+    }
+
+
+def test_blocks_for_disks_and_compression_keep_and_pack_events(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """Both disks get the channel's directory, and bodies that are alike take little of them."""
+    config = blocks("check")[1].replace("/disk", f"{tmp_path}/disk")
+    server = start_millraced(config)
+    server.wait_for("channel opened")
+    with millrace.connect(server.grpc) as client:
+        client.channel("orders").append([b"a book" * 10_000])
+    assert server.stop() == 0
+    assert [(tmp_path / disk / "millrace" / "orders").is_dir() for disk in ("disk1", "disk2")] == [True, True]
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("disk?/millrace/orders/segment-*"))
+    assert b"a book" * 10 not in written
+
+
+def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The key's command makes a key that the server takes, and events are nowhere on the disk as they are."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on this machine")
+    (make_key,) = blocks("key")
+    run(["bash", "-euo", "pipefail", "-c", make_key], cwd=tmp_path)
+    server = start_millraced(blocks("check")[2].replace("/etc/millrace", str(tmp_path)))
+    server.wait_for("channel opened")
+    with millrace.connect(server.grpc) as client:
+        client.channel("orders").append([b"a book"])
+        assert [batch.bodies() for batch in client.channel("orders").peek()] == [[b"a book"]]
+    assert server.stop() == 0
+    written = b"".join(path.read_bytes() for path in (server.data_dir / "channels" / "orders").iterdir())
+    assert b"a book" not in written
+    assert b"2026" in written
+
+
+def test_blocks_for_damage_look_repair_and_restore(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """They run as they stand, the first beside a server; a damaged channel opens again, or is as in the backup."""
+    look, repair, restore = (
+        ["bash", "-euo", "pipefail", "-c", blocks(kind)[0]] for kind in ("tools", "repair", "restore")
+    )
+    data_dir = tmp_path / "millrace-data"
+    server = start_millraced(_ORDERS, data_dir)
+    server.wait_for("channel opened")
+    with millrace.connect(server.grpc) as client:
+        client.channel("orders").append([b"a book"])
+        run(look, server, tmp_path)
+    assert server.stop() == 0
+    flip_a_byte(data_dir / "channels" / "orders" / "segment-000000000001.log", b"a book")
+    run(repair, cwd=tmp_path)
+    repaired = start_millraced(_ORDERS, data_dir)
+    assert repaired.wait_for("channel opened")["events"] == 0
+    assert repaired.stop() == 0
+    run(restore, cwd=tmp_path)
+    restored = start_millraced(_ORDERS, data_dir)
+    restored.wait_for("channel opened")
+    with millrace.connect(restored.grpc) as client:
+        assert [batch.bodies() for batch in client.channel("orders").peek()] == [[b"a book"]]
+
+
+def flip_a_byte(path: Path, body: bytes) -> None:
+    """Damages a stored body."""
+    content = bytearray(path.read_bytes())
+    content[content.index(body)] ^= 1
+    path.write_bytes(content)

@@ -1,9 +1,11 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import pytest
 
 import millrace_client as millrace
 from examples.access_log.log_file import open_log_file
-from examples.access_log.sending import BATCH_BYTES_MAX, RoundLimits, Sender
+from examples.access_log.sending import BATCH_BYTES_MAX, REPEATS_MAX, RoundLimits, Sender
 
 
 class FakeChannel(millrace.Channel):
@@ -11,6 +13,12 @@ class FakeChannel(millrace.Channel):
 
     def __init__(self) -> None:
         self.batches: list[list[bytes]] = []
+        self._next_number = 1
+
+    def next_stamp(self, event_count: int) -> millrace.Stamp:
+        first = self._next_number
+        self._next_number += event_count
+        return millrace.Stamp("sender", first, first + event_count - 1)
 
     def append(
         self, events: Iterable[millrace.Event | bytes | str], stamp: millrace.Stamp | None = None
@@ -76,3 +84,60 @@ def test_sender_counts_a_batch_whose_first_answer_was_lost(tmp_path: Path) -> No
     path.write_bytes(b"a\nb\nc\n")
     sender = Sender(RepeatingChannel(), open_log_file(path), RoundLimits())
     assert sender.send_round(lambda _count: None) == 3
+
+
+class FailingChannel(FakeChannel):
+    """Fails as it is told before it stores anything."""
+
+    def __init__(self, errors: Sequence[millrace.MillraceError]) -> None:
+        super().__init__()
+        self._errors = list(errors)
+        self.stamps: list[millrace.Stamp | None] = []
+
+    def append(
+        self, events: Iterable[millrace.Event | bytes | str], stamp: millrace.Stamp | None = None
+    ) -> millrace.Receipt:
+        self.stamps.append(stamp)
+        if self._errors:
+            raise self._errors.pop(0)
+        return super().append(events, stamp)
+
+
+def sender_of_two_batches(folder: Path, channel: FailingChannel, pauses: list[float]) -> Sender:
+    path = folder / "some.log"
+    path.write_bytes(b"a\nb\nc\n")
+    return Sender(channel, open_log_file(path), RoundLimits(lines_max=2), pauses.append)
+
+
+def test_sender_whose_server_is_away_sends_the_same_numbers_again(tmp_path: Path) -> None:
+    """A batch that failed is sent again under the same stamp, after as long as the server says, until it is stored."""
+    gone = millrace.UnavailableError("gone")
+    replaying = millrace.ReplayingError("replaying", retry_delay_seconds=0.7)
+    channel, pauses = FailingChannel([gone, replaying]), list[float]()
+    sender = sender_of_two_batches(tmp_path, channel, pauses)
+    assert sender.send_round(lambda _count: None) == 2
+    assert sender.send_round(lambda _count: None) == 1
+    assert channel.batches == [[b"a", b"b"], [b"c"]]
+    first, second = millrace.Stamp("sender", 1, 2), millrace.Stamp("sender", 3, 3)
+    assert channel.stamps == [first, first, first, second]
+    assert len(pauses) == 2
+    assert pauses[1] == 0.7
+
+
+def test_sender_whose_server_stays_away_gives_up(tmp_path: Path) -> None:
+    """There is an end to the repeats, and the last error says why."""
+    channel, pauses = FailingChannel([millrace.UnavailableError("gone")] * (REPEATS_MAX + 1)), list[float]()
+    sender = sender_of_two_batches(tmp_path, channel, pauses)
+    with pytest.raises(millrace.UnavailableError, match="gone"):
+        sender.send_round(lambda _count: None)
+    assert len(channel.stamps) == REPEATS_MAX + 1
+    assert len(pauses) == REPEATS_MAX
+
+
+def test_sender_that_is_refused_does_not_repeat(tmp_path: Path) -> None:
+    """What a repeat cannot mend is told at once."""
+    channel, pauses = FailingChannel([millrace.DiskFullError("full")]), list[float]()
+    sender = sender_of_two_batches(tmp_path, channel, pauses)
+    with pytest.raises(millrace.DiskFullError):
+        sender.send_round(lambda _count: None)
+    assert pauses == []
