@@ -9,6 +9,8 @@ from typing import Any
 import millrace_client
 import millrace_client.aio
 
+_AIO_MODULES = ("millrace_client.aio", "millrace_client.consuming.task")
+
 Connect = Callable[..., Any]
 """`connect(endpoint, **options)` of one of the faces."""
 
@@ -55,7 +57,7 @@ class Driven:
     def _driven(self, value: Any) -> Any:
         if inspect.isawaitable(value):
             return self._driven(self._run(value))
-        if callable(value) or inspect.isasyncgen(value) or type(value).__module__.startswith("millrace_client.aio"):
+        if callable(value) or inspect.isasyncgen(value) or type(value).__module__.startswith(_AIO_MODULES):
             return Driven(self._runner, value)
         return value
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.millrace_program import run_millrace
+from millrace_client import ChannelState, connect
+from tests.conftest import StartMillraced
+from tests.millrace_program import run_millrace, wait_for
 from tests.millraced import Millraced
 
 NOBODY = "127.0.0.1:1"
@@ -47,6 +49,26 @@ def test_channel_from_creation_to_deletion_answers_each_command(millraced: Millr
     assert documents(server, "channels") == []
 
 
+def test_file_channel_keeps_what_was_put_while_the_server_is_away(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Made, filled, changed; after a restart of the server it is open and as it was."""
+    first = start_millraced(data_dir=tmp_path)
+    limits = ("--type", "file", "--compression", "zstd", "--min-free-bytes", "0", "--checkpoint-interval", "0.5")
+    made = documents(first.grpc, "channel", "create", "orders", *limits)
+    assert (made["config"]["type"], made["config"]["compression"], made["state"]) == ("file", "zstd", "open")
+    run_millrace(first.grpc, "put", "orders", typed=b"a\nb\nc\n")
+    documents(first.grpc, "channel", "update", "orders", "--capacity", "10", "--transaction-capacity", "5")
+    assert first.stop() == 0
+    second = start_millraced(data_dir=tmp_path)
+    with connect(second.grpc) as client:
+        wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
+    [orders] = documents(second.grpc, "channels")
+    assert (orders["gauges"]["queued_events"], orders["config"]["capacity"]) == (3, 10)
+    assert (orders["config"]["compression"], orders["channel_id"]) == ("zstd", made["channel_id"])
+    assert run_millrace(second.grpc, "take", "orders", "--max-events", "3").stdout == b"a\nb\nc\n"
+
+
 def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> None:
     """The exit code tells that it may be tried again."""
     run_millrace(server, "channel", "create", "wide", "--transaction-capacity", "2", "--keep-alive", "0.1")
@@ -70,6 +92,9 @@ def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> N
         (["channel", "create", ""], 2, "''"),
         (["channel", "create", "x" * 300], 2, "must match"),
         (["channel", "create", "big", "--capacity", "9999999999999"], 2, "config.capacity: is 9999999999999;"),
+        (["channel", "create", "seg", "--type", "file", "--segment-bytes-max", "1"], 2, "segment_bytes_max: is 1;"),
+        (["channel", "create", "log", "--fsync", "commit"], 2, 'config.fsync: is only for type "file"'),
+        (["channel", "update", "orders", "--compression", "zstd"], 2, 'config.compression: is only for type "file"'),
         (["channel", "create", "huge", "--capacity", "9" * 30], 2, "capacity: is 999"),
         (["channel", "update", "orders", "--transaction-capacity", "101"], 2, "transaction_capacity"),
         (["channel", "update", "orders", "--lease", "inf"], 2, "lease_seconds: is inf;"),

@@ -6,19 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from millrace_client import (
+    BadArgumentError,
     ChannelClaimedError,
     ChannelConfig,
     ChannelFullError,
     ChannelNotEmptyError,
     ChannelNotFoundError,
+    ChannelState,
+    ChannelType,
     Client,
+    Compression,
     DeadlineError,
     Event,
+    FsyncPolicy,
     LeaseExpiredError,
     MillraceError,
     RefusedError,
@@ -247,6 +253,38 @@ def test_admin_makes_changes_and_deletes_channels(client: Any) -> None:
     client.admin.delete_channel(name)
     with pytest.raises(ChannelNotFoundError):
         client.admin.get_channel(name)
+
+
+def test_admin_makes_changes_and_copies_a_file_channel(client: Any) -> None:
+    """Limits of the log are sent and told like any others, and make another channel like it."""
+    name, copy = f"made-{next(_numbers)}", f"made-{next(_numbers)}"
+    config = ChannelConfig(
+        type=ChannelType.FILE,
+        capacity=10,
+        backup_checkpoint=False,
+        checkpoint_interval_seconds=0.5,
+        segment_bytes_max=1 << 20,
+        min_free_bytes=0,
+        fsync=FsyncPolicy.INTERVAL,
+        fsync_interval_seconds=0.25,
+        compression=Compression.ZSTD,
+    )
+    made = client.admin.create_channel(name, config)
+    said = {field: value for field, value in asdict(config).items() if value is not None}
+    assert {field: getattr(made.config, field) for field in said} == said
+    assert (made.state, made.fault, made.replayed_fraction) == (ChannelState.OPEN, "", 1.0)
+    assert (made.gauges.segments, made.config.active_key) == (1, "")
+    changed = client.admin.update_channel(name, ChannelConfig(fsync=FsyncPolicy.COMMIT, capacity=20))
+    assert changed.applied
+    limits = changed.channel.config
+    assert (limits.fsync, limits.capacity, limits.compression) == ("commit", 20, "zstd")
+    with pytest.raises(BadArgumentError, match="cannot be changed"):
+        client.admin.update_channel(name, ChannelConfig(backup_checkpoint=True))
+    assert client.admin.create_channel(copy, limits).config == limits
+    with pytest.raises(BadArgumentError, match=r'config\.fsync: is only for type "file"'):
+        client.admin.create_channel(f"made-{next(_numbers)}", ChannelConfig(fsync=FsyncPolicy.COMMIT))
+    for made_name in (name, copy):
+        client.admin.delete_channel(made_name)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a\0b", "x" * 300, "Ü", "\ud800"])

@@ -10,8 +10,17 @@ from grpc import aio
 from millrace.v1 import admin_service_pb2 as pb
 from tests.rpc import Rpc, bodies_of, refused, rows_of, seconds, sequences_of
 
-MEMORY = pb.CHANNEL_TYPE_MEMORY
+MEMORY, FILE = pb.CHANNEL_TYPE_MEMORY, pb.CHANNEL_TYPE_FILE
 NO_KEEP_ALIVE = seconds(0)
+LOG_LIMITS: dict[str, Any] = {
+    "backup_checkpoint": False,
+    "checkpoint_interval": seconds(0.5),
+    "segment_bytes_max": 64 << 10,
+    "min_free_bytes": 0,
+    "fsync": pb.FSYNC_POLICY_INTERVAL,
+    "fsync_interval": seconds(0.01),
+    "compression": pb.COMPRESSION_ZSTD,
+}
 
 
 async def create(rpc: Rpc, name: str, **limits: Any) -> pb.Channel:
@@ -55,6 +64,48 @@ async def test_create_with_limits_has_them(rpc: Rpc) -> None:
     assert answer.channel.config == limits
 
 
+async def test_create_of_a_file_channel_with_nothing_but_a_type_has_the_defaults(rpc: Rpc) -> None:
+    """Durable at each commit, roomy, and neither packed nor encrypted."""
+    config = (await create(rpc, "file-defaults", type=FILE)).config
+    assert config == pb.ChannelConfig(
+        type=FILE,
+        capacity=1_000_000,
+        transaction_capacity=10_000,
+        byte_capacity=8 << 30,
+        byte_capacity_buffer_percentage=20,
+        keep_alive=seconds(3),
+        lease=seconds(30),
+        open_transactions_max=5_000,
+        backup_checkpoint=True,
+        checkpoint_interval=seconds(30),
+        segment_bytes_max=256 << 20,
+        min_free_bytes=500 << 20,
+        fsync=pb.FSYNC_POLICY_COMMIT,
+        fsync_interval=seconds(1),
+        compression=pb.COMPRESSION_NONE,
+    )
+
+
+async def test_create_of_a_file_channel_with_limits_has_them(rpc: Rpc) -> None:
+    """What was asked for is in force, and the channel serves."""
+    channel = await create(rpc, "file-limits", **LOG_LIMITS, type=FILE, capacity=7)
+    expected = pb.ChannelConfig(type=FILE, capacity=7, transaction_capacity=7, **LOG_LIMITS)
+    for field, value in expected.ListFields():
+        assert getattr(channel.config, field.name) == value, field.name
+    assert (channel.state, channel.fault, channel.replayed_fraction) == (pb.CHANNEL_STATE_OPEN, "", 1.0)
+    assert channel.gauges.segments == 1
+    assert channel.gauges.log_bytes > 0
+
+
+async def test_create_of_a_memory_channel_is_open_and_has_no_log(rpc: Rpc) -> None:
+    """What its type does not have is absent."""
+    channel = await create(rpc, "no-log")
+    assert not channel.config.HasField("backup_checkpoint")
+    assert (channel.config.fsync, channel.config.compression) == (0, 0)
+    assert (channel.state, channel.fault, channel.replayed_fraction) == (pb.CHANNEL_STATE_OPEN, "", 1.0)
+    assert (channel.gauges.log_bytes, channel.gauges.segments) == (0, 0)
+
+
 async def test_create_with_a_small_capacity_bows_the_default_transaction_capacity(rpc: Rpc) -> None:
     """A default does not contradict what was asked for."""
     assert (await create(rpc, "small", capacity=3)).config.transaction_capacity == 3
@@ -80,7 +131,8 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
     ("limits", "sentence"),
     [
         ({"type": 0}, "config.type: is CHANNEL_TYPE_UNSPECIFIED"),
-        ({"type": 99}, "config.type: is 99"),
+        ({"type": 99}, "config.type: is 99; it must be CHANNEL_TYPE_MEMORY or CHANNEL_TYPE_FILE"),
+        ({"type": pb.CHANNEL_TYPE_SPILLABLE}, "config.type: is CHANNEL_TYPE_SPILLABLE; it must be CHANNEL_TYPE_MEMORY"),
         ({"capacity": 0}, "config.capacity: is 0"),
         ({"capacity": (1 << 64) - 1}, "config.capacity: is 18446744073709551615"),
         ({"capacity": 5, "transaction_capacity": 6}, "must not be above capacity, 5"),
@@ -93,6 +145,26 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
         ({"lease": seconds(0)}, "config.lease"),
         ({"open_transactions_max": 0}, "config.open_transactions_max: is 0"),
         ({"open_transactions_max": 1 << 63}, "config.open_transactions_max: is 9223372036854775808"),
+        ({"backup_checkpoint": True}, 'config.backup_checkpoint: is only for type "file"'),
+        ({"checkpoint_interval": seconds(1)}, 'config.checkpoint_interval: is only for type "file"'),
+        ({"segment_bytes_max": 1 << 20}, 'config.segment_bytes_max: is only for type "file"'),
+        ({"min_free_bytes": 0}, 'config.min_free_bytes: is only for type "file"'),
+        ({"fsync": pb.FSYNC_POLICY_COMMIT}, 'config.fsync: is only for type "file"'),
+        ({"fsync_interval": seconds(1)}, 'config.fsync_interval: is only for type "file"'),
+        ({"compression": pb.COMPRESSION_ZSTD}, 'config.compression: is only for type "file"'),
+        ({"active_key": "2026"}, 'config.active_key: is "2026"'),
+        ({"type": FILE, "active_key": "2026"}, "keys belong to the server's configuration file"),
+        ({"type": FILE, "checkpoint_interval": seconds(0.01)}, "config.checkpoint_interval: is 0.01"),
+        ({"type": FILE, "checkpoint_interval": seconds(-1)}, "config.checkpoint_interval: is -1 s"),
+        (
+            {"type": FILE, "segment_bytes_max": 1},
+            "config.segment_bytes_max: is 1; it must be a whole number from 65_536",
+        ),
+        ({"type": FILE, "min_free_bytes": 1 << 63}, "config.min_free_bytes: is 9223372036854775808"),
+        ({"type": FILE, "fsync": 99}, "config.fsync: is 99; it must be FSYNC_POLICY_COMMIT or FSYNC_POLICY_INTERVAL"),
+        ({"type": FILE, "fsync_interval": seconds(0)}, "config.fsync_interval: is 0"),
+        ({"type": FILE, "compression": 3}, "config.compression: is 3; it must be COMPRESSION_NONE or COMPRESSION_ZSTD"),
+        ({"type": FILE, "capacity": 10, "transaction_capacity": 11}, "must not be above capacity, 10"),
     ],
 )
 async def test_create_with_a_bad_limit_is_refused(rpc: Rpc, limits: dict[str, Any], sentence: str) -> None:
@@ -107,16 +179,6 @@ async def test_create_with_several_bad_limits_tells_all(rpc: Rpc) -> None:
         await create(rpc, "refused", capacity=0, lease=seconds(0))
 
 
-async def test_create_of_other_types_is_refused(rpc: Rpc) -> None:
-    """File and spillable channels are not there yet, and the message says what there is."""
-    for kind in (pb.CHANNEL_TYPE_FILE, pb.CHANNEL_TYPE_SPILLABLE):
-        async with (
-            rpc.unchanged(),
-            refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "it must be CHANNEL_TYPE_MEMORY"),
-        ):
-            await create(rpc, "refused", type=kind)
-
-
 async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
     """Absent fields stay; the answer says what is in force, and so does the next look."""
     name = await rpc.make_channel(capacity=10, keep_alive=seconds(1))
@@ -126,6 +188,35 @@ async def test_update_changes_what_is_given_and_nothing_else(rpc: Rpc) -> None:
     assert (config.capacity, config.byte_capacity_buffer_percentage, config.keep_alive) == (20, 0, seconds(0))
     assert (config.transaction_capacity, config.lease) == (10, seconds(30))
     assert (await rpc.look(name)).config == config
+
+
+async def test_update_of_a_file_channel_changes_how_it_is_written(rpc: Rpc) -> None:
+    """All but what it was made with, which may be said again."""
+    await create(rpc, "rewritten", type=FILE, capacity=10)
+    limits = {**LOG_LIMITS, "backup_checkpoint": True}
+    answer = await update(rpc, "rewritten", **limits)
+    assert (answer.applied, answer.message) == (True, "")
+    config = answer.channel.config
+    assert {field: getattr(config, field) for field in limits} == limits
+    assert (config.capacity, config.keep_alive) == (10, seconds(3))
+    assert (await rpc.look("rewritten")).config == config
+
+
+async def test_update_of_a_file_channel_does_not_change_what_it_was_made_with(rpc: Rpc) -> None:
+    """Nothing of the change is made."""
+    await create(rpc, "as-made", type=FILE)
+    for limits, sentence in (
+        ({"backup_checkpoint": False}, "config.backup_checkpoint: is false; what a channel was made with, here true"),
+        ({"active_key": "2026"}, 'config.active_key: is "2026"'),
+        ({"type": MEMORY}, "a channel's type, here file, cannot be changed"),
+        ({"segment_bytes_max": 1}, "config.segment_bytes_max: is 1"),
+        ({"fsync": 99}, "config.fsync: is 99"),
+    ):
+        async with (
+            rpc.unchanged("as-made"),
+            refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", sentence),
+        ):
+            await update(rpc, "as-made", lease=seconds(5), **limits)
 
 
 async def test_update_below_what_the_channel_holds_changes_nothing_and_says_so(rpc: Rpc) -> None:
@@ -154,7 +245,9 @@ async def test_update_that_waits_applies_when_there_is_room(rpc: Rpc) -> None:
 @pytest.mark.parametrize(
     ("limits", "sentence"),
     [
-        ({"type": pb.CHANNEL_TYPE_FILE}, "a channel's type, here memory, cannot be changed"),
+        ({"type": FILE}, "a channel's type, here memory, cannot be changed"),
+        ({"fsync": pb.FSYNC_POLICY_COMMIT}, 'config.fsync: is only for type "file"'),
+        ({"active_key": "2026"}, 'config.active_key: is "2026"'),
         ({"capacity": 0}, "config.capacity: is 0"),
         ({"transaction_capacity": 101}, "must not be above capacity, 100"),
         ({"capacity": 50}, "must not be above capacity, 50"),

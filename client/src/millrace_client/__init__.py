@@ -22,16 +22,26 @@ from millrace_client.channel_info import (
     ChannelGauges,
     ChannelInfo,
     ChannelLimits,
+    ChannelState,
     ChannelType,
     ChannelUpdate,
     ClaimStatus,
+    Compression,
+    FsyncPolicy,
 )
 from millrace_client.claim import Claim
 from millrace_client.client import Client, connect
 from millrace_client.consume import Deliveries, Delivery
+from millrace_client.consumer import ConsumedEvent, Consumer
+from millrace_client.consuming.config import ConsumerConfig
+from millrace_client.consuming.core import ConsumerCloseReport
+from millrace_client.consuming.hooks import ConsumerHooks
+from millrace_client.consuming.metrics import ConsumerMetrics, ConsumerRates
+from millrace_client.consuming.threads import ConsumerDelivery
 from millrace_client.errors import (
     BadArgumentError,
     BadNameError,
+    BufferFullError,
     BytesFullError,
     CancelledError,
     ChannelClaimedError,
@@ -45,6 +55,7 @@ from millrace_client.errors import (
     DeadlineError,
     DiskFullError,
     DrainingError,
+    EventDroppedError,
     EventTooLargeError,
     InternalError,
     LeaseExpiredError,
@@ -54,8 +65,10 @@ from millrace_client.errors import (
     NotClaimedError,
     OffsetGapError,
     OverloadedError,
+    ProducerClosedError,
     RefusedError,
     ReplayingError,
+    SendFailedError,
     SequenceGoneError,
     StaleEpochError,
     StreamEndedError,
@@ -67,6 +80,19 @@ from millrace_client.errors import (
     UnavailableError,
 )
 from millrace_client.events import Batch, Event, Receipt, Stamp
+from millrace_client.producer import (
+    Overflow,
+    Producer,
+    ProducerCloseReport,
+    ProducerConfig,
+    ProducerHooks,
+    ProducerMetrics,
+    ProducerRates,
+    Routing,
+    SendAttempt,
+    SendFuture,
+    SendResult,
+)
 from millrace_client.transaction import Transaction
 
 __all__ = [
@@ -74,6 +100,7 @@ __all__ = [
     "BadArgumentError",
     "BadNameError",
     "Batch",
+    "BufferFullError",
     "BytesFullError",
     "CancelledError",
     "Channel",
@@ -87,6 +114,7 @@ __all__ = [
     "ChannelLimits",
     "ChannelNotEmptyError",
     "ChannelNotFoundError",
+    "ChannelState",
     "ChannelType",
     "ChannelUpdate",
     "Claim",
@@ -94,6 +122,15 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientForkedError",
+    "Compression",
+    "ConsumedEvent",
+    "Consumer",
+    "ConsumerCloseReport",
+    "ConsumerConfig",
+    "ConsumerDelivery",
+    "ConsumerHooks",
+    "ConsumerMetrics",
+    "ConsumerRates",
     "CorruptError",
     "DeadlineError",
     "Deliveries",
@@ -101,7 +138,9 @@ __all__ = [
     "DiskFullError",
     "DrainingError",
     "Event",
+    "EventDroppedError",
     "EventTooLargeError",
+    "FsyncPolicy",
     "InternalError",
     "LeaseExpiredError",
     "LogFailedError",
@@ -109,10 +148,23 @@ __all__ = [
     "MillraceError",
     "NotClaimedError",
     "OffsetGapError",
+    "Overflow",
     "OverloadedError",
+    "Producer",
+    "ProducerCloseReport",
+    "ProducerClosedError",
+    "ProducerConfig",
+    "ProducerHooks",
+    "ProducerMetrics",
+    "ProducerRates",
     "Receipt",
     "RefusedError",
     "ReplayingError",
+    "Routing",
+    "SendAttempt",
+    "SendFailedError",
+    "SendFuture",
+    "SendResult",
     "SequenceGoneError",
     "StaleEpochError",
     "Stamp",

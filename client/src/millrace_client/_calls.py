@@ -3,7 +3,7 @@
 Nothing here waits; both faces carry out the same calls.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -31,6 +31,8 @@ _UINT64_MAX = (1 << 64) - 1
 
 T = TypeVar("T")
 _MessageT = TypeVar("_MessageT", bound=Message)
+_NumberT = TypeVar("_NumberT")
+_WordT = TypeVar("_WordT", bound=str)
 _Fields = ParamSpec("_Fields")
 
 
@@ -271,9 +273,8 @@ def _stamp(stamp: Stamp | None) -> event_pb2.ProducerStamp | None:
 
 
 def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb.ChannelConfig:
-    numbers = {kind: number for number, kind in _decoding.CHANNEL_TYPES.items()}
-    return admin_pb.ChannelConfig(
-        type=admin_pb.CHANNEL_TYPE_UNSPECIFIED if channel_type is None else numbers[channel_type],
+    message = admin_pb.ChannelConfig(
+        type=_number_of("type", channel_type, _decoding.CHANNEL_TYPES),
         capacity=_within_if_said("capacity", config.capacity, _UINT64_MAX),
         transaction_capacity=_within_if_said("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
         byte_capacity=_within_if_said("byte_capacity", config.byte_capacity, _UINT64_MAX),
@@ -283,7 +284,26 @@ def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb
         keep_alive=_duration("keep_alive_seconds", config.keep_alive_seconds),
         lease=_duration("lease_seconds", config.lease_seconds),
         open_transactions_max=_within_if_said("open_transactions_max", config.open_transactions_max, _UINT64_MAX),
+        checkpoint_interval=_duration("checkpoint_interval_seconds", config.checkpoint_interval_seconds),
+        segment_bytes_max=_within_if_said("segment_bytes_max", config.segment_bytes_max, _UINT64_MAX),
+        min_free_bytes=_within_if_said("min_free_bytes", config.min_free_bytes, _UINT64_MAX),
+        fsync=_number_of("fsync", config.fsync, _decoding.FSYNC_POLICIES),
+        fsync_interval=_duration("fsync_interval_seconds", config.fsync_interval_seconds),
+        compression=_number_of("compression", config.compression, _decoding.COMPRESSIONS),
     )
+    if config.backup_checkpoint is not None:
+        message.backup_checkpoint = config.backup_checkpoint
+    return message
+
+
+def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]) -> _NumberT | None:
+    """What the wire says for a word; None where nothing was said."""
+    if word is None:
+        return None
+    numbers = {other: number for number, other in words.items()}
+    if word not in numbers:
+        raise BadArgumentError(f"{field}: is {word!r}; it must be {' or '.join(numbers)}")
+    return numbers[word]
 
 
 def _made(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:

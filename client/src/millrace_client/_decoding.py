@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -15,9 +15,12 @@ from millrace_client.channel_info import (
     ChannelGauges,
     ChannelInfo,
     ChannelLimits,
+    ChannelState,
     ChannelType,
     ChannelUpdate,
     ClaimStatus,
+    Compression,
+    FsyncPolicy,
 )
 from millrace_client.events import Batch, Receipt
 
@@ -27,6 +30,24 @@ CHANNEL_TYPES = {
     admin_pb.CHANNEL_TYPE_SPILLABLE: ChannelType.SPILLABLE,
 }
 """By their number on the wire."""
+FSYNC_POLICIES = {
+    admin_pb.FSYNC_POLICY_COMMIT: FsyncPolicy.COMMIT,
+    admin_pb.FSYNC_POLICY_INTERVAL: FsyncPolicy.INTERVAL,
+}
+"""Likewise."""
+COMPRESSIONS = {
+    admin_pb.COMPRESSION_NONE: Compression.NONE,
+    admin_pb.COMPRESSION_ZSTD: Compression.ZSTD,
+}
+"""Likewise."""
+CHANNEL_STATES = {
+    admin_pb.CHANNEL_STATE_OPEN: ChannelState.OPEN,
+    admin_pb.CHANNEL_STATE_REPLAYING: ChannelState.REPLAYING,
+    admin_pb.CHANNEL_STATE_LOG_FAILED: ChannelState.LOG_FAILED,
+    admin_pb.CHANNEL_STATE_STALLED: ChannelState.STALLED,
+    admin_pb.CHANNEL_STATE_CORRUPT: ChannelState.CORRUPT,
+}
+"""Likewise."""
 
 _NANOSECONDS = 1e-9
 _CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters)
@@ -106,6 +127,9 @@ def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
         counters=_counts(ChannelCounters, channel.counters),
         claim=_claim_status(channel.claim) if channel.HasField("claim") else None,
         start_time=channel.start_time.ToDatetime(UTC),
+        state=CHANNEL_STATES.get(channel.state, ChannelState.UNKNOWN),
+        fault=channel.fault,
+        replayed_fraction=channel.replayed_fraction,
     )
 
 
@@ -129,7 +153,21 @@ def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
         keep_alive_seconds=seconds_of(config.keep_alive),
         lease_seconds=seconds_of(config.lease),
         open_transactions_max=config.open_transactions_max,
+        backup_checkpoint=config.backup_checkpoint if config.HasField("backup_checkpoint") else None,
+        checkpoint_interval_seconds=_seconds_if_said(config, "checkpoint_interval"),
+        segment_bytes_max=config.segment_bytes_max if config.HasField("segment_bytes_max") else None,
+        min_free_bytes=config.min_free_bytes if config.HasField("min_free_bytes") else None,
+        fsync=FSYNC_POLICIES.get(config.fsync),
+        fsync_interval_seconds=_seconds_if_said(config, "fsync_interval"),
+        compression=COMPRESSIONS.get(config.compression),
+        active_key=config.active_key,
     )
+
+
+def _seconds_if_said(
+    config: admin_pb.ChannelConfig, field: Literal["checkpoint_interval", "fsync_interval"]
+) -> float | None:
+    return seconds_of(getattr(config, field)) if config.HasField(field) else None
 
 
 def _counts(kind: type[_CountsT], message: admin_pb.ChannelGauges | admin_pb.ChannelCounters) -> _CountsT:

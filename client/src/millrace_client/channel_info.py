@@ -16,9 +16,47 @@ class ChannelType(StrEnum):
     """Memory up to a limit, then a log."""
 
 
+class FsyncPolicy(StrEnum):
+    """When a channel's log is synced to the disk."""
+
+    COMMIT = "commit"
+    """Before a commit is answered."""
+    INTERVAL = "interval"
+    """At an interval: a power cut loses what was committed since the last one."""
+
+
+class Compression(StrEnum):
+    """What packs a channel's records before they are written."""
+
+    NONE = "none"
+    """Nothing."""
+    ZSTD = "zstd"
+    """Zstandard."""
+
+
+class ChannelState(StrEnum):
+    """How a channel is."""
+
+    UNKNOWN = "unknown"
+    """The server is older or newer than this client, and says nothing that it knows."""
+    OPEN = "open"
+    """It serves."""
+    REPLAYING = "replaying"
+    """It reads its log, and opens when it has done so."""
+    LOG_FAILED = "log_failed"
+    """Its log could not be written or synced; the server must open it again."""
+    CORRUPT = "corrupt"
+    """Its files are damaged."""
+    STALLED = "stalled"
+    """Its disk does not answer, and commits wait for it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelConfig:
-    """Limits to ask for. None means the server's default where a channel is made, and no change where it is updated."""
+    """Limits to ask for. None means the server's default where a channel is made, and no change where it is updated.
+
+    From `backup_checkpoint` on they are limits of file channels only; another type's refuse them.
+    """
 
     type: ChannelType | None = None
     """What keeps the events; None for a new channel: memory. Cannot be changed."""
@@ -36,11 +74,28 @@ class ChannelConfig:
     """How long a transaction or claim lives without a call; at most 3,600."""
     open_transactions_max: int | None = None
     """Transactions that may be open at once."""
+    backup_checkpoint: bool | None = None
+    """Keep the checkpoint before the newest one too. Cannot be changed."""
+    checkpoint_interval_seconds: float | None = None
+    """How long after one checkpoint the next one begins, where anything has changed; 0.1 to 3,600."""
+    segment_bytes_max: int | None = None
+    """A segment of this size is ended and the next one begun."""
+    min_free_bytes: int | None = None
+    """Bytes that puts leave free on each disk."""
+    fsync: FsyncPolicy | None = None
+    """When the log is synced."""
+    fsync_interval_seconds: float | None = None
+    """How much a power cut may lose where `fsync` is `INTERVAL`; 0.01 to 3,600."""
+    compression: Compression | None = None
+    """What packs records from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelLimits(ChannelConfig):
-    """Limits in force. They are a configuration too: another channel can be made with them."""
+    """Limits in force; None for what the channel's type does not have.
+
+    They are a configuration too: another channel can be made with them, though not with the key.
+    """
 
     type: ChannelType
     capacity: int
@@ -50,6 +105,8 @@ class ChannelLimits(ChannelConfig):
     keep_alive_seconds: float
     lease_seconds: float
     open_transactions_max: int
+    active_key: str = ""
+    """Id of the key that records are encrypted with; empty where they are not. Keys are the server's own business."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +133,10 @@ class ChannelGauges:
     """Takes and deliveries that wait for an event."""
     waiting_commits: int
     """Commits that wait for room."""
+    log_bytes: int
+    """Bytes of the channel's log on the disk; 0 in memory."""
+    segments: int
+    """Segments of the channel's log; 0 in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +191,12 @@ class ChannelInfo:
     """The living claim; None where there is none."""
     start_time: datetime
     """When the server process opened the channel, UTC."""
+    state: ChannelState
+    """Whether it serves."""
+    fault: str
+    """What is wrong with it and what to do, in a sentence; empty while nothing is."""
+    replayed_fraction: float
+    """How much of its log it has read, 0 to 1, while it is replaying; otherwise 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

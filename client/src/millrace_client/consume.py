@@ -170,11 +170,19 @@ class ConsumeStream:
         """Ends the stream in order, within the client's timeout."""
         if self._has_ended or self._process_id != os.getpid():
             return
-        self._close_sending()
-        # Another thread may be reading; it stops when the server has ended the stream, or when this goes off.
-        self._watch.arm(self._timeout_seconds)
+        self.end_sending(self._timeout_seconds)
         while self.next_answer() is not None:
             pass
+
+    def end_sending(self, seconds: float) -> None:
+        """Ends this side of the stream; whoever reads finds its end when the server has done what was acknowledged.
+
+        Args:
+            seconds: The stream is cut off where its end does not come within so long.
+        """
+        self._timeout_seconds = seconds
+        self._close_sending()
+        self._watch.arm(seconds)
 
     def abandon(self) -> None:
         """Ends the stream from a finalizer, which may run anywhere and must not wait."""

@@ -1,9 +1,12 @@
 """Everything that a call may raise, by reason."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
+
+if TYPE_CHECKING:
+    from millrace_client.producing.results import SendResult
 
 
 class MillraceError(Exception):
@@ -195,19 +198,22 @@ class OverloadedError(RefusedError):
     default_reason = "OVERLOADED"
 
 
-class ReplayingError(RefusedError):
-    """Returned when the channel is still reading its log."""
-
-    default_reason = "REPLAYING"
-
-
 class DrainingError(RefusedError):
     """Returned when the server is stopping and begins nothing new."""
 
     default_reason = "DRAINING"
 
 
-# Damage and bugs.
+# Restarts, damage and bugs.
+
+
+class ReplayingError(MillraceError):
+    """Returned when the channel is still reading its log, after the server was started anew.
+
+    An earlier attempt of the same call, which gRPC repeats, may have reached the server before.
+    """
+
+    default_reason = "REPLAYING"
 
 
 class LogFailedError(MillraceError):
@@ -265,6 +271,38 @@ class StreamEndedError(RefusedError):
     """Returned when a delivery is settled after its stream has ended: its events have returned to the channel."""
 
     default_reason = "STREAM_ENDED"
+
+
+# What a producer finds.
+
+
+class BufferFullError(RefusedError):
+    """Returned when a producer's buffer has no room for an event, or had none in time; it was not taken."""
+
+    default_reason = "BUFFER_FULL"
+
+
+class ProducerClosedError(RefusedError):
+    """Returned when a producer is given an event after it was closed, or was closed before it could send it."""
+
+    default_reason = "PRODUCER_CLOSED"
+
+
+class EventDroppedError(RefusedError):
+    """Returned when a producer dropped an event to make room for newer ones."""
+
+    default_reason = "EVENT_DROPPED"
+
+
+class SendFailedError(MillraceError):
+    """Returned by a producer's future when the event is not stored; has the reason of what it failed of.
+
+    Attributes:
+        result: All that is known, the attempts too.
+    """
+
+    default_reason = "SEND_FAILED"
+    result: "SendResult | None" = None
 
 
 def _classes(base: type[MillraceError]) -> Iterator[type[MillraceError]]:

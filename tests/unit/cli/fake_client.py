@@ -18,6 +18,7 @@ from millrace_client import (
     ChannelInfo,
     ChannelNotEmptyError,
     ChannelNotFoundError,
+    ChannelState,
     ChannelType,
     ChannelUpdate,
     ClaimStatus,
@@ -50,6 +51,8 @@ GAUGES = ChannelGauges(
     producers=0,
     waiting_takes=0,
     waiting_commits=0,
+    log_bytes=0,
+    segments=0,
 )
 COUNTERS = ChannelCounters(
     event_put_attempt_count=0,
@@ -69,6 +72,9 @@ ORDERS = ChannelInfo(
     counters=COUNTERS,
     claim=None,
     start_time=START_TIME,
+    state=ChannelState.OPEN,
+    fault="",
+    replayed_fraction=1.0,
 )
 
 
@@ -109,6 +115,9 @@ class FakeChannel:
     name: str
     config: ChannelLimits = LIMITS
     claim: ClaimStatus | None = None
+    state: ChannelState = ChannelState.OPEN
+    fault: str = ""
+    replayed_fraction: float = 1.0
     exists: bool = True
     events: deque[Event] = field(default_factory=deque)
     next_sequence: int = 1
@@ -172,7 +181,17 @@ class FakeChannel:
             next_sequence=self.next_sequence,
         )
         counters = replace(COUNTERS, event_put_success_count=self.next_sequence - 1)
-        return replace(ORDERS, name=self.name, config=self.config, gauges=gauges, counters=counters, claim=self.claim)
+        return replace(
+            ORDERS,
+            name=self.name,
+            config=self.config,
+            gauges=gauges,
+            counters=counters,
+            claim=self.claim,
+            state=self.state,
+            fault=self.fault,
+            replayed_fraction=self.replayed_fraction,
+        )
 
 
 @dataclass

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace_client import ChannelConfig, ChannelType, ClaimStatus
+from millrace_client import ChannelConfig, ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeChannel, FakeClient
 
@@ -16,15 +16,31 @@ def test_channels_in_a_pipe_are_a_plain_table(client: FakeClient, millrace: RunM
     )
     client.orders.add("12345")
     heading, first, second = millrace("channels").stdout.splitlines()
-    assert " ".join(heading.split()) == "CHANNEL TYPE QUEUED TAKEN CAPACITY FILL BYTES NEXT TXNS CLAIM"
-    assert first.split() == [long_name, "memory", "0", "0", "100", "0%", "0", "B", "1", "0", "r" * 128]
-    assert second.split() == ["orders", "memory", "1", "0", "100", "1%", "5", "B", "2", "0", "-"]
+    assert " ".join(heading.split()) == "CHANNEL TYPE STATE QUEUED TAKEN CAPACITY FILL BYTES NEXT TXNS CLAIM"
+    assert first.split() == [long_name, "memory", "open", "0", "0", "100", "0%", "0", "B", "1", "0", "r" * 128]
+    assert second.split() == ["orders", "memory", "open", "1", "0", "100", "1%", "5", "B", "2", "0", "-"]
 
 
 def test_channels_with_markup_in_a_name_show_it(client: FakeClient, millrace: RunMillrace) -> None:
     """What a server sends is text, never instructions for the screen."""
     client.admin.channels["[red]"] = FakeChannel("[red]")
     assert "[red]" in millrace("channels").stdout
+
+
+def test_channels_that_are_not_open_say_what_they_are(client: FakeClient, millrace: RunMillrace) -> None:
+    """A channel that reads its log, and one that is damaged, stand out from those that serve."""
+    client.orders.state, client.orders.replayed_fraction = ChannelState.REPLAYING, 0.42
+    client.admin.channels["audit"] = FakeChannel("audit", state=ChannelState.CORRUPT, fault="segment 3 is damaged")
+    _, audit, orders = millrace("channels").stdout.splitlines()
+    assert audit.split()[:3] == ["audit", "memory", "corrupt"]
+    assert orders.split()[:4] == ["orders", "memory", "replaying", "42%"]
+    shown = dict(
+        line.split(maxsplit=1)
+        for line in millrace("channel", "show", "audit").stdout.splitlines()
+        if line[:1].strip() and " " in line
+    )
+    assert (shown["state"], shown["fault"]) == ("corrupt", "segment 3 is damaged")
+    assert json.loads(millrace("channel", "show", "audit", "--json").stdout)["fault"] == "segment 3 is damaged"
 
 
 def test_channels_as_json_are_one_array(client: FakeClient, millrace: RunMillrace) -> None:
@@ -71,7 +87,8 @@ def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMill
     """Sizes are read as people write them, and durations are seconds."""
     options = (
         "--type file --capacity 5 --transaction-capacity 4 --byte-capacity 1.5MiB --byte-capacity-buffer-percentage 0"
-        " --keep-alive 0 --lease 2.5 --open-transactions-max 3 --json"
+        " --keep-alive 0 --lease 2.5 --open-transactions-max 3 --no-backup-checkpoint --checkpoint-interval 1.5"
+        " --segment-bytes-max 64KiB --min-free-bytes 0 --fsync interval --fsync-interval 0.5 --compression zstd --json"
     )
     result = millrace("channel", "create", "audit", *options.split())
     assert client.admin.last_config == ChannelConfig(
@@ -83,6 +100,13 @@ def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMill
         keep_alive_seconds=0.0,
         lease_seconds=2.5,
         open_transactions_max=3,
+        backup_checkpoint=False,
+        checkpoint_interval_seconds=1.5,
+        segment_bytes_max=65_536,
+        min_free_bytes=0,
+        fsync=FsyncPolicy.INTERVAL,
+        fsync_interval_seconds=0.5,
+        compression=Compression.ZSTD,
     )
     assert json.loads(result.stdout)["name"] == "audit"
 
@@ -105,6 +129,12 @@ def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None
         ("--keep-alive", "-1"),
         ("--lease", "nan"),
         ("--open-transactions-max", "0"),
+        ("--checkpoint-interval", "-1"),
+        ("--segment-bytes-max", "large"),
+        ("--min-free-bytes", "-1"),
+        ("--fsync", "never"),
+        ("--fsync-interval", "nan"),
+        ("--compression", "gzip"),
     ],
 )
 def test_create_with_impossible_limits_is_a_usage_error(
@@ -122,6 +152,13 @@ def test_update_some_limits_leaves_the_others(client: FakeClient, millrace: RunM
     result = millrace("channel", "update", "orders", "--capacity", "500")
     assert result.exit_code == 0
     assert client.admin.last_config == ChannelConfig(capacity=500)
+
+
+def test_update_of_a_log_says_what_is_to_change(client: FakeClient, millrace: RunMillrace) -> None:
+    """What file channels have can be changed too, all but what they were made with."""
+    millrace("channel", "update", "orders", "--fsync", "commit", "--min-free-bytes", "1GiB")
+    assert client.admin.last_config == ChannelConfig(fsync=FsyncPolicy.COMMIT, min_free_bytes=1 << 30)
+    assert millrace("channel", "update", "orders", "--backup-checkpoint").exit_code == 2
 
 
 def test_update_without_room_to_shrink_ends_with_5(client: FakeClient, millrace: RunMillrace) -> None:

@@ -2,9 +2,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
-from millrace_client import ClaimStatus
-from millrace_client.cli.channel_view import channel_document, fill_of
+from millrace_client import ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
+from millrace_client.cli.channel_view import channel_document, channel_page, channels_table, fill_of
 from tests.unit.cli.fake_client import GAUGES, LIMITS, ORDERS
 
 
@@ -16,6 +18,8 @@ def test_channel_document_of_a_channel_is_json() -> None:
     assert document["config"]["keep_alive_seconds"] == 3.0
     assert document["gauges"]["body_bytes_max"] == 800_000
     assert document["counters"]["event_put_success_count"] == 0
+    assert (document["config"]["fsync"], document["config"]["active_key"]) == (None, "")
+    assert (document["state"], document["fault"], document["replayed_fraction"]) == ("open", "", 1.0)
     assert document["claim"] == {"reader_id": "spark", "epoch": 3, "remaining_seconds": 1.5}
     assert document["start_time"] == "2026-01-02T03:04:05+00:00"
 
@@ -38,3 +42,45 @@ def test_fill_of_a_channel_is_the_nearer_limit(queued: int, taken: int, body_byt
 def test_fill_of_a_channel_without_room_is_a_number() -> None:
     """Limits of 0 in an answer do not end in a division by zero."""
     assert fill_of(replace(ORDERS, config=replace(LIMITS, capacity=0), gauges=replace(GAUGES, body_bytes_max=0))) == 0.0
+
+
+def rows_of(table: Table) -> dict[str, str]:
+    names, values = ([str(cell) for cell in column.cells] for column in table.columns)
+    return dict(zip(map(str.strip, names), values, strict=True))
+
+
+def test_channel_page_of_a_file_channel_tells_how_it_keeps_its_log() -> None:
+    """Switches are words, sizes are numbers, and what nothing is said of is a dash."""
+    limits = replace(
+        LIMITS,
+        type=ChannelType.FILE,
+        backup_checkpoint=True,
+        segment_bytes_max=1 << 20,
+        fsync=FsyncPolicy.INTERVAL,
+        fsync_interval_seconds=0.5,
+        compression=Compression.ZSTD,
+        active_key="2026",
+    )
+    rows = rows_of(channel_page(replace(ORDERS, config=limits, gauges=replace(GAUGES, log_bytes=4096, segments=2))))
+    assert (rows["type"], rows["backup_checkpoint"], rows["segment_bytes_max"]) == ("file", "true", "1,048,576")
+    assert (rows["fsync"], rows["fsync_interval_seconds"], rows["compression"]) == ("interval", "0.5", "zstd")
+    assert (rows["active_key"], rows["min_free_bytes"], rows["fault"]) == ("2026", "-", "-")
+    assert (rows["log_bytes"], rows["segments"], rows["state"]) == ("4,096", "2", "open")
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "style"),
+    [
+        (ChannelState.OPEN, "open", ""),
+        (ChannelState.UNKNOWN, "unknown", ""),
+        (ChannelState.REPLAYING, "replaying 50%", "yellow"),
+        (ChannelState.LOG_FAILED, "log_failed", "red"),
+        (ChannelState.CORRUPT, "corrupt", "red"),
+    ],
+)
+def test_channels_table_of_each_state_shows_it(state: ChannelState, shown: str, style: str) -> None:
+    """What does not serve has a colour."""
+    table = channels_table([replace(ORDERS, state=state, replayed_fraction=0.5)])
+    [cell] = table.columns[2].cells
+    assert isinstance(cell, Text)
+    assert (cell.plain, cell.style) == (shown, style)

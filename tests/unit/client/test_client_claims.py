@@ -155,6 +155,71 @@ def test_get_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
     assert channel.start_time == datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 
 
+def file_channel(name: str) -> admin_pb.Channel:
+    """A file channel that is not well, with something in each field that only such a channel has."""
+    channel = described(name)
+    channel.config.MergeFrom(
+        admin_pb.ChannelConfig(
+            type=admin_pb.CHANNEL_TYPE_FILE,
+            backup_checkpoint=False,
+            checkpoint_interval={"seconds": 30},
+            segment_bytes_max=1 << 20,
+            min_free_bytes=0,
+            fsync=admin_pb.FSYNC_POLICY_INTERVAL,
+            fsync_interval={"nanos": 500_000_000},
+            compression=admin_pb.COMPRESSION_ZSTD,
+            active_key="2026",
+        )
+    )
+    channel.gauges.MergeFrom(admin_pb.ChannelGauges(log_bytes=4096, segments=2))
+    channel.state, channel.fault = admin_pb.CHANNEL_STATE_REPLAYING, "it reads its log"
+    channel.replayed_fraction = 0.5
+    return channel
+
+
+def test_get_channel_of_a_file_channel_tells_all_of_it(client: Any, server: FakeServer) -> None:
+    """What only a log has, and how the channel is."""
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=file_channel("orders")))
+    channel = client.admin.get_channel("orders")
+    config = channel.config
+    assert (config.type, config.backup_checkpoint, config.checkpoint_interval_seconds) == ("file", False, 30.0)
+    assert (config.segment_bytes_max, config.min_free_bytes, config.active_key) == (1 << 20, 0, "2026")
+    assert (config.fsync, config.fsync_interval_seconds, config.compression) == ("interval", 0.5, "zstd")
+    assert (channel.gauges.log_bytes, channel.gauges.segments) == (4096, 2)
+    assert channel.state is millrace.ChannelState.REPLAYING
+    assert (channel.fault, channel.replayed_fraction) == ("it reads its log", 0.5)
+
+
+@pytest.mark.parametrize("state", [0, 99])
+def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: FakeServer, state: int) -> None:
+    """A server of another release may say less or more; what a memory channel does not have is None."""
+    answer = admin_pb.Channel.FromString(described("orders").SerializeToString() + bytes([8 << 3, state]))
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=answer))
+    channel = client.admin.get_channel("orders")
+    assert (channel.state, channel.fault) == (millrace.ChannelState.UNKNOWN, "")
+    assert (channel.config.fsync, channel.config.compression, channel.config.backup_checkpoint) == (None, None, None)
+    assert (channel.config.checkpoint_interval_seconds, channel.config.min_free_bytes) == (None, None)
+
+
+def test_create_channel_with_the_limits_of_another_makes_one_like_it(client: Any, server: FakeServer) -> None:
+    """All but the key, which is the server's own business."""
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=file_channel("orders")))
+    server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=file_channel("audit")))
+    client.admin.create_channel("audit", client.admin.get_channel("orders").config)
+    expected = file_channel("orders").config
+    expected.active_key = ""
+    assert server.requests["CreateChannel"][0].config == expected
+
+
+def test_create_channel_with_a_word_that_is_none_is_refused(client: Any, server: FakeServer) -> None:
+    """Nothing is left to a default that was asked for otherwise."""
+    for field, words in (("type", "memory or file"), ("fsync", "commit or interval"), ("compression", "none or zstd")):
+        wrong: dict[str, Any] = {field: "never"}
+        with pytest.raises(millrace.BadArgumentError, match=f"{field}: is 'never'; it must be {words}"):
+            client.admin.create_channel("orders", millrace.ChannelConfig(**wrong))
+    assert "CreateChannel" not in server.requests
+
+
 def test_create_channel_sends_only_what_was_said(client: Any, server: FakeServer) -> None:
     """The server's defaults hold for the rest; without a type it is a memory channel."""
     server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=described("orders")))

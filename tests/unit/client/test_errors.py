@@ -14,7 +14,9 @@ from millrace_server import errors as server_errors
 def test_each_reason_of_the_server_has_its_class() -> None:
     """Nothing that the server refuses comes as the bare base class, and names agree."""
     refusals = {kind.reason: kind.__name__ for kind in server_errors.MillraceError.__subclasses__()}
-    assert {reason: ERRORS_BY_REASON[reason].__name__ for reason in refusals} == refusals
+    for reason, name in refusals.items():
+        # In the server some say whose they are, since the log has errors of its own.
+        assert ERRORS_BY_REASON[reason].__name__ in {name, name.removeprefix("Channel")}
 
 
 @pytest.mark.parametrize("kind", ERRORS_BY_REASON.values(), ids=lambda kind: kind.__name__)
@@ -37,7 +39,7 @@ def test_error_survives_pickling(kind: type[millrace.MillraceError]) -> None:
 def test_outcome_is_unknown_where_no_answer_came() -> None:
     """Whoever repeats by hand must know what may have been done."""
     unknown = {reason for reason, kind in ERRORS_BY_REASON.items() if not kind.is_outcome_known}
-    assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE"} <= unknown
+    assert {"UNAVAILABLE", "DEADLINE", "CANCELLED", "INTERNAL", "MESSAGE_TOO_LARGE", "REPLAYING"} <= unknown
     assert not unknown & {"CHANNEL_FULL", "TXN_CAPACITY", "BAD_ARGUMENT", "DRAINING", "OVERLOADED", "LEASE_EXPIRED"}
 
 

@@ -13,6 +13,24 @@ from millrace_client.aio.channel import Channel
 from millrace_client.aio.claim import Claim
 from millrace_client.aio.client import Client, connect
 from millrace_client.aio.consume import Deliveries, Delivery
+from millrace_client.aio.consumer import AsyncConsumer, ConsumedEvent
+from millrace_client.aio.producer import AsyncProducer
 from millrace_client.aio.transaction import Transaction
+from millrace_client.consuming.tasks import ConsumerDelivery
+from millrace_client.producing.pages import AsyncSendFuture
 
-__all__ = ["Admin", "Channel", "Claim", "Client", "Deliveries", "Delivery", "Transaction", "connect"]
+__all__ = [
+    "Admin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncSendFuture",
+    "Channel",
+    "Claim",
+    "Client",
+    "ConsumedEvent",
+    "ConsumerDelivery",
+    "Deliveries",
+    "Delivery",
+    "Transaction",
+    "connect",
+]

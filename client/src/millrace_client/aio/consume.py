@@ -168,15 +168,19 @@ class ConsumeStream:
             answer = answered.result()
         except BaseException:
             self._note_end()
+            # Where gRPC itself failed the call may live on, and would keep what was delivered.
+            self._call.cancel()
             raise
         if answer is None:
             self._note_end()
         return answer
 
-    async def finish(self) -> None:
-        """Ends the stream in order, within the client's timeout."""
+    async def finish(self, timeout_seconds: float | None = None) -> None:
+        """Ends the stream in order, within so long, or within the client's timeout; cuts it off where that fails."""
         if self._has_ended or self._process_id != os.getpid():
             return
+        if timeout_seconds is not None:
+            self._timeout_seconds = timeout_seconds
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await self._close_sending()

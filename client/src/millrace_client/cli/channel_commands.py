@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client
+from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
 from millrace_client.cli.channel_view import channel_document, channel_page, channels_table
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError
@@ -50,6 +50,39 @@ LeaseOption = Annotated[
     seconds_option(min=0, show_default=False, help="How long a transaction or claim lives without a call."),
 ]
 OpenTransactionsOption = Annotated[int | None, _limit("COUNT", "Transactions that may be open at once.", min=1)]
+BackupCheckpointOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--backup-checkpoint/--no-backup-checkpoint",
+        help="File: keep the checkpoint before the newest one too.",
+        show_default=False,
+    ),
+]
+CheckpointIntervalOption = Annotated[
+    float | None,
+    seconds_option(min=0, show_default=False, help="File: how long after one checkpoint the next one begins."),
+]
+SegmentBytesOption = Annotated[
+    str | None,
+    _limit("SIZE", "File: a segment of this size is ended and the next one begun.", callback=_check_size),
+]
+MinFreeBytesOption = Annotated[
+    str | None, _limit("SIZE", "File: bytes that puts leave free on each disk.", callback=_check_size)
+]
+FsyncOption = Annotated[
+    FsyncPolicy | None,
+    typer.Option(
+        help="File: sync before each commit is answered, or at an interval, which a power cut may lose.",
+        show_default=False,
+    ),
+]
+FsyncIntervalOption = Annotated[
+    float | None,
+    seconds_option(min=0, show_default=False, help="File: how much a power cut may lose with --fsync interval."),
+]
+CompressionOption = Annotated[
+    Compression | None, typer.Option(help="File: what packs events from now on.", show_default=False)
+]
 
 
 @with_client
@@ -60,6 +93,9 @@ def channels(client: Client, *, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps([channel_document(channel) for channel in listed], indent=2))
         return
     show(channels_table(listed))
+    for channel in listed:
+        if channel.fault:
+            note_to_terminal(f"{channel.name}: {channel.fault}")
     if not listed:
         note_to_terminal("there is no channel yet; make one with `millrace channel create NAME`")
 
@@ -67,7 +103,7 @@ def channels(client: Client, *, as_json: JsonOption = False) -> None:
 @channel_app.command("show")
 @with_client
 def show_channel(client: Client, name: ChannelArgument, *, as_json: JsonOption = False) -> None:
-    """Show a channel: limits, gauges, counters and claim."""
+    """Show a channel: limits, gauges, counters, claim and state."""
     _write(client.admin.get_channel(name), as_json=as_json)
 
 
@@ -85,12 +121,19 @@ def create(
     keep_alive: KeepAliveOption = None,
     lease: LeaseOption = None,
     open_transactions_max: OpenTransactionsOption = None,
+    backup_checkpoint: BackupCheckpointOption = None,
+    checkpoint_interval: CheckpointIntervalOption = None,
+    segment_bytes_max: SegmentBytesOption = None,
+    min_free_bytes: MinFreeBytesOption = None,
+    fsync: FsyncOption = None,
+    fsync_interval: FsyncIntervalOption = None,
+    compression: CompressionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a channel.
 
-    It survives restarts of the server; what a memory channel holds does not. A limit that is not said is the server's
-    default.
+    It survives restarts of the server; what a memory channel holds does not, what a file channel holds does. A limit
+    that is not said is the server's default. Directories and keys are said in the server's configuration file.
     """
     config = ChannelConfig(
         type=channel_type,
@@ -101,6 +144,13 @@ def create(
         keep_alive_seconds=keep_alive,
         lease_seconds=lease,
         open_transactions_max=open_transactions_max,
+        backup_checkpoint=backup_checkpoint,
+        checkpoint_interval_seconds=checkpoint_interval,
+        segment_bytes_max=_size(segment_bytes_max),
+        min_free_bytes=_size(min_free_bytes),
+        fsync=fsync,
+        fsync_interval_seconds=fsync_interval,
+        compression=compression,
     )
     _write(client.admin.create_channel(name, config), as_json=as_json)
 
@@ -118,6 +168,12 @@ def update(
     keep_alive: KeepAliveOption = None,
     lease: LeaseOption = None,
     open_transactions_max: OpenTransactionsOption = None,
+    checkpoint_interval: CheckpointIntervalOption = None,
+    segment_bytes_max: SegmentBytesOption = None,
+    min_free_bytes: MinFreeBytesOption = None,
+    fsync: FsyncOption = None,
+    fsync_interval: FsyncIntervalOption = None,
+    compression: CompressionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change limits of a channel while it is in use.
@@ -133,6 +189,12 @@ def update(
         keep_alive_seconds=keep_alive,
         lease_seconds=lease,
         open_transactions_max=open_transactions_max,
+        checkpoint_interval_seconds=checkpoint_interval,
+        segment_bytes_max=_size(segment_bytes_max),
+        min_free_bytes=_size(min_free_bytes),
+        fsync=fsync,
+        fsync_interval_seconds=fsync_interval,
+        compression=compression,
     )
     if config == ChannelConfig():
         raise CommandError(ExitCode.USAGE, "there is nothing to change; name a limit, such as --capacity N")

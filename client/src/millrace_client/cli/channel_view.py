@@ -7,7 +7,7 @@ from datetime import datetime
 from rich.table import Table
 from rich.text import Text
 
-from millrace_client import ChannelInfo
+from millrace_client import ChannelInfo, ChannelState
 from millrace_client.cli.screen import plain_table, text
 from millrace_client.cli.sizes import format_byte_size
 from millrace_client.cli.top_rates import Rates
@@ -40,13 +40,14 @@ def fill_of(channel: ChannelInfo) -> float:
 
 def channels_table(channels: Sequence[ChannelInfo]) -> Table:
     """All channels, one line each."""
-    headings = "CHANNEL TYPE QUEUED> TAKEN> CAPACITY> FILL> BYTES> NEXT> TXNS> CLAIM"
+    headings = "CHANNEL TYPE STATE QUEUED> TAKEN> CAPACITY> FILL> BYTES> NEXT> TXNS> CLAIM"
     table = plain_table(*headings.split())
     for channel in channels:
         gauges = channel.gauges
         table.add_row(
             text(channel.name),
             text(channel.config.type),
+            _state_text(channel),
             f"{gauges.queued_events:,}",
             f"{gauges.taken_events:,}",
             f"{channel.config.capacity:,}",
@@ -61,12 +62,15 @@ def channels_table(channels: Sequence[ChannelInfo]) -> Table:
 
 def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Rates]) -> Table:
     """What moves, one line a channel; a rate that is not known yet is a dash."""
-    table = plain_table(*["CHANNEL", "DEPTH>", "FILL>", "BYTES>", "IN/S>", "OUT/S>", "TXNS>", "WAITING>", "CLAIM"])
+    table = plain_table(
+        *["CHANNEL", "STATE", "DEPTH>", "FILL>", "BYTES>", "IN/S>", "OUT/S>", "TXNS>", "WAITING>", "CLAIM"]
+    )
     for channel in channels:
         gauges = channel.gauges
         rate = rates.get(channel.name)
         table.add_row(
             text(channel.name),
+            _state_text(channel),
             f"{gauges.queued_events + gauges.taken_events:,}",
             _fill_text(channel),
             format_byte_size(gauges.body_bytes),
@@ -94,8 +98,10 @@ def channel_page(channel: ChannelInfo) -> Table:
 
 def _page_value(value: object) -> str:
     match value:
-        case None:
+        case None | "":
             return "-"
+        case bool():
+            return str(value).lower()
         case int():
             return f"{value:,}"
         case float():
@@ -108,6 +114,16 @@ def _fill_text(channel: ChannelInfo) -> Text:
     fill = fill_of(channel)
     style = "red" if fill >= _FULL_FILL else "yellow" if fill >= _BUSY_FILL else ""
     return text(f"{fill:.0%}", style=style)
+
+
+def _state_text(channel: ChannelInfo) -> Text:
+    match channel.state:
+        case ChannelState.OPEN | ChannelState.UNKNOWN:
+            return text(channel.state)
+        case ChannelState.REPLAYING:
+            return text(f"{channel.state} {channel.replayed_fraction:.0%}", style="yellow")
+        case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED:
+            return text(channel.state, style="red")
 
 
 def _claim_text(channel: ChannelInfo) -> Text:

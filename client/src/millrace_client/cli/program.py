@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from millrace_client import MillraceError
-from millrace_client.cli import channel_commands, put_command, read_commands, top_command
+from millrace_client.cli import bench_command, channel_commands, put_command, read_commands, top_command
 from millrace_client.cli.exit_codes import MEANINGS, ExitCode
 from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
 from millrace_client.cli.interrupts import TerminatedError
@@ -76,6 +76,7 @@ app.command()(read_commands.take)
 app.command()(read_commands.peek)
 app.command()(read_commands.tail)
 app.command()(top_command.top)
+app.add_typer(bench_command.bench_app, name="bench")
 
 
 def _show_version(*, is_wanted: bool) -> None:

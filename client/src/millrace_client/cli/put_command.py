@@ -110,6 +110,11 @@ HeaderOption = Annotated[
     ),
 ]
 
+JsonLinesOption = Annotated[
+    bool,
+    typer.Option("--json-lines", help="Read each line as JSON: `body` or `body_base64`, and `headers`."),
+]
+
 
 @with_client
 def put(
@@ -118,6 +123,7 @@ def put(
     file: FileArgument = None,
     *,
     headers: HeaderOption = None,
+    json_lines: JsonLinesOption = False,
     batch_size: BatchSizeOption = None,
     patience: PatienceOption = PATIENCE_SECONDS,
     skip_lines: SkipLinesOption = 0,
@@ -127,18 +133,24 @@ def put(
     """Put the lines of a file or of standard input into a channel.
 
     Each line is an event: its bytes without the newline. Empty lines count, and so does a last line without a newline.
+    With --json-lines each line is a JSON object as `millrace take --json` writes it, with headers of its own.
     Lines are stored in order and in batches, each exactly once. A full channel is waited for. A put that has to stop
     says which command stores the rest.
     """
     account = PutAccount(channel, producer_id or f"put-{uuid.uuid4().hex}", skipped_lines=skip_lines)
     with _opened(file) as lines_file:
         limits = _limits(client.admin.get_channel(channel), batch_size)
-        upload = Upload(client.channel(channel), parse_headers(headers or []), account, Patience(patience))
+        upload = Upload(
+            client.channel(channel), parse_headers(headers or []), account, Patience(patience), is_json=json_lines
+        )
         try:
             _put_lines(lines_file, upload, limits, skip_lines)
         except BaseException as error:
             if account.lines_read:
-                options = _resume_options(client, headers or [], batch_size)
+                options = [
+                    *_resume_options(client, headers or [], batch_size),
+                    *(["--json-lines"] if json_lines else []),
+                ]
                 error.add_note(_how_to_resume(account, file, options))
             if as_json:
                 typer.echo(json.dumps(account.document(is_complete=False)))

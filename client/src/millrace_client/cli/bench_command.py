@@ -1,0 +1,155 @@
+"""`millrace bench`: how much a channel takes and gives, and how long that lasts."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+import typer
+
+from millrace_client import Client, Producer, ProducerConfig
+from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
+from millrace_client.cli.exit_codes import ExitCode
+from millrace_client.cli.failures import CommandError
+from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
+
+SECONDS = 10.0
+BODY_BYTES = 512
+HEADER_COUNT = 2
+
+_FOR_EVER = 1e9
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure how much a channel takes and gives.")
+
+EventsOption = Annotated[
+    int | None,
+    typer.Option("--events", "-n", metavar="N", min=1, show_default=False, help="Stop after so many events."),
+]
+SecondsOption = Annotated[float, seconds_option("--seconds", min=0.01, help="Stop after so long.")]
+BodyBytesOption = Annotated[
+    int, typer.Option("--body-bytes", metavar="BYTES", min=STAMP_BYTES, help="Size of each body.")
+]
+HeadersOption = Annotated[int, typer.Option("--headers", metavar="N", min=0, max=256, help="Headers of each event.")]
+KeysOption = Annotated[
+    int, typer.Option("--keys", metavar="N", min=0, help="Use so many different keys; 0: events have none.")
+]
+RateOption = Annotated[
+    float, typer.Option("--rate", metavar="EVENTS", min=0, help="Send at most so many a second; 0: as many as can be.")
+]
+BatchEventsOption = Annotated[
+    int, typer.Option("--batch-events", metavar="N", min=1, help="Events of a batch at most.")
+]
+LingerOption = Annotated[float, seconds_option("--linger", min=0, help="How long an event waits for others.")]
+
+_DEFAULTS = ProducerConfig()
+
+
+@bench_app.command()
+@with_client
+def put(
+    client: Client,
+    channel: ChannelArgument,
+    *,
+    events: EventsOption = None,
+    seconds: SecondsOption = SECONDS,
+    body_bytes: BodyBytesOption = BODY_BYTES,
+    headers: HeadersOption = HEADER_COUNT,
+    keys: KeysOption = 0,
+    rate: RateOption = 0.0,
+    batch_events: BatchEventsOption = _DEFAULTS.batch_events_max,
+    linger: LingerOption = _DEFAULTS.linger_seconds,
+    as_json: JsonOption = False,
+) -> None:
+    """Send events into a channel, which keeps them.
+
+    Latencies are from sending an event until the server has said that it is stored.
+    """
+    client.admin.get_channel(channel)
+    load = Load(
+        event_count=events,
+        seconds=seconds,
+        body_bytes=body_bytes,
+        header_count=headers,
+        key_count=keys,
+        events_per_second=rate,
+    )
+    config = ProducerConfig(batch_events_max=batch_events, linger_seconds=linger)
+    _write({"put": _put(client, channel, load, config)}, as_json=as_json)
+
+
+@bench_app.command()
+@with_client
+def take(
+    client: Client,
+    channel: ChannelArgument,
+    *,
+    events: EventsOption = None,
+    seconds: SecondsOption = SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Take events out of a channel: they are gone afterwards.
+
+    Ends when the channel is empty. Latencies are from when `millrace bench put` sent an event, on the same machine.
+    """
+    client.admin.get_channel(channel)
+    stopping = threading.Event()
+    stopping.set()
+    _write({"take": measure_take(client.channel(channel), events, stopping, seconds)}, as_json=as_json)
+
+
+@bench_app.command()
+@with_client
+def both(
+    client: Client,
+    channel: ChannelArgument,
+    *,
+    events: EventsOption = None,
+    seconds: SecondsOption = SECONDS,
+    body_bytes: BodyBytesOption = BODY_BYTES,
+    headers: HeadersOption = HEADER_COUNT,
+    keys: KeysOption = 0,
+    rate: RateOption = 0.0,
+    batch_events: BatchEventsOption = _DEFAULTS.batch_events_max,
+    linger: LingerOption = _DEFAULTS.linger_seconds,
+    as_json: JsonOption = False,
+) -> None:
+    """Send events into an empty channel and take them out again at the same time.
+
+    Latencies of the takes are from sending an event until it is delivered.
+    """
+    if client.admin.get_channel(channel).gauges.queued_events:
+        raise CommandError(
+            ExitCode.REFUSED,
+            f"the channel {channel} holds events, which would be taken; use another, or empty it with "
+            f"`millrace channel purge {channel}`",
+        )
+    load = Load(
+        event_count=events,
+        seconds=seconds,
+        body_bytes=body_bytes,
+        header_count=headers,
+        key_count=keys,
+        events_per_second=rate,
+    )
+    config = ProducerConfig(batch_events_max=batch_events, linger_seconds=linger)
+    stopping = threading.Event()
+    with ThreadPoolExecutor(1) as taking:
+        taken = taking.submit(measure_take, client.channel(channel), None, stopping, _FOR_EVER)
+        try:
+            sent = _put(client, channel, load, config)
+        finally:
+            stopping.set()
+        _write({"put": sent, "take": taken.result()}, as_json=as_json)
+
+
+def _put(client: Client, channel: str, load: Load, config: ProducerConfig) -> Figures:
+    with Producer(client.endpoint, channel, config=config) as producer:
+        return measure_put(producer, load)
+
+
+def _write(figures: dict[str, Figures], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({name: measured.document() for name, measured in figures.items()}))
+        return
+    for name, measured in figures.items():
+        typer.echo(f"{name}: {measured.sentence('stored' if name == 'put' else 'taken')}")

@@ -1,0 +1,1 @@
+"""What consumers are made of. The parts are the same for threads and for asyncio; only the engines differ."""

@@ -1,0 +1,84 @@
+"""Pages on the wire. Bodies are copied once: from the objects that the caller gave into the request."""
+
+from collections.abc import Sequence
+
+from millrace.v1 import channel_service_pb2 as pb
+from millrace.v1 import event_pb2
+from millrace.wire_format import field_head
+from millrace_client.events import Stamp
+from millrace_client.producing.pages import Page
+
+_COLUMNS_FIELD = pb.AppendStreamRequest.COLUMNS_FIELD_NUMBER
+_BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
+
+
+def request_of_pages(channel: str, stamp: Stamp, pages: Sequence[Page]) -> bytes:
+    """An encoded AppendStreamRequest with the events of pages, one page behind the other."""
+    if len(pages) == 1:
+        bodies, columns = pages[0].bodies, pages[0].columns
+    else:
+        bodies, columns = _joined(pages)
+    count = len(bodies)
+    events = event_pb2.EventColumns(
+        count=count,
+        body_sizes=list(map(len, bodies)),
+        headers=[_column(name, values, count) for name, values in columns.items()],
+    ).SerializeToString()
+    body_bytes = sum(map(len, bodies))
+    bodies_head = field_head(_BODIES_FIELD, body_bytes) if body_bytes else b""
+    columns_head = field_head(_COLUMNS_FIELD, len(events) + len(bodies_head) + body_bytes)
+    return b"".join((_head(channel, stamp), columns_head, events, bodies_head, *bodies))
+
+
+def request_of_columns(channel: str, stamp: Stamp, columns: event_pb2.EventColumns) -> bytes:
+    """An encoded AppendStreamRequest with events that are in a message already."""
+    encoded = columns.SerializeToString()
+    return b"".join((_head(channel, stamp), field_head(_COLUMNS_FIELD, len(encoded)), encoded))
+
+
+def columns_of_request(request: bytes) -> event_pb2.EventColumns:
+    """The events of a request that was encoded here."""
+    return pb.AppendStreamRequest.FromString(request).columns
+
+
+def _head(channel: str, stamp: Stamp) -> bytes:
+    wire_stamp = event_pb2.ProducerStamp(
+        producer_id=stamp.producer_id, first_sequence=stamp.first_sequence, last_sequence=stamp.last_sequence
+    )
+    return pb.AppendStreamRequest(channel=channel, stamp=wire_stamp).SerializeToString()
+
+
+def _joined(pages: Sequence[Page]) -> tuple[list[bytes], dict[str, list[str | None]]]:
+    bodies: list[bytes] = []
+    columns: dict[str, list[str | None]] = {}
+    for page in pages:
+        for name, values in page.columns.items():
+            column = columns.setdefault(name, [])
+            column.extend([None] * (len(bodies) - len(column)))
+            column.extend(values)
+        bodies.extend(page.bodies)
+    return bodies, columns
+
+
+def _column(name: str, values: list[str | None], count: int) -> event_pb2.HeaderColumn:
+    if len(values) == count and values[0] is not None and values.count(values[0]) == count:
+        constant = values[0].encode()
+        return event_pb2.HeaderColumn(key=name, sizes=[len(constant) + 1], values=constant)
+    # Most often each event has the header, and it is ASCII: then a few passes that make no objects do it.
+    try:
+        text = "".join(values)  # type: ignore[arg-type] # raises where there is a None
+    except TypeError:
+        return _sparse_column(name, values, count)
+    if len(values) != count or not text.isascii():
+        return _sparse_column(name, values, count)
+    lengths = list(map(len, values))  # type: ignore[arg-type] # there is no None
+    is_even = lengths.count(lengths[0]) == count
+    sizes = [lengths[0] + 1] * count if is_even else [length + 1 for length in lengths]
+    return event_pb2.HeaderColumn(key=name, sizes=sizes, values=text.encode())
+
+
+def _sparse_column(name: str, values: list[str | None], count: int) -> event_pb2.HeaderColumn:
+    encoded = [None if value is None else value.encode() for value in values]
+    sizes = [0 if value is None else len(value) + 1 for value in encoded]
+    sizes.extend([0] * (count - len(sizes)))
+    return event_pb2.HeaderColumn(key=name, sizes=sizes, values=b"".join(value for value in encoded if value))

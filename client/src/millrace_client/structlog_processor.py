@@ -1,0 +1,81 @@
+"""Structlog's events, shipped to a channel. Structlog itself is not needed: a processor is a function of three."""
+
+import time
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from millrace_client._shipping import ProducerSource, Shipper, ShippingConfig, ShippingMetrics, event_of, is_own
+
+EntryT = TypeVar("EntryT")
+"""An entry: a mapping, or behind a renderer its text."""
+
+
+class MillraceProcessor:
+    """Ships what passes it to a channel, and passes it on as it was; see `MillraceHandler` for all that holds here too.
+
+        structlog.configure(processors=[
+            structlog.processors.add_log_level,
+            MillraceProcessor(producer, "logs"),
+            structlog.dev.ConsoleRenderer(),
+        ])
+
+    The event's headers are `logger`, `level`, `time`, `host` and `pid`. Its body is a JSON object of all that the
+    processors before have gathered; behind a renderer it is the rendered text.
+    """
+
+    def __init__(
+        self, producer: ProducerSource, channel: str, *, key: str | None = None, config: ShippingConfig | None = None
+    ) -> None:
+        """Sends nothing yet; see `MillraceHandler`."""
+        self._config = config or ShippingConfig()
+        self._shipper = Shipper(producer, channel, key, self._config)
+
+    @property
+    def metrics(self) -> ShippingMetrics:
+        """What became of the entries so far."""
+        return self._shipper.metrics
+
+    def __call__(self, logger: Any, method_name: str, entry: EntryT) -> EntryT:
+        """Ships an entry; a processor."""
+        try:
+            fields = entry if isinstance(entry, Mapping) else {}
+            name = str(fields.get("logger") or getattr(logger, "name", None) or "")
+            if not is_own(name):
+                level = str(fields.get("level") or method_name)
+                self._shipper.ship(event_of(name, level, time.time(), _body_of(entry)))
+        except Exception:  # noqa: BLE001 - an entry that cannot be encoded must not break the program
+            self._shipper.count_dropped()
+        return entry
+
+    def flush(self) -> None:
+        """Waits until what was logged is stored, but not longer than `flush_seconds`."""
+        self._shipper.flush(self._config.flush_seconds)
+
+    def close(self) -> None:
+        """Sends what waits, within `flush_seconds`; takes nothing more."""
+        self._shipper.close(self._config.flush_seconds)
+
+
+def _body_of(entry: object) -> Mapping[str, Any] | str:
+    if isinstance(entry, Mapping):
+        return {**entry, "exception": _traceback_of(entry["exc_info"])} if entry.get("exc_info") else entry
+    if isinstance(entry, (bytes, bytearray)):
+        return bytes(entry).decode(errors="backslashreplace")
+    return str(entry)
+
+
+def _traceback_of(exc_info: object) -> str:
+    """The traceback of whatever structlog takes for `exc_info`."""
+    match exc_info:
+        case BaseException():
+            lines = traceback.format_exception(exc_info)
+        case (type() as kind, BaseException() as error, TracebackType() | None as frames):
+            lines = traceback.format_exception(kind, error, frames)
+        case _:
+            return traceback.format_exc().rstrip()
+    return "".join(lines).rstrip()
+
+
+__all__ = ["MillraceProcessor", "ShippingConfig", "ShippingMetrics"]

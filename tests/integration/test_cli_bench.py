@@ -1,0 +1,60 @@
+"""`millrace bench` against a server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_client import ChannelConfig, connect
+from tests.millrace_program import run_millrace
+from tests.millraced import Millraced
+
+
+@pytest.fixture
+def channel(shared_server: Millraced, tmp_path: Path) -> Iterator[str]:
+    name = f"bench-{tmp_path.name}"[:60].lower()
+    with connect(shared_server.grpc) as client:
+        client.admin.create_channel(name, ChannelConfig(capacity=100_000))
+        yield name
+        client.admin.delete_channel(name, force=True)
+
+
+def bench(server: str, *arguments: str) -> Any:
+    result = run_millrace(server, "bench", *arguments, "--json")
+    assert (result.returncode, result.stderr) == (0, b"")
+    return json.loads(result.stdout)
+
+
+def test_bench_put_and_take_measure_what_they_move(shared_server: Millraced, channel: str) -> None:
+    """What was put is there to be taken; both tell rates and percentiles."""
+    put = bench(shared_server.grpc, "put", channel, "--events", "500", "--body-bytes", "100", "--keys", "7")["put"]
+    assert put["events"] == 500
+    assert put["latency_milliseconds"]["p50"] > 0
+    take = bench(shared_server.grpc, "take", channel)["take"]
+    assert (take["events"], take["latency_milliseconds"]["max"] > 0) == (500, True)
+
+
+def test_bench_both_takes_what_it_puts(shared_server: Millraced, channel: str) -> None:
+    """The channel is empty before and after."""
+    figures = bench(shared_server.grpc, "both", channel, "--seconds", "0.5", "--rate", "1000")
+    assert figures["put"]["events"] == figures["take"]["events"] > 0
+    with connect(shared_server.grpc) as client:
+        assert client.admin.get_channel(channel).gauges.queued_events == 0
+
+
+def test_bench_both_of_a_channel_in_use_is_refused(shared_server: Millraced, channel: str) -> None:
+    """It would take what is somebody else's."""
+    with connect(shared_server.grpc) as client:
+        client.channel(channel).append([b"precious"])
+    result = run_millrace(shared_server.grpc, "bench", "both", channel, "--seconds", "0.1")
+    assert result.returncode == 1
+    assert b"holds events, which would be taken" in result.stderr
+
+
+def test_bench_of_a_channel_that_is_not_there_says_so(shared_server: Millraced) -> None:
+    """As every command does."""
+    result = run_millrace(shared_server.grpc, "bench", "put", "nosuch", "--events", "1")
+    assert result.returncode == 1
+    assert b"has no channel nosuch" in result.stderr

@@ -1,0 +1,15 @@
+"""Whatever test is asynchronous in here runs on the virtual clock."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.virtual_clock import VirtualClockLoop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Gives each test in this folder a loop whose clock jumps."""
+    return {"virtual_clock": VirtualClockLoop}

@@ -1,0 +1,143 @@
+"""What the tests of consumers share: deliveries, a clock, streams that do what they are told."""
+
+import asyncio
+import random
+from typing import Any
+
+from millrace.columns import columns_from_events
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import ConsumerConfig, ConsumerHooks, MillraceError, StreamEndedError
+from millrace_client._delivered import DeliveredEvents, Settlement
+from millrace_client.consuming.lanes import Lane
+from millrace_client.consuming.tasks import ConsumerDelivery, TaskEngine
+from millrace_client.consuming.tracked import TrackedDelivery
+
+
+def answer_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:
+    """A delivery on the wire; its sequences begin at ten times its id unless told."""
+    [columns] = columns_from_events([({}, body) for body in bodies or (b"x",)])
+    first = delivery_id * 10 if first_sequence is None else first_sequence
+    return pb.ConsumeResponse(delivery_id=delivery_id, batches=[{"first_sequence": first, "columns": columns}])
+
+
+class Certain(random.Random):
+    """Chance that shortens nothing, so that pauses are known."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+class Told(ConsumerHooks):
+    """Hooks that keep what they are told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, ...]] = []
+
+    def delivered(self, delivery: DeliveredEvents) -> None:
+        self.all.append(("delivered", delivery.delivery_id))
+
+    def settled(self, delivery: DeliveredEvents, work_seconds: float, *, is_ack: bool) -> None:
+        self.all.append(("settled", delivery.delivery_id, work_seconds, is_ack))
+
+    def lost(self, delivery: DeliveredEvents) -> None:
+        self.all.append(("lost", delivery.delivery_id))
+
+    def handler_failed(self, delivery: DeliveredEvents, error: Exception, retry_seconds: float) -> None:
+        self.all.append(("handler_failed", delivery.delivery_id, str(error), retry_seconds))
+
+    def disconnected(self, endpoint: str, channel: str, error: Exception, retry_seconds: float) -> None:
+        self.all.append(("disconnected", endpoint, channel, str(error), retry_seconds))
+
+    def failed(self, endpoint: str, channel: str, error: Exception) -> None:
+        self.all.append(("failed", endpoint, channel, str(error)))
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        """What one hook was told."""
+        return [told[1:] for told in self.all if told[0] == kind]
+
+
+class ScriptedStream:
+    """A stream for tasks: the test delivers and ends, and sees what was settled.
+
+    Attributes:
+        opened_at: When it was opened, on the loop's clock.
+        settled: What was settled, in order: delivery id, and whether it was an ack.
+        read_count: How many deliveries were read.
+    """
+
+    def __init__(self, lane: Lane[ConsumerDelivery]) -> None:
+        self.lane = lane
+        self.opened_at = asyncio.get_running_loop().time()
+        self.settled: list[tuple[int, bool]] = []
+        self.read_count = 0
+        self.is_finished = False
+        self.ends_late = False
+        self._answers: asyncio.Queue[pb.ConsumeResponse | MillraceError | None] = asyncio.Queue()
+        self._is_over = False
+
+    def deliver(self, *answers: pb.ConsumeResponse) -> None:
+        """Has deliveries come."""
+        for answer in answers:
+            self._answers.put_nowait(answer)
+
+    def break_off(self, error: MillraceError | None) -> None:
+        """Ends it from the server's side."""
+        self._is_over = True
+        self._answers.put_nowait(error)
+
+    async def next_answer(self) -> pb.ConsumeResponse | None:
+        answer = await self._answers.get()
+        if isinstance(answer, MillraceError):
+            raise answer
+        self.read_count += answer is not None
+        return answer
+
+    async def settle(self, settlement: Settlement) -> None:
+        if self._is_over:
+            raise StreamEndedError("over")
+        self.settled.append((settlement.delivery_id, settlement.is_ack))
+
+    async def finish(self, timeout_seconds: float | None = None) -> None:
+        self.is_finished = True
+        if self.ends_late:
+            await asyncio.sleep(timeout_seconds or 0.0)
+            raise MillraceError("too late")
+        self.break_off(None)
+
+
+class World:
+    """An engine on scripted streams, the virtual clock, and chance that is certain.
+
+    Attributes:
+        streams: All that were opened, in order.
+        refusals: What opening a stream raises, next first.
+    """
+
+    def __init__(self, endpoints: str = "one", channels: str = "orders", **config: Any) -> None:
+        self.told = Told()
+        self.streams: list[ScriptedStream] = []
+        self.refusals: list[Exception] = []
+        self.engine = TaskEngine(
+            endpoints.split(),
+            channels.split(),
+            ConsumerConfig(hooks=self.told, **config),
+            open_stream=self._open,
+            chance=Certain(),
+        )
+
+    async def _open(self, lane: Lane[ConsumerDelivery]) -> ScriptedStream:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.streams.append(ScriptedStream(lane))
+        return self.streams[-1]
+
+    async def take(self, seconds: float | None = None) -> ConsumerDelivery:
+        """The next delivery, which must come."""
+        delivery = await self.engine.take(seconds)
+        assert delivery is not None
+        return delivery
+
+
+def ids(*deliveries: TrackedDelivery | None) -> list[int | None]:
+    """Their ids."""
+    return [None if delivery is None else delivery.delivery_id for delivery in deliveries]

@@ -1,0 +1,590 @@
+"""Both consumers against a scripted server: loops, deliveries, ends."""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+import millrace_client as millrace
+import millrace_client.aio
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import ConsumerConfig
+from tests.client_faces import Driven
+from tests.unit.client.consuming.parts import answer_of
+from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
+
+WAIT_SECONDS = 10.0
+QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "close_seconds": 5.0}
+
+
+class Deliverer:
+    """Serves Consume streams: what is not acknowledged is delivered again, as a channel does, in its order.
+
+    Attributes:
+        acked: Bodies that were acknowledged, in order.
+        nacked: Bodies that were returned.
+        stream_count: Streams so far.
+        ended_well: Streams that their client half-closed.
+    """
+
+    def __init__(self, *bodies: bytes, breaks_after: int | None = None) -> None:
+        self.acked: list[bytes] = []
+        self.nacked: list[bytes] = []
+        self.stream_count = 0
+        self.ended_well = 0
+        self.news = threading.Condition()
+        self._waiting = list(bodies)
+        self._sequences = {body: number for number, body in enumerate(bodies, 1)}
+        self._breaks_after = breaks_after
+
+    def __call__(self, requests: Iterator[pb.ConsumeRequest], context: Any) -> Iterator[pb.ConsumeResponse]:
+        prefetch = next(requests).start.prefetch
+        out: dict[int, bytes] = {}
+        is_over = threading.Event()
+
+        def listen() -> None:
+            try:
+                for request in requests:
+                    with self.news:
+                        self._settle(out, request)
+            except grpc.RpcError:
+                pass
+            else:
+                self.ended_well += 1
+            with self.news:
+                is_over.set()
+                self.news.notify_all()
+
+        with self.news:
+            self.stream_count += 1
+            breaks = self._breaks_after is not None and self.stream_count == 1
+        threading.Thread(target=listen, daemon=True).start()
+        try:
+            for delivery_id in itertools.count(1):
+                if breaks and delivery_id > (self._breaks_after or 0):
+                    raise unavailable()
+                with self.news:
+                    ready = lambda: is_over.is_set() or (self._waiting and len(out) < prefetch)  # noqa: E731 - short
+                    self.news.wait_for(ready)
+                    if is_over.is_set():
+                        return
+                    body = out[delivery_id] = self._waiting.pop(0)
+                yield answer_of(delivery_id, body, first_sequence=self._sequences[body])
+        finally:
+            with self.news:
+                self._waiting[:0] = out.values()
+                out.clear()
+                self.news.notify_all()
+
+    def _settle(self, out: dict[int, bytes], request: pb.ConsumeRequest) -> None:
+        # Those that are out no more have come too late.
+        self.acked += [out.pop(each) for each in request.ack.delivery_ids if each in out]
+        nacked = [out.pop(each) for each in request.nack.delivery_ids if each in out]
+        self.nacked += nacked
+        self._waiting[:0] = nacked
+        self.news.notify_all()
+
+    def wait_for(self, condition: Any) -> None:
+        """Returns when it is so."""
+        with self.news:
+            assert self.news.wait_for(lambda: condition(self), WAIT_SECONDS)
+
+
+class DrivenConsumer(Driven):
+    """Closing it tells what was left."""
+
+    def close(self, *args: float) -> Any:
+        return self._run(self._inner.close(*args))
+
+
+class Face:
+    """One of the two consumers, used without awaiting."""
+
+    def __init__(self, name: str, address: str, runner: asyncio.Runner) -> None:
+        self.name = name
+        self._address = address
+        self._runner = runner
+        self._made: list[Any] = []
+
+    def consumer(self, *endpoints: str, channels: tuple[str, ...] = ("orders",), **config: Any) -> Any:
+        limits = ConsumerConfig(**{**QUICK, **config})
+        servers = endpoints or (self._address,)
+        if self.name == "sync":
+            made: Any = millrace.Consumer(servers, channels, limits)
+        else:
+            made = DrivenConsumer(self._runner, millrace_client.aio.AsyncConsumer(servers, channels, limits))
+        self._made.append(made)
+        return made
+
+    def handler(self, work: Any) -> Any:
+        """A function as a handler of this face; its delivery may be settled without awaiting."""
+        if self.name == "sync":
+            return work
+
+        async def handle(delivery: Any) -> None:
+            work(delivery)
+
+        return handle
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+
+
+@pytest.fixture(params=["sync", "aio"])
+def face(request: pytest.FixtureRequest, server: FakeServer) -> Iterator[Face]:
+    with asyncio.Runner() as runner:
+        used = Face(request.param, server.address, runner)
+        yield used
+        used.close()
+
+
+def test_loop_acknowledges_what_its_body_was_done_with(face: Face, server: FakeServer) -> None:
+    """The next turn acknowledges the one before; the loop's end by `idle_seconds` the last."""
+    deliverer = Deliverer(b"a", b"b", b"c")
+    server.script("Consume", deliverer)
+    with face.consumer(idle_seconds=1.0) as consumer:
+        bodies = [body for delivery in consumer for body in delivery.bodies()]
+    assert bodies == [b"a", b"b", b"c"]
+    assert deliverer.acked == [b"a", b"b", b"c"]
+    assert deliverer.ended_well == 1
+
+
+def test_loop_left_by_an_error_returns_the_delivery(face: Face, server: FakeServer) -> None:
+    """What was done before stays done; the rest comes again."""
+    deliverer = Deliverer(b"a", b"b", b"c")
+    server.script("Consume", deliverer)
+    with pytest.raises(ValueError, match="mine"), face.consumer() as consumer:  # noqa: PT012 - the loop is tested
+        for delivery in consumer:
+            if delivery.bodies() == [b"b"]:
+                raise ValueError("mine")
+    assert deliverer.acked == [b"a"]
+
+
+def test_loop_left_by_break_returns_the_delivery_unless_acknowledged(face: Face, server: FakeServer) -> None:
+    """Python does not tell a break from an error; who breaks after the work says so by `ack`."""
+    deliverer = Deliverer(b"a", b"b", b"c")
+    server.script("Consume", deliverer)
+    with face.consumer() as consumer:
+        for _ in consumer:
+            break
+        for delivery in consumer:
+            assert delivery.ack()
+            break
+    # After the return of the first the second loop may get either.
+    assert len(deliverer.acked) == 1
+
+
+def test_loop_without_automatic_acks_leaves_them_to_the_caller(face: Face, server: FakeServer) -> None:
+    """Nothing is settled that the caller did not settle."""
+    deliverer = Deliverer(b"a", b"b", b"c")
+    server.script("Consume", deliverer)
+    with face.consumer(auto_ack=False, idle_seconds=1.0, close_seconds=0.5) as consumer:
+        kept = list(consumer)
+        assert kept[1].ack()
+        assert not kept[1].nack()
+    assert (deliverer.acked, deliverer.nacked) == ([b"b"], [])
+    assert kept[0].is_lost
+    assert not kept[0].ack()
+
+
+def test_events_come_one_by_one(face: Face, server: FakeServer) -> None:
+    """A delivery is acknowledged after the last of its events; one that is returned half way is left."""
+
+    def deliver(requests: Iterator[Any], _context: Any) -> Iterator[Any]:
+        yield answer_of(1, b"a", b"b")
+        yield answer_of(2, b"c", b"d")
+        yield answer_of(3, b"e")
+        settled.extend(requests)
+
+    settled: list[Any] = []
+    server.script("Consume", deliver)
+    seen = []
+    with face.consumer(idle_seconds=1.0) as consumer:
+        for event in consumer.events():
+            seen.append((event.sequence, event.body, event.delivery.channel))
+            if event.body == b"c":
+                event.delivery.nack()
+    assert [body for _, body, _ in seen] == [b"a", b"b", b"c", b"e"]
+    assert seen[1] == (11, b"b", "orders")
+    acked = [each for request in settled for each in request.ack.delivery_ids]
+    nacked = [each for request in settled for each in request.nack.delivery_ids]
+    assert (acked, nacked) == ([1, 3], [2])
+
+
+def test_start_asks_for_its_share(face: Face, server: FakeServer) -> None:
+    """Each stream is told limits that keep all of them together within the bytes."""
+    server.script("Consume", Deliverer(b"a"))
+    consumer = face.consumer(
+        channels=("a", "b"), prefetch=4, prefetch_bytes_max=8_000, delivery_events_max=10, idle_seconds=1.0
+    )
+    assert consumer.receive(WAIT_SECONDS) is not None
+    while len(server.requests["Consume"]) < 2:
+        consumer.receive(0.01)
+    starts = [request.start for request in server.requests["Consume"]]
+    assert {start.channel for start in starts} == {"a", "b"}
+    assert {(start.max_events, start.max_bytes, start.prefetch, start.columns) for start in starts} == {
+        (10, 1_000, 4, True)
+    }
+
+
+def test_stream_that_breaks_is_begun_anew_without_loss(face: Face, server: FakeServer) -> None:
+    """What was not acknowledged comes again; nobody but hooks and figures notices."""
+    bodies = [b"%d" % number for number in range(20)]
+    deliverer = Deliverer(*bodies, breaks_after=5)
+    server.script("Consume", deliverer)
+    seen: list[bytes] = []
+    with face.consumer(idle_seconds=1.0, prefetch=4) as consumer:
+        for delivery in consumer:
+            seen.extend(delivery.bodies())
+        assert consumer.metrics().reconnects == 1
+    assert set(seen) == set(bodies)
+    assert sorted(deliverer.acked, key=int) == bodies
+    assert deliverer.stream_count == 2
+
+
+def test_refusal_that_passes_is_waited_out(face: Face, server: FakeServer) -> None:
+    """Draining, replaying, a claim: the loop waits, as long as it is asked to."""
+    refusals = [
+        RefusalError(grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+        RefusalError(grpc.StatusCode.UNAVAILABLE, "REPLAYING"),
+        RefusalError(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED", retry_delay_seconds=0.3),
+    ]
+
+    def refuse(refusal: RefusalError) -> Any:
+        def serve(requests: Any, _context: Any) -> Iterator[Any]:
+            next(requests)
+            raise refusal
+            yield
+
+        return serve
+
+    server.script("Consume", *map(refuse, refusals), Deliverer(b"a"))
+    began_at = time.monotonic()
+    with face.consumer() as consumer:
+        for delivery in consumer:
+            assert delivery.bodies() == [b"a"]
+            break
+    assert time.monotonic() - began_at >= 0.3
+
+
+def test_refusal_that_lasts_is_raised(face: Face, server: FakeServer) -> None:
+    """A missing channel is told, each time that nothing else is left."""
+
+    def refuse(_requests: Any, _context: Any) -> Iterator[Any]:
+        raise RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "there is none called 'orders'")
+        yield
+
+    server.script("Consume", refuse)
+    consumer = face.consumer()
+    for _ in range(2):
+        with pytest.raises(millrace.ChannelNotFoundError, match="'orders'"):
+            list(consumer)
+    with pytest.raises(millrace.ChannelNotFoundError):
+        consumer.run(face.handler(lambda _: None), workers=2)
+
+
+def test_unreachable_server_leaves_the_others(face: Face, server: FakeServer) -> None:
+    """A server that is away is tried again and again, while the others deliver."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    with face.consumer(server.address, "127.0.0.1:1", idle_seconds=1.0) as consumer:
+        assert [delivery.endpoint for delivery in consumer] == [server.address] * 2
+        away = [lane for lane in consumer.metrics().lanes if lane.endpoint == "127.0.0.1:1"]
+        assert isinstance(away[0].error, millrace.UnavailableError)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_run_works_on_all_and_stops(face: Face, server: FakeServer, workers: int) -> None:
+    """Each delivery is acknowledged when its handler returned; one that raised comes again; a handler may stop it."""
+    bodies = [b"%d" % number for number in range(30)]
+    deliverer = Deliverer(*bodies)
+    server.script("Consume", deliverer)
+    consumer = face.consumer()
+    done: list[bytes] = []
+    failures = iter([True])
+
+    def work(delivery: Any) -> None:
+        if delivery.bodies() == [b"3"] and next(failures, False):
+            raise ValueError("once")
+        done.extend(delivery.bodies())
+        if len(done) == len(bodies):
+            consumer.stop()
+
+    report = consumer.run(face.handler(work), workers=workers)
+    assert report.is_clean
+    assert sorted(done, key=int) == bodies
+    assert sorted(deliverer.acked, key=int) == bodies
+    assert deliverer.nacked == [b"3"]
+    assert consumer.is_stopping
+
+
+def test_run_in_order_tries_again_before_anything_later(face: Face, server: FakeServer) -> None:
+    """The delivery stays in hand through its pauses, and its attempts count."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    consumer = face.consumer()
+    seen: list[tuple[bytes, int]] = []
+
+    def work(delivery: Any) -> None:
+        [body] = delivery.bodies()
+        seen.append((body, delivery.attempt))
+        if body == b"a" and delivery.attempt < 3:
+            raise ValueError("not yet")
+        if body == b"b":
+            consumer.stop()
+
+    assert consumer.run(face.handler(work), ordered=True).is_clean
+    assert seen == [(b"a", 1), (b"a", 2), (b"a", 3), (b"b", 1)]
+    assert (deliverer.acked, deliverer.nacked) == ([b"a", b"b"], [])
+
+
+def test_run_when_a_channel_is_given_up_finishes_and_raises(face: Face, server: FakeServer) -> None:
+    """What other workers have in hand is acknowledged before."""
+    deliverer = Deliverer(b"a")
+    is_at_work = threading.Event()
+
+    def serve(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        first = next(requests)
+        if first.start.channel == "orders":
+            yield from deliverer(itertools.chain([first], requests), context)
+        assert is_at_work.wait(WAIT_SECONDS)
+        raise RefusalError(grpc.StatusCode.DATA_LOSS, "CORRUPT", "damaged")
+
+    server.script("Consume", serve)
+
+    def work(_delivery: Any) -> None:
+        is_at_work.set()
+        time.sleep(0.1)
+
+    with pytest.raises(millrace.CorruptError, match="damaged"):
+        face.consumer(channels=("orders", "broken")).run(face.handler(work), workers=2)
+    assert deliverer.acked == [b"a"]
+
+
+def test_run_of_a_handler_that_ends_the_program_returns_the_delivery(server: FakeServer) -> None:
+    """SystemExit, and Ctrl-C, go through; what was not done comes again."""
+    for workers in (1, 2):
+        deliverer = Deliverer(b"a")
+        server.script("Consume", deliverer)
+
+        def work(_delivery: Any) -> None:
+            raise SystemExit
+
+        with pytest.raises(SystemExit):
+            millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK)).run(work, workers=workers)
+        assert deliverer.acked == []
+
+
+def test_delivery_as_a_block_is_settled_by_it(face: Face, server: FakeServer) -> None:
+    """Acknowledged at its end; returned after a pause where it raised."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    with face.consumer() as consumer:
+        with consumer.receive(WAIT_SECONDS):
+            pass
+        with pytest.raises(ValueError, match="mine"), consumer.receive(WAIT_SECONDS):
+            raise ValueError("mine")
+        again = consumer.receive(WAIT_SECONDS)
+        assert (again.bodies(), again.attempt) == ([b"b"], 2)
+        assert again.ack()
+    assert (deliverer.acked, deliverer.nacked) == ([b"a", b"b"], [b"b"])
+
+
+@pytest.mark.parametrize(("workers", "ordered"), [(0, False), (1001, False), (2, True)])
+def test_run_with_a_wrong_number_of_workers_is_refused(
+    face: Face, server: FakeServer, workers: int, *, ordered: bool
+) -> None:
+    """Order needs one."""
+    with pytest.raises(millrace.BadArgumentError, match=f"workers: is {workers}"):
+        face.consumer().run(face.handler(lambda _: None), workers=workers, ordered=ordered)
+
+
+@pytest.mark.parametrize("delay", [-1.0, float("nan"), float("inf")])
+def test_nack_with_a_wrong_delay_is_refused(face: Face, server: FakeServer, delay: float) -> None:
+    """The delivery stays in hand."""
+    server.script("Consume", Deliverer(b"a"))
+    delivery = face.consumer().receive(WAIT_SECONDS)
+    with pytest.raises(millrace.BadArgumentError, match="delay_seconds"):
+        delivery.nack(delay)
+    assert delivery.ack()
+
+
+def test_nack_with_a_delay_returns_later(face: Face, server: FakeServer) -> None:
+    """The server hears of it after the delay."""
+    deliverer = Deliverer(b"a")
+    server.script("Consume", deliverer)
+    with face.consumer() as consumer:
+        began_at = time.monotonic()
+        assert consumer.receive(WAIT_SECONDS).nack(delay_seconds=0.3)
+        again = consumer.receive(WAIT_SECONDS)
+        assert time.monotonic() - began_at >= 0.3
+        assert again.bodies() == [b"a"]
+        assert again.ack()
+    assert (deliverer.acked, deliverer.nacked) == ([b"a"], [b"a"])
+
+
+def test_close_of_a_consumer_that_never_began_does_nothing(face: Face, server: FakeServer) -> None:
+    """No call is made, and closing may be repeated."""
+    consumer = face.consumer()
+    assert consumer.close().is_clean
+    assert consumer.close().is_clean
+    assert list(consumer) == []
+    assert consumer.receive() is None
+    assert not server.requests
+
+
+def test_close_that_the_server_does_not_answer_is_bounded(face: Face, server: FakeServer) -> None:
+    """It returns in time, and says that the stream did not end in order."""
+    over = threading.Event()
+
+    def stubborn(_requests: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(over.set)
+        yield answer_of(1)
+        over.wait()
+
+    server.script("Consume", stubborn)
+    consumer = face.consumer()
+    assert consumer.receive(WAIT_SECONDS).ack()
+    began_at = time.monotonic()
+    report = consumer.close(1.0)
+    assert time.monotonic() - began_at < 5.0
+    assert len(report.errors) == 1
+    assert over.wait(WAIT_SECONDS)
+
+
+def test_consumer_that_is_dropped_ends(server: FakeServer) -> None:
+    """Nobody closed it: its stream ends in order all the same, and its threads with it."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    for delivery in millrace.Consumer(server.address, "orders"):
+        delivery.ack()
+        break
+    gc.collect()
+    deliverer.wait_for(lambda it: it.ended_well == 1)
+    assert deliverer.acked == [b"a"]
+
+
+def test_asyncio_consumer_that_is_dropped_ends(server: FakeServer) -> None:
+    """The same in an event loop that goes on."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+
+    async def main() -> None:
+        async for delivery in millrace_client.aio.AsyncConsumer(server.address, "orders"):
+            await delivery.ack()
+            break
+        gc.collect()
+        await asyncio.to_thread(deliverer.wait_for, lambda it: it.ended_well == 1)
+
+    asyncio.run(main())
+    assert deliverer.acked == [b"a"]
+
+
+def test_close_from_another_thread_ends_a_waiting_loop(server: FakeServer) -> None:
+    """The loop ends without an error; what its body is at may be acknowledged meanwhile."""
+    deliverer = Deliverer(b"a", b"b")
+    server.script("Consume", deliverer)
+    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(prefetch=1))
+    is_at_work, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        for _ in consumer:
+            is_at_work.set()
+            assert may_end.wait(WAIT_SECONDS)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert is_at_work.wait(WAIT_SECONDS)
+    reports: list[Any] = []
+    closers = [threading.Thread(target=lambda: reports.append(consumer.close())) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    assert reports == []
+    may_end.set()
+    for thread in (*closers, worker):
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+    assert [report.is_clean for report in reports] == [True] * 3
+    assert deliverer.acked == [b"a"]
+
+
+def test_stop_in_a_signal_handler_ends_the_loop(server: FakeServer) -> None:
+    """Whatever the main thread is at, waiting or counting, it never hangs."""
+    server.script("Consume", Deliverer(b"a"))
+    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK))
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+    try:
+        timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
+        timer.start()
+        assert [delivery.bodies() for delivery in consumer] == [[b"a"]]
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert consumer.close().is_clean
+
+
+def test_block_left_by_an_error_waits_for_no_receiver(face: Face, server: FakeServer) -> None:
+    """Who received and then failed will settle nothing; the error is not to be held up for that."""
+    server.script("Consume", Deliverer(b"a"))
+    began_at = time.monotonic()
+    with pytest.raises(ValueError, match="mine"), face.consumer(close_seconds=30.0) as consumer:  # noqa: PT012 - the block is tested
+        assert consumer.receive(WAIT_SECONDS) is not None
+        raise ValueError("mine")
+    assert time.monotonic() - began_at < 10.0
+
+
+def test_loop_left_by_an_error_wakes_another_that_waits(server: FakeServer) -> None:
+    """The delivery comes to the thread that is left, though nothing else happens."""
+    server.script("Consume", Deliverer(b"a"))
+    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK))
+    has_waiter = threading.Event()
+
+    def fail() -> None:
+        with contextlib.suppress(ValueError):
+            for _ in consumer:
+                assert has_waiter.wait(WAIT_SECONDS)
+                raise ValueError
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    while not consumer.metrics().delivered_deliveries or consumer.metrics().queued_deliveries:
+        time.sleep(0.001)
+    has_waiter.set()
+    delivery = consumer.receive(WAIT_SECONDS)
+    assert delivery is not None
+    assert delivery.bodies() == [b"a"]
+    assert delivery.ack()
+    failing.join()
+    assert consumer.close().is_clean
+
+
+def test_threads_share_a_consumer(server: FakeServer) -> None:
+    """Each event goes to one of their loops."""
+    bodies = [b"%d" % number for number in range(100)]
+    deliverer = Deliverer(*bodies)
+    server.script("Consume", deliverer)
+    consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK, idle_seconds=1.0))
+    seen: list[bytes] = []
+
+    def work() -> None:
+        for delivery in consumer:
+            seen.extend(delivery.bodies())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert consumer.close().is_clean
+    assert sorted(seen, key=int) == bodies
+    assert sorted(deliverer.acked, key=int) == bodies

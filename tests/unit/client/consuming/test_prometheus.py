@@ -1,0 +1,30 @@
+from prometheus_client import CollectorRegistry, generate_latest
+
+from millrace_client.consuming.prometheus import ConsumerCollector
+from tests.unit.client.consuming.parts import World, answer_of
+
+
+async def test_figures_are_told_to_prometheus() -> None:
+    """Counters, gauges, the streams' states and how long work took, for each consumer by its name."""
+    worlds = [World("one two"), World()]
+    registry = CollectorRegistry()
+    registry.register(ConsumerCollector({"first": worlds[0].engine, "second": worlds[1].engine}))
+    assert await worlds[0].engine.take(0) is None
+    while len(worlds[0].streams) < 2:
+        await worlds[0].engine.take(0.1)
+    worlds[0].streams[0].deliver(answer_of(1, b"a", b"b"), answer_of(2))
+    assert await (await worlds[0].take()).ack()
+    text = generate_latest(registry).decode()
+    for line in (
+        'millrace_consumer_delivered_events_total{consumer="first"} 3.0',
+        'millrace_consumer_acked_events_total{consumer="first"} 2.0',
+        'millrace_consumer_queued_deliveries{consumer="first"} 1.0',
+        'millrace_consumer_acked_events_total{consumer="second"} 0.0',
+        'millrace_consumer_reading{channel="orders",consumer="first",endpoint="two"} 1.0',
+        'millrace_consumer_reading{channel="orders",consumer="second",endpoint="one"} 0.0',
+        'millrace_consumer_work_seconds_bucket{consumer="first",le="+Inf"} 1.0',
+        'millrace_consumer_work_seconds_count{consumer="first"} 1.0',
+    ):
+        assert line in text.splitlines(), text
+    for world in worlds:
+        await world.engine.close(0.0)

@@ -1,0 +1,51 @@
+import grpc
+import pytest
+
+from millrace_client import errors
+from millrace_client.consuming.troubles import passes
+from millrace_client.errors import MillraceError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UnavailableError("x", code=grpc.StatusCode.UNAVAILABLE),
+        errors.DrainingError("x", code=grpc.StatusCode.UNAVAILABLE),
+        errors.ReplayingError("x", code=grpc.StatusCode.UNAVAILABLE),
+        errors.ChannelClaimedError("x", code=grpc.StatusCode.FAILED_PRECONDITION),
+        errors.TooManyTxnsError("x", code=grpc.StatusCode.RESOURCE_EXHAUSTED),
+        errors.LogFailedError("x", code=grpc.StatusCode.DATA_LOSS),
+        errors.DeadlineError("x"),
+        errors.InternalError("x", code=grpc.StatusCode.INTERNAL),
+        MillraceError("x", reason="MOON_FULL"),
+    ],
+    ids=lambda error: error.reason,
+)
+def test_error_that_time_may_mend_passes(error: MillraceError) -> None:
+    """It is waited out, and so is what this client does not know."""
+    assert passes(error, waits_for_channels=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BadArgumentError("x"),
+        errors.BadNameError("x"),
+        errors.CorruptError("x", code=grpc.StatusCode.DATA_LOSS),
+        errors.MessageTooLargeError("x"),
+        errors.ClientForkedError("x"),
+        MillraceError("x", reason="UNIMPLEMENTED", code=grpc.StatusCode.UNIMPLEMENTED),
+        MillraceError("x", reason="UNAUTHENTICATED", code=grpc.StatusCode.UNAUTHENTICATED),
+    ],
+    ids=lambda error: error.reason,
+)
+def test_error_that_lasts_does_not_pass(error: MillraceError) -> None:
+    """It is told instead, even where channels are waited for."""
+    assert not passes(error, waits_for_channels=True)
+
+
+def test_channel_that_is_not_there_passes_by_choice() -> None:
+    """A missing channel is a mistake most often; who starts before it is made may wait."""
+    error = errors.ChannelNotFoundError("x", code=grpc.StatusCode.NOT_FOUND)
+    assert not passes(error, waits_for_channels=False)
+    assert passes(error, waits_for_channels=True)

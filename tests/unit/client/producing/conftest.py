@@ -1,0 +1,127 @@
+"""Channels without a server behind them: they store, refuse or break off as a test says."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from millrace.columns import ColumnsCutter
+from millrace.v1 import channel_service_pb2 as pb
+from millrace_client import Producer, ProducerConfig
+from tests.unit.client.fake_server import FakeServer, RefusalError
+
+QUICK: dict[str, Any] = {"linger_seconds": 0.001, "backoff_seconds": 0.01, "backoff_seconds_max": 0.05}
+
+Outcome = RefusalError | str | None
+"""Of one request: None stores it, a refusal is answered, "break" ends the stream before the request is stored, "lose"
+after that, "hang" answers nothing."""
+
+Judge = Callable[[list[bytes]], Outcome]
+
+
+class FakeChannels:
+    """What a fake server does with appends.
+
+    Attributes:
+        stored: For each channel the bodies in their order.
+        outcomes: Of the next requests, one each; when there are none left, `judge` decides.
+        batches: The bodies of each request that came, refused ones too.
+        headers: For each stored event its headers.
+    """
+
+    def __init__(self, server: FakeServer) -> None:
+        self.server = server
+        self.stored: dict[str, list[bytes]] = {}
+        self.headers: list[dict[str, str]] = []
+        self.batches: list[list[bytes]] = []
+        self.stamps: list[Any] = []
+        self.outcomes: deque[Outcome] = deque()
+        self.judge: Judge = lambda _bodies: None
+        self.stream_count = 0
+        self._numbers: set[tuple[str, str, int]] = set()
+        server.script("AppendStream", self._serve)
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def _serve(self, requests: Iterator[pb.AppendStreamRequest], context: Any) -> Iterator[pb.AppendStreamResponse]:
+        self.stream_count += 1
+        for request in requests:
+            rows = list(ColumnsCutter(request.columns).rows(0, request.columns.count))
+            self.batches.append([body for _, body in rows])
+            self.stamps.append(request.stamp)
+            outcome = self.outcomes.popleft() if self.outcomes else self.judge(self.batches[-1])
+            if isinstance(outcome, RefusalError):
+                yield pb.AppendStreamResponse(error=outcome.status)
+                continue
+            if outcome == "hang":
+                self.server.closing.wait(30)
+            if outcome == "break":
+                raise _unavailable()
+            answer = self._store(request, rows)
+            if outcome == "lose":
+                raise _unavailable()
+            yield answer
+
+    def _store(self, request: pb.AppendStreamRequest, rows: list[tuple[dict[str, str], bytes]]) -> Any:
+        events = self.stored.setdefault(request.channel, [])
+        first = len(events) + 1
+        stamp = request.stamp
+        new = 0
+        for number, (headers, body) in zip(range(stamp.first_sequence, stamp.last_sequence + 1), rows, strict=True):
+            if (request.channel, stamp.producer_id, number) in self._numbers:
+                continue
+            self._numbers.add((request.channel, stamp.producer_id, number))
+            events.append(body)
+            self.headers.append(headers)
+            new += 1
+        return pb.AppendStreamResponse(
+            first_sequence=first if new else 0, last_sequence=len(events) if new else 0, deduplicated=new < len(rows)
+        )
+
+
+def _unavailable() -> RefusalError:
+    from tests.unit.client.fake_server import unavailable
+
+    return unavailable()
+
+
+@pytest.fixture
+def channels(server: FakeServer) -> FakeChannels:
+    """Channels that store all that comes."""
+    return FakeChannels(server)
+
+
+@pytest.fixture
+def more_channels() -> Iterator[Callable[[], FakeChannels]]:
+    """Further servers."""
+    with ExitStack() as stack:
+
+        def make() -> FakeChannels:
+            server = FakeServer()
+            stack.callback(server.close)
+            return FakeChannels(server)
+
+        yield make
+
+
+MakeProducer = Callable[..., Producer]
+
+
+@pytest.fixture
+def producer_of() -> Iterator[MakeProducer]:
+    """Makes producers that lose no time, and closes them in the end."""
+    producers = []
+
+    def make(*channels: FakeChannels, **options: Any) -> Producer:
+        hooks = options.pop("hooks", None)
+        config = ProducerConfig(**{**QUICK, **options})
+        producers.append(Producer([one.address for one in channels], "orders", config=config, hooks=hooks))
+        return producers[-1]
+
+    yield make
+    for producer in producers:
+        producer.close(0)

@@ -1,0 +1,61 @@
+import threading
+import time
+
+from millrace_client.producing.callbacks import CallbackThreads
+from millrace_client.producing.metrics import Tally
+
+
+def test_jobs_of_a_kind_run_in_order_on_one_thread() -> None:
+    """The two kinds do not wait for each other."""
+    threads = CallbackThreads(Tally())
+    told: list[tuple[int, int]] = []
+    unblock = threading.Event()
+    threads.submit(lambda: unblock.wait(10), is_success=False)
+    for index in range(50):
+        threads.submit(lambda index=index: told.append((index, threading.get_ident())), is_success=True)  # type: ignore[misc] # a default argument
+    give_up = time.monotonic() + 10
+    while len(told) < 50:
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    assert [index for index, _ in told] == list(range(50))
+    assert len({ident for _, ident in told}) == 1
+    assert threads.waiting_count == 1
+    unblock.set()
+    threads.end()
+    threads.join(time.monotonic() + 10)
+    assert threads.waiting_count == 0
+
+
+def test_job_after_the_end_runs_all_the_same() -> None:
+    """Nothing that was handed over is forgotten, however late."""
+    threads = CallbackThreads(Tally())
+    threads.end()
+    told = threading.Event()
+    threads.submit(told.set, is_success=True)
+    assert told.wait(10)
+    threads.join(time.monotonic() + 10)
+
+
+def test_job_that_raises_is_counted() -> None:
+    """And the next one runs."""
+    tally = Tally()
+    threads = CallbackThreads(tally)
+    told = threading.Event()
+
+    def fail() -> None:
+        raise SystemExit
+
+    threads.submit(fail, is_success=True)
+    threads.submit(told.set, is_success=True)
+    assert told.wait(10)
+    assert tally.callback_errors == 1
+    threads.end()
+    threads.join(time.monotonic() + 10)
+
+
+def test_end_without_jobs_needs_no_thread() -> None:
+    """A producer without callbacks has no threads for them."""
+    threads = CallbackThreads(Tally())
+    threads.end()
+    threads.join(time.monotonic() + 1)
+    assert (threads.waiting_count, threads.left_count) == (0, 0)

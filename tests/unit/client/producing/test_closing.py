@@ -1,0 +1,247 @@
+"""The end of a producer: from everywhere, often, in time."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import grpc
+import pytest
+
+from millrace_client import BadArgumentError, Producer, ProducerClosedError, SendFailedError, SendResult
+from tests.unit.client.fake_server import RefusalError
+from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
+
+THREAD_PREFIX = "millrace-producer"
+
+
+def full() -> RefusalError:
+    return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL")
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+
+
+def test_close_settles_all_and_ends_the_threads(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Once it returns in time, all is stored, all callbacks have run, and no thread is left."""
+    told: list[SendResult] = []
+    producer = producer_of(channels, linger_seconds=60.0, batch_events_max=10)
+    futures = [producer.send(b"a", callback=told.append) for _ in range(25)]
+    report = producer.close(10)
+    assert report.is_complete
+    assert all(future.done() for future in futures)
+    assert len(told) == 25
+    assert own_threads() == []
+
+
+def test_close_again_says_the_same(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """It may be called often, also before anything was sent, and nothing can be sent afterwards."""
+    producer = producer_of(channels)
+    producer.send(b"a")
+    assert producer.close(10).is_complete
+    assert producer.close(10).is_complete
+    with pytest.raises(ProducerClosedError):
+        producer.send(b"b")
+    unused = producer_of(channels)
+    assert unused.close().is_complete
+    with pytest.raises(ProducerClosedError):
+        unused.send(b"a")
+    assert unused.flush() == 0
+
+
+def test_close_waits_for_attempts_that_are_to_come(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A retry within the time is made, not given up."""
+    channels.outcomes.extend([full(), full()])
+    producer = producer_of(channels)
+    future = producer.send(b"a")
+    assert producer.close(10).is_complete
+    assert future.result(0).attempt_count == 3
+
+
+def test_close_whose_time_runs_out_says_what_is_left(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """It returns in time; what is left fails then, so that nobody waits for ever, and the threads end."""
+    channels.judge = lambda _bodies: full()
+    told: list[SendResult] = []
+    producer = producer_of(channels)
+    futures = [producer.send(b"a", key="k", callback=told.append) for _ in range(3)]
+    began = time.monotonic()
+    report = producer.close(0.3)
+    assert 0.25 < time.monotonic() - began < 2.0
+    assert (report.events_left, report.is_complete) == (3, False)
+    for future in futures:
+        with pytest.raises(SendFailedError) as caught:
+            future.result(10)
+        assert isinstance(caught.value.__cause__, ProducerClosedError)
+    give_up = time.monotonic() + 10
+    while own_threads() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert own_threads() == []
+    assert len(told) == 3
+
+
+def test_close_in_no_time_gives_up_what_is_under_way(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """What was sent and not answered is in doubt."""
+    channels.outcomes.append("hang")
+    producer = producer_of(channels)
+    future = producer.send(b"a")
+    while not channels.batches:
+        time.sleep(0.001)
+    assert producer.close(0).events_left == 1
+    with pytest.raises(SendFailedError) as caught:
+        future.result(10)
+    assert caught.value.result is not None
+    assert not caught.value.result.is_outcome_known
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_close_from_a_callback_does_not_wait_for_itself(
+    channels: FakeChannels, producer_of: MakeProducer, *, is_stored: bool
+) -> None:
+    """It does all but end its own thread, which ends after it."""
+    if not is_stored:
+        channels.judge = lambda _bodies: RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT")
+    producer = producer_of(channels)
+    reports = []
+    closed = threading.Event()
+
+    def close(_result: SendResult) -> None:
+        reports.append(producer.close(10))
+        closed.set()
+
+    producer.send(b"a", callback=close)
+    assert closed.wait(10)
+    assert reports[0].is_complete
+    assert producer.close(10).is_complete
+    assert own_threads() == []
+
+
+def test_close_from_many_threads_returns_in_all(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Threads that send meanwhile are refused cleanly; what was taken is stored."""
+    producer = producer_of(channels)
+    taken, reports = [], []
+    begin = threading.Barrier(12)
+
+    def send() -> None:
+        begin.wait()
+        try:
+            while True:
+                taken.append(producer.send(b"a"))
+        except ProducerClosedError:
+            return
+
+    def close() -> None:
+        begin.wait()
+        time.sleep(0.05)
+        reports.append(producer.close(30))
+
+    threads = [threading.Thread(target=act) for act in [send] * 4 + [close] * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [report.is_complete for report in reports] == [True] * 8
+    assert all(future.result(0).stored for future in taken)
+    assert len(channels.stored["orders"]) == len(taken)
+
+
+def test_callback_that_raises_is_counted_and_the_next_one_runs(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """Whatever it raises is its own affair."""
+    told: list[SendResult] = []
+    producer = producer_of(channels)
+
+    def fail(_result: SendResult) -> None:
+        raise KeyboardInterrupt
+
+    producer.send(b"a", callback=fail)
+    producer.send(b"b", callback=told.append)
+    assert producer.close(10).is_complete
+    assert (len(told), producer.metrics().callback_errors) == (1, 1)
+
+
+def test_callback_that_blocks_harms_no_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Events go on, failures are told, and closing says that a callback is left."""
+    channels.judge = lambda bodies: (
+        RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT") if bodies[0] == b"bad" else None
+    )
+    unblock, failed = threading.Event(), threading.Event()
+    producer = producer_of(channels, batch_events_max=1)
+    producer.send(b"a", callback=lambda _result: unblock.wait(30))
+    futures = [producer.send(b"b") for _ in range(100)]
+    producer.send(b"bad", callback=lambda _result: failed.set())
+    assert failed.wait(10)
+    assert all(future.result(10).stored for future in futures)
+    report = producer.close(0.2)
+    assert (report.events_left, report.callbacks_left) == (0, 1)
+    unblock.set()
+
+
+def test_producer_that_is_dropped_still_sends(channels: FakeChannels) -> None:
+    """A program that forgets to close loses nothing of what it sent, nor keeps threads for ever."""
+    producer = Producer(channels.address, "orders")
+    producer.send(b"a")
+    gone = weakref.ref(producer)
+    del producer
+    gc.collect()
+    assert gone() is None
+    give_up = time.monotonic() + 10
+    while own_threads() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert (own_threads(), channels.stored["orders"]) == ([], [b"a"])
+
+
+def test_program_that_ends_without_closing_sends_all(channels: FakeChannels) -> None:
+    """What was sent is stored before the interpreter ends."""
+    code = f"""
+from millrace_client import Producer, ProducerConfig
+producer = Producer({channels.address!r}, "orders", config=ProducerConfig(linger_seconds=60))
+for _ in range(5):
+    producer.send(b"a")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert channels.stored["orders"] == [b"a"] * 5
+
+
+def test_send_after_a_fork_is_refused() -> None:
+    """A child is told, whatever locks its parent's threads held, and may make a producer of its own before use."""
+    code = """
+import os, sys
+from millrace_client import ClientForkedError, Producer, ProducerConfig
+used = Producer("127.0.0.1:1", "orders", config=ProducerConfig(delivery_timeout_seconds=1))
+unused = Producer("127.0.0.1:1", "orders")
+used.send(b"a")
+used._intake.lock.acquire()
+child = os.fork()
+if child == 0:
+    codes = []
+    for act in (lambda: used.send(b"b"), used.flush, lambda: unused.send(b"b")):
+        try:
+            act()
+        except ClientForkedError:
+            codes.append(1)
+    used.close()
+    os._exit(sum(codes))
+used._intake.lock.release()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+used.close(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True, timeout=60
+    )
+    assert done.stdout == "3\n"
+
+
+def test_producer_without_a_place_to_go_is_refused(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Endpoints and channels must be named."""
+    with pytest.raises(BadArgumentError, match="endpoints"):
+        Producer([])
+    with pytest.raises(BadArgumentError, match="channel: is empty"):
+        Producer(channels.address).send(b"a")
+    with pytest.raises(TypeError, match="event: is a int"):
+        producer_of(channels).send(1)  # type: ignore[arg-type] # what this is about
+    with pytest.raises(TypeError, match="key: is a int"):
+        producer_of(channels).send(b"a", key=1)  # type: ignore[arg-type] # likewise

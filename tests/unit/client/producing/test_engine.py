@@ -1,0 +1,299 @@
+"""What becomes of batches that are stored, refused, lost or too large."""
+
+import random
+import threading
+import time
+from collections import defaultdict
+
+import grpc
+import pytest
+
+from millrace_client import ProducerHooks, SendAttempt, SendFailedError, SendResult
+from millrace_client.producing.intake import PLACE_HEADER, PRODUCER_HEADER
+from tests.unit.client.fake_server import RefusalError
+from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def full(retry_delay_seconds: float | None = None) -> RefusalError:
+    return RefusalError(EXHAUSTED, "CHANNEL_FULL", "channel is full", retry_delay_seconds=retry_delay_seconds)
+
+
+def test_send_gives_the_sequence_of_each_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """The channel's numbers, whatever batches the events went in."""
+    producer = producer_of(channels, batch_events_max=3)
+    futures = [producer.send(b"%d" % index) for index in range(10)]
+    assert [future.result(10).sequence for future in futures] == list(range(1, 11))
+    assert channels.stored["orders"] == [b"%d" % index for index in range(10)]
+    assert {future.result(0).attempt_count for future in futures} == {1}
+
+
+def test_send_that_is_refused_for_now_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A full channel is tried again with the same stamp; the result tells of each attempt."""
+    channels.outcomes.extend([full(), full(), None])
+    result = producer_of(channels).send(b"a").result(10)
+    assert result.stored
+    assert [attempt.reason for attempt in result.attempts] == ["CHANNEL_FULL", "CHANNEL_FULL", ""]
+    assert result.attempts[0].server == channels.address
+    assert result.attempts[0].message == "channel is full"
+    assert channels.stamps[0] == channels.stamps[1] == channels.stamps[2]
+
+
+def test_send_waits_as_long_as_the_server_says(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """RetryInfo counts where it is more than the own pause."""
+    channels.outcomes.append(full(0.3))
+    began = time.monotonic()
+    producer_of(channels).send(b"a").result(10)
+    assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.parametrize("outcome", ["break", "lose"])
+def test_send_whose_stream_breaks_is_stored_once(
+    channels: FakeChannels, producer_of: MakeProducer, outcome: str
+) -> None:
+    """Whether the server had stored it or not, there is one copy in the end."""
+    channels.outcomes.extend([outcome, outcome])
+    result = producer_of(channels).send(b"a").result(10)
+    assert channels.stored["orders"] == [b"a"]
+    assert (result.deduplicated, result.sequence) == ((True, None) if outcome == "lose" else (False, 1))
+    assert [attempt.reason for attempt in result.attempts] == ["UNAVAILABLE", "UNAVAILABLE", ""]
+
+
+def test_send_that_is_not_answered_goes_again(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A server that says nothing is taken for dead after a while."""
+    channels.outcomes.append("hang")
+    result = producer_of(channels, timeout_seconds=0.2).send(b"a").result(10)
+    assert [attempt.reason for attempt in result.attempts] == ["DEADLINE", ""]
+
+
+def test_send_that_is_refused_for_good_fails(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """What time cannot help is tried once; others go on."""
+    channels.outcomes.append(RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "no such channel"))
+    producer = producer_of(channels)
+    with pytest.raises(SendFailedError, match="no such channel") as caught:
+        producer.send(b"a").result(10)
+    result = caught.value.result
+    assert result is not None
+    assert (caught.value.reason, result.stored, result.is_outcome_known) == ("CHANNEL_NOT_FOUND", False, True)
+    assert result.attempt_count == 1
+    assert producer.send(b"b").result(10).stored
+
+
+def test_send_gives_up_after_so_many_attempts(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """The last attempts are kept, all are counted."""
+    channels.judge = lambda _bodies: full()
+    with pytest.raises(SendFailedError) as caught:
+        producer_of(channels, attempts_max=5, attempts_kept_max=2).send(b"a").result(10)
+    result = caught.value.result
+    assert result is not None
+    assert (result.attempt_count, len(result.attempts), result.is_outcome_known) == (5, 2, True)
+
+
+def test_send_gives_up_after_its_time(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Also what waits behind a batch that is tried again fails in its own time."""
+    channels.judge = lambda _bodies: full()
+    producer = producer_of(channels, delivery_timeout_seconds=0.3)
+    futures = [producer.send(b"a", key="k")]
+    time.sleep(0.05)
+    futures.append(producer.send(b"b", key="k"))
+    for future in futures:
+        with pytest.raises(SendFailedError):
+            future.result(10)
+
+
+def test_send_in_doubt_fails_as_such(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A failure after a lost reply says that the event may be stored."""
+    channels.outcomes.append("lose")
+    channels.judge = lambda _bodies: full()
+    with pytest.raises(SendFailedError) as caught:
+        producer_of(channels, attempts_max=3).send(b"a").result(10)
+    assert caught.value.result is not None
+    assert not caught.value.result.is_outcome_known
+
+
+def test_send_to_nobody_fails_in_its_time(producer_of: MakeProducer, channels: FakeChannels) -> None:
+    """Where no server can be reached the events were never sent, and the error says what to look at."""
+    channels.server.close()
+    producer = producer_of(channels, delivery_timeout_seconds=0.3)
+    with pytest.raises(SendFailedError, match="is millraced running there") as caught:
+        producer.send(b"a").result(10)
+    assert caught.value.result is not None
+    assert (caught.value.result.attempt_count, caught.value.result.is_outcome_known) == (0, True)
+
+
+# Order.
+
+
+def test_send_of_one_key_keeps_its_order_through_refusals(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Whatever is refused or lost at random, each key's events are stored in the order of send."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # noqa: T201 - to run it again
+    draw = random.Random(seed)
+    lock = threading.Lock()
+
+    def judge(_bodies: list[bytes]) -> RefusalError | str | None:
+        with lock:
+            return draw.choice([full(), "break", "lose", None, None, None, None, None])
+
+    channels.judge = judge
+    producer = producer_of(channels, batch_events_max=7, linger_seconds=0.0005, delivery_timeout_seconds=60)
+    for index in range(600):
+        producer.send(b"%d %d" % (index % 20, index), key=str(index % 20))
+    assert producer.flush(60) == 0
+    by_key = defaultdict(list)
+    for body in channels.stored["orders"]:
+        key, index = map(int, body.split())
+        by_key[key].append(index)
+    assert sum(map(len, by_key.values())) == 600
+    assert all(indexes == sorted(indexes) for indexes in by_key.values())
+    assert producer.metrics().retries > 0
+
+
+def test_send_without_keys_keeps_its_order_when_all_goes_well(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """One caller's events stand as they were sent, over many batches."""
+    producer = producer_of(channels, batch_events_max=5)
+    for index in range(500):
+        producer.send(b"%d" % index)
+    producer.flush(30)
+    assert channels.stored["orders"] == [b"%d" % index for index in range(500)]
+
+
+def test_send_while_a_key_is_held_up_lets_others_go_on(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """One key's trouble is not another's."""
+    trouble = threading.Event()
+
+    def judge(bodies: list[bytes]) -> RefusalError | None:
+        return None if trouble.is_set() or b"bad" not in bodies else RefusalError(EXHAUSTED, "TOO_MANY_TXNS")
+
+    channels.judge = judge
+    producer = producer_of(channels)
+    bad = producer.send(b"bad", key="bad")
+    while not channels.batches:
+        time.sleep(0.001)
+    assert producer.send(b"good").result(10).stored
+    trouble.set()
+    assert bad.result(10).stored
+
+
+# Batches that are too large.
+
+
+def test_send_of_more_than_the_channel_takes_at_once_is_split(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """A smaller transaction capacity is found out, kept to, and costs no order."""
+    channels.judge = lambda bodies: RefusalError(INVALID, "TXN_CAPACITY") if len(bodies) > 10 else None
+    producer = producer_of(channels, batch_events_max=100, linger_seconds=0.05)
+    futures = [producer.send(b"%d" % index, key="k") for index in range(100)]
+    assert [future.result(10).sequence for future in futures] == list(range(1, 101))
+    assert channels.stored["orders"] == [b"%d" % index for index in range(100)]
+    refused_count = sum(len(bodies) > 10 for bodies in channels.batches)
+    for index in range(100):
+        producer.send(b"%d" % index)
+    producer.flush(10)
+    assert sum(len(bodies) > 10 for bodies in channels.batches) == refused_count
+
+
+def test_send_of_an_event_too_large_for_the_server_fails_alone(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """Those that went with it are stored, in order."""
+
+    def judge(bodies: list[bytes]) -> RefusalError | None:
+        too_large = any(len(body) > 100 for body in bodies)
+        return RefusalError(INVALID, "EVENT_TOO_LARGE", "too large") if too_large else None
+
+    channels.judge = judge
+    producer = producer_of(channels, linger_seconds=0.05)
+    sizes = [1, 2, 200, 3, 300, 4, 5]
+    futures = [producer.send(bytes(size), key="k") for size in sizes]
+    stored = []
+    for size, future in zip(sizes, futures, strict=True):
+        if size > 100:
+            with pytest.raises(SendFailedError, match="too large"):
+                future.result(10)
+        else:
+            stored.append(future.result(10).sequence)
+    assert stored == [1, 2, 3, 4, 5]
+    assert [len(body) for body in channels.stored["orders"]] == [1, 2, 3, 4, 5]
+
+
+# Context, metrics and hooks.
+
+
+def test_send_with_context_lets_a_reader_restore_the_order(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Each event tells its producer and its place among all that this sent to the channel."""
+    producer = producer_of(channels, context_headers=True)
+    for index in range(50):
+        producer.send(b"%d" % index, key=str(index % 7))
+    producer.flush(10)
+    places = [int(headers[PLACE_HEADER]) for headers in channels.headers]
+    bodies = [int(body) + 1 for body in channels.stored["orders"]]
+    assert places == bodies
+    assert {headers[PRODUCER_HEADER] for headers in channels.headers} == {producer.producer_id}
+
+
+class NotedHooks(ProducerHooks):
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+        self.failed: list[tuple[str, int, bool]] = []
+
+    def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:
+        self.stored.append(event_count)
+
+    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:
+        self.failed.append((attempt.reason, event_count, retry_seconds is not None))
+
+
+def test_metrics_and_hooks_tell_what_was_done(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Counters, gauges and hooks agree with what happened."""
+    channels.outcomes.extend([full(), "lose", None])
+    hooks = NotedHooks()
+    producer = producer_of(channels, hooks=hooks)
+    for _ in range(3):
+        producer.send(b"a")
+    producer.flush(10)
+    metrics = producer.metrics()
+    assert (metrics.events_stored, metrics.events_deduplicated, metrics.events_failed) == (3, 3, 0)
+    assert (metrics.retries, metrics.attempts_failed, metrics.batches_stored) == (2, 2, 1)
+    assert (metrics.open_events, metrics.buffer_bytes, metrics.inflight_batches, metrics.retrying_batches) == (0,) * 4
+    assert metrics.latencies.count == 3
+    assert metrics.latencies.percentile(50) is not None
+    [server] = metrics.servers
+    assert (server.server, server.is_connected) == (channels.address, True)
+    producer.close(10)
+    assert (hooks.stored, hooks.failed) == ([3], [("CHANNEL_FULL", 3, True), ("UNAVAILABLE", 3, True)])
+
+
+def test_callback_gets_the_result_once_for_each_event(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Stored or not, each callback runs once, successes and failures on threads of their own."""
+    channels.judge = lambda bodies: RefusalError(INVALID, "BAD_ARGUMENT") if bodies[0] == b"bad" else None
+    told: list[tuple[bool, str]] = []
+
+    def callback(result: SendResult) -> None:
+        told.append((result.stored, threading.current_thread().name))
+
+    producer = producer_of(channels, batch_events_max=1)
+    producer.send(b"good", callback=callback)
+    producer.send(b"bad", callback=callback)
+    assert producer.close(10).is_complete
+    assert sorted(told) == [(False, "millrace-producer-failures"), (True, "millrace-producer-successes")]
+
+
+def test_engine_that_waits_burns_no_processor(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Neither idle nor with a server that is away does anything spin."""
+    producer = producer_of(channels, delivery_timeout_seconds=60)
+    producer.send(b"a").result(10)
+    before = time.process_time()
+    time.sleep(0.5)
+    idle_seconds = time.process_time() - before
+    channels.judge = lambda _bodies: full(5.0)
+    producer.send(b"b")
+    before = time.process_time()
+    time.sleep(0.5)
+    assert idle_seconds < 0.1
+    assert time.process_time() - before < 0.2

@@ -1,0 +1,413 @@
+import threading
+from typing import Any
+
+import pytest
+
+from millrace_client import (
+    BadArgumentError,
+    BufferFullError,
+    EventDroppedError,
+    EventTooLargeError,
+    Overflow,
+    ProducerClosedError,
+    ProducerConfig,
+    Routing,
+    SendFuture,
+)
+from millrace_client.producing.intake import PLACE_HEADER, PRODUCER_HEADER, Intake
+from millrace_client.producing.lanes import Gathering, Lane
+from millrace_client.producing.metrics import Tally
+from millrace_client.producing.pages import EVENT_BYTES, SIZE_BYTES, Page
+from millrace_client.producing.results import Outcome
+
+EVENT = EVENT_BYTES + SIZE_BYTES
+
+
+class Bench:
+    """An intake with a clock that stands still, and a count of how often the engine was woken."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 100.0
+        self.wake_count = 0
+        self.tally = Tally()
+        self.config = ProducerConfig(**limits)
+        self.intake = Intake(self.config, "p-1", self.tally, lambda: self.now)
+        self.intake.wake = self._wake
+        self.gathering = self.intake.gathering("orders")
+
+    def _wake(self) -> None:
+        self.wake_count += 1
+
+    def put(self, body: bytes = b"", key: str | None = None, **headers: str) -> SendFuture:
+        return SendFuture(*self.intake.put(self.gathering, key, body, headers, None, True))
+
+    def take(self) -> list[list[bytes]]:
+        return [page.bodies for page in self.take_pages()[0]]
+
+    def take_pages(self) -> tuple[list[Page], list[Lane]]:
+        self.intake.begin_turn()
+        return self.intake.take(self.gathering, self.now, lambda _: True)
+
+    def lanes_of(self, *keys: str) -> list[int]:
+        return [self.intake._hash(key) % len(self.gathering.lanes) for key in keys]
+
+    def keys_of_lanes(self, count: int) -> list[str]:
+        """Keys that are all on lanes of their own."""
+        found: dict[int, str] = {}
+        number = 0
+        while len(found) < count:
+            key = f"k{number}"
+            found.setdefault(self.lanes_of(key)[0], key)
+            number += 1
+        return list(found.values())
+
+
+# When batches are due.
+
+
+def test_take_before_the_linger_gives_nothing() -> None:
+    """Events wait for others."""
+    bench = Bench(linger_seconds=1.0)
+    bench.put(b"a")
+    assert bench.take() == []
+    assert bench.intake.next_due() == 101.0
+
+
+def test_take_after_the_linger_gives_what_gathered() -> None:
+    """The first event's age counts, however young the last one is."""
+    bench = Bench(linger_seconds=1.0)
+    bench.put(b"a")
+    bench.now += 1.0
+    bench.put(b"b")
+    assert bench.take() == [[b"a", b"b"]]
+    assert bench.intake.next_due() is None
+
+
+def test_take_of_a_full_page_does_not_wait() -> None:
+    """Batches of so many events are due at once, and what is behind them is not."""
+    bench = Bench(linger_seconds=1.0, batch_events_max=2)
+    for body in (b"a", b"b", b"c"):
+        bench.put(body)
+    assert bench.take() == [[b"a", b"b"]]
+    assert bench.take() == []
+
+
+def test_take_of_a_page_full_by_bytes_does_not_wait() -> None:
+    """The event that does not fit begins the next batch."""
+    bench = Bench(linger_seconds=1.0, batch_bytes_max=300)
+    for _ in range(3):
+        bench.put(bytes(100))
+    assert bench.take() == [[bytes(100)] * 2]
+
+
+def test_take_merges_lanes_that_are_free() -> None:
+    """Where little is sent, one batch carries what all keys have gathered, oldest first, due or not."""
+    bench = Bench(linger_seconds=1.0)
+    first, second = bench.keys_of_lanes(2)
+    bench.put(b"a", first)
+    bench.now += 0.5
+    bench.put(b"b")
+    bench.put(b"c", second)
+    bench.now += 0.5
+    assert [sorted(bodies) for bodies in bench.take()] == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_take_merges_no_more_than_fits() -> None:
+    """A merged batch keeps the limits."""
+    bench = Bench(linger_seconds=0, batch_events_max=3)
+    for key in bench.keys_of_lanes(3):
+        for _ in range(2):
+            bench.put(b"x", key)
+    assert [len(bodies) for bodies in bench.take()] == [2]
+
+
+def test_take_leaves_lanes_that_a_batch_holds() -> None:
+    """Nothing of a key goes while something of it is under way; other keys and events without one go on."""
+    bench = Bench(linger_seconds=0)
+    first, second = bench.keys_of_lanes(2)
+    bench.put(b"a", first)
+    _, held = bench.take_pages()
+    bench.put(b"b", first)
+    bench.put(b"c", second)
+    bench.put(b"d")
+    assert sorted(bench.take()) == [[b"c"], [b"d"]]
+    assert bench.take() == []
+    bench.intake.free(held)
+    assert bench.take() == [[b"b"]]
+
+
+def test_take_of_events_without_a_key_holds_no_lane() -> None:
+    """They fill the pipe."""
+    bench = Bench(linger_seconds=0)
+    for body in (b"a", b"b"):
+        bench.put(body)
+        pages, lanes = bench.take_pages()
+        assert ([page.bodies for page in pages], lanes) == ([[body]], [])
+
+
+def test_take_takes_only_lanes_that_are_accepted() -> None:
+    """With by-key routing a batch holds lanes of one server."""
+    bench = Bench(linger_seconds=0)
+    bench.put(b"a", "k")
+    [index] = bench.lanes_of("k")
+    assert bench.intake.take(bench.gathering, bench.now, lambda lane: lane.index != index) == ([], [])
+    assert len(bench.intake.take(bench.gathering, bench.now, lambda lane: lane.index == index)[0]) == 1
+
+
+def test_close_pages_makes_all_due() -> None:
+    """A flush waits for no linger, and what comes after it does not join."""
+    bench = Bench(linger_seconds=9.0)
+    bench.put(b"a")
+    assert len(bench.intake.close_pages()) == 1
+    bench.put(b"b")
+    assert (bench.take(), bench.take()) == ([[b"a"]], [])
+
+
+def test_key_has_the_same_lane_everywhere_with_by_key_routing() -> None:
+    """Processes agree about the servers of keys; Python's own hash differs in each."""
+    bench = Bench(routing=Routing.BY_KEY)
+    assert bench.intake._hash("customer-1") == bench.intake._hash(b"customer-1") == 3_958_365_309
+
+
+# Waking.
+
+
+def test_put_wakes_once_for_many_events() -> None:
+    """One look does for all that gathers until then."""
+    bench = Bench(linger_seconds=1.0)
+    for _ in range(10):
+        bench.put()
+    assert bench.wake_count == 1
+    bench.intake.begin_turn()
+    bench.intake.next_due()
+    bench.put(key="other")
+    assert bench.wake_count == 1
+
+
+def test_put_that_fills_a_page_wakes_again() -> None:
+    """The timer would be too late."""
+    bench = Bench(linger_seconds=1.0, batch_events_max=2)
+    bench.put()
+    bench.intake.begin_turn()
+    bench.intake.next_due()
+    bench.put()
+    assert bench.wake_count == 2
+
+
+# What events hold.
+
+
+def test_put_keeps_what_headers_were() -> None:
+    """A caller may use its dict again."""
+    bench = Bench(linger_seconds=0)
+    headers = {"n": "1"}
+    bench.intake.put(bench.gathering, None, b"", headers, None, True)
+    headers["n"] = "2"
+    bench.intake.put(bench.gathering, None, b"", headers, None, True)
+    [page], _ = bench.take_pages()
+    assert page.columns == {"n": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({"a": 1}, TypeError),
+        ({1: "a"}, TypeError),
+        ({"a": "\ud800"}, BadArgumentError),
+        ({"\ud800": "a"}, BadArgumentError),
+    ],
+)
+@pytest.mark.parametrize("earlier_count", [0, 1])
+def test_put_of_impossible_headers_leaves_no_trace(
+    headers: dict[Any, Any], error: type[Exception], earlier_count: int
+) -> None:
+    """The event fails alone, whether it would have been its page's first or not."""
+    bench = Bench(linger_seconds=0)
+    for _ in range(earlier_count):
+        bench.put(b"good", good="1")
+    held = bench.intake.held_bytes
+    with pytest.raises(error):
+        bench.intake.put(bench.gathering, None, b"bad", {"good": "2", **headers}, None, True)
+    assert bench.intake.held_bytes == held
+    bench.put(b"better", good="3")
+    [page], _ = bench.take_pages()
+    assert page.columns == {"good": ["1", "3"][1 - earlier_count :]}
+    assert len(page.bodies) == earlier_count + 1
+
+
+def test_put_of_a_new_key_for_a_full_table_begins_a_new_page() -> None:
+    """A batch has at most 256 header keys, an event too."""
+    bench = Bench(linger_seconds=0)
+    for part in range(3):
+        bench.put(b"", None, **{f"h{part}-{index}": "x" for index in range(100)})
+    pages, _ = bench.take_pages()
+    assert [len(page.columns) for page in pages] == [200]
+    pages, _ = bench.take_pages()
+    assert [len(page.columns) for page in pages] == [100]
+    bench.put(b"", None, **{f"h{index}": "x" for index in range(256)})
+    with pytest.raises(BadArgumentError, match="257 headers; at most 256"):
+        bench.put(b"", None, **{f"h{index}": "x" for index in range(257)})
+
+
+def test_put_of_too_large_an_event_is_refused_alone() -> None:
+    """The limit is a batch's, unless events may be larger."""
+    bench = Bench(batch_bytes_max=1000)
+    with pytest.raises(EventTooLargeError, match="1000 bytes"):
+        bench.put(bytes(1000))
+    with pytest.raises(EventTooLargeError):
+        bench.put(a="x" * 1000)
+    assert bench.intake.held_bytes == 0
+
+
+def test_put_of_an_event_above_a_batch_goes_alone_where_it_may() -> None:
+    """`event_bytes_max` above `batch_bytes_max` lets single events be larger than batches."""
+    bench = Bench(batch_bytes_max=1000, event_bytes_max=5000, linger_seconds=0)
+    for size in (10, 3000, 10):
+        bench.put(bytes(size))
+    taken = [bench.take() for _ in range(3)]
+    assert [len(body) for [[body]] in taken] == [10, 3000, 10]
+
+
+def test_put_with_context_tells_producer_and_place() -> None:
+    """Places count a channel's events in the order of `send`, whatever lanes they take; an own header gives way."""
+    bench = Bench(context_headers=True, linger_seconds=0)
+    first, second = bench.keys_of_lanes(2)
+    for key in (first, second, first):
+        bench.put(b"", key, **{"a": "1", PLACE_HEADER: "mine"})
+    pages, _ = bench.take_pages()
+    assert sorted(page.columns[PLACE_HEADER] for page in pages) == [["1", "3"], ["2"]]
+    assert {name for page in pages for name in page.columns[PRODUCER_HEADER]} == {"p-1"}
+
+
+# Room.
+
+
+def test_put_into_a_full_buffer_raises_where_that_is_the_policy() -> None:
+    """The buffer is bounded, and nothing of the event is kept."""
+    bench = Bench(buffer_bytes_max=2 * EVENT, overflow=Overflow.RAISE)
+    bench.put()
+    bench.put()
+    with pytest.raises(BufferFullError):
+        bench.put()
+    assert bench.intake.held_bytes == 2 * EVENT
+
+
+def test_put_into_a_full_buffer_waits_for_room() -> None:
+    """Memory that is given back lets the next one in."""
+    bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
+    bench.put(b"")
+    thread = threading.Thread(target=bench.put)
+    thread.start()
+    bench.intake.release(EVENT)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert bench.intake.held_bytes == EVENT
+
+
+def test_put_into_a_full_buffer_gives_up_in_time() -> None:
+    """Nobody waits for ever."""
+    bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=0.01)
+    bench.put()
+    with pytest.raises(BufferFullError):
+        bench.put()
+
+
+def test_put_that_waits_is_told_of_the_close() -> None:
+    """Closing lets go whoever waits for room."""
+    bench = Bench(buffer_bytes_max=EVENT, max_block_seconds=30.0)
+    bench.put()
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            bench.put()
+        except ProducerClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    bench.intake.refuse(ProducerClosedError("closed"))
+    thread.join(10)
+    assert len(errors) == 1
+
+
+def test_put_that_drops_the_oldest_says_so() -> None:
+    """As few as make room, from the front, also across lanes; their futures tell, and they are counted."""
+    bench = Bench(buffer_bytes_max=3 * EVENT + 10, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
+    futures = []
+    for index, key in enumerate(("a", None, "a", None, "b")):
+        bench.now += 1
+        futures.append(bench.put(b"%d" % index, key))
+    assert [future.done() for future in futures] == [True, False, True, False, False]
+    for index in (0, 2):
+        with pytest.raises(Exception, match="dropped") as caught:
+            futures[index].result(0)
+        assert isinstance(caught.value.__cause__, EventDroppedError)
+    assert bench.tally.events_dropped == 2
+    assert sorted(body for bodies in bench.take() for body in bodies) == [b"1", b"3", b"4"]
+
+
+def test_put_that_drops_keeps_the_headers_of_the_others() -> None:
+    """Columns are cut as bodies are."""
+    bench = Bench(buffer_bytes_max=3 * 300, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
+    for index in range(6):
+        bench.put(b"%d" % index, **{"n": str(index)} if index % 2 else {})
+    [page], _ = bench.take_pages()
+    bodies = [int(body) for body in page.bodies]
+    assert bodies == list(range(6))[-len(bodies) :]
+    column = page.columns["n"] + [None] * (len(bodies) - len(page.columns["n"]))
+    assert column == [str(body) if body % 2 else None for body in bodies]
+    assert page.held_bytes == bench.intake.held_bytes
+
+
+def test_put_with_all_in_batches_has_nothing_to_drop() -> None:
+    """What is on its way is not taken back."""
+    bench = Bench(buffer_bytes_max=EVENT, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
+    bench.put()
+    bench.take()
+    with pytest.raises(BufferFullError):
+        bench.put()
+
+
+def test_put_larger_than_the_buffer_is_refused_at_once() -> None:
+    """No wait could help it."""
+    bench = Bench(buffer_bytes_max=1000, max_block_seconds=30.0)
+    with pytest.raises(EventTooLargeError, match="the buffer holds at most 1000"):
+        bench.put(bytes(1000))
+
+
+# Settling.
+
+
+def test_settle_in_ranges_tells_each_event_its_own() -> None:
+    """A page may be settled in parts, such as where its batch was split."""
+    bench = Bench(linger_seconds=0)
+    futures = [bench.put() for _ in range(3)]
+    [page], _ = bench.take_pages()
+    bench.intake.settle(page, 1, 3, 0, Outcome("orders", first_sequence=7))
+    assert [future.done() for future in futures] == [False, True, True]
+    assert [future.result(0).sequence for future in futures[1:]] == [7, 8]
+    assert bench.intake.open_event_count() == 1
+    with pytest.raises(TimeoutError):
+        futures[0].result(0.001)
+
+
+def test_wait_settled_counts_what_is_left() -> None:
+    """Whoever flushes learns how much is open."""
+    bench = Bench()
+    bench.put()
+    bench.put()
+    assert bench.intake.wait_settled(bench.intake.close_pages(), 0.001) == 2
+
+
+def test_take_older_takes_all_of_a_time() -> None:
+    """What has been waiting for too long is found in all lanes, held ones too."""
+    bench = Bench(linger_seconds=0)
+    bench.put(b"a", "k")
+    bench.take()
+    bench.put(b"b", "k")
+    bench.now += 1
+    bench.put(b"c")
+    taken = bench.intake.take_older(100.0)
+    assert [page.bodies for _, page in taken] == [[b"b"]]
+    assert isinstance(bench.gathering, Gathering)

@@ -1,0 +1,101 @@
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from millrace_client import ProducerMetrics
+from millrace_client.producing.figures import FIGURES
+from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, Latencies, Tally
+from millrace_client.producing.prometheus import ProducerCollector
+from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
+
+
+def latencies(*seconds: float) -> Latencies:
+    tally = Tally()
+    for second in seconds:
+        tally.note_latency(second, 1)
+    return Latencies(tuple(tally.latency_counts), tally.latency_seconds)
+
+
+def test_percentiles_are_bounds_that_were_not_passed() -> None:
+    """As exact as the classes are."""
+    measured = latencies(*[0.0009] * 98, 0.7, 500.0)
+    assert measured.percentile(50) == 0.001
+    assert measured.percentile(99) == 0.75
+    assert measured.percentile(100) is None
+    assert latencies().percentile(50) is None
+
+
+def test_rates_compare_two_looks(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Events a second, since an earlier look."""
+    producer = producer_of(channels)
+    before = producer.metrics()
+    for _ in range(10):
+        producer.send(b"a")
+    producer.flush(10)
+    after = producer.metrics()
+    rates = after.rates_since(before)
+    assert rates.events_per_second == pytest.approx(10 / (after.time - before.time))
+    assert after.rates_since(after).events_per_second == 0
+
+
+def test_figures_cover_the_numbers_of_the_metrics() -> None:
+    """Nothing that is counted is kept from monitoring systems."""
+    numbers = set(ProducerMetrics.__dataclass_fields__) - {"time", "latencies", "servers"}
+    assert {figure.name for figure in FIGURES} == numbers
+
+
+def test_collector_tells_prometheus_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Counters, gauges, the histogram and the servers, each with the producer's name."""
+    producer = producer_of(channels)
+    for _ in range(3):
+        producer.send(b"a")
+    producer.flush(10)
+    registry = CollectorRegistry()
+    registry.register(ProducerCollector({"main": producer}))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'millrace_producer_events_stored_total{producer="main"} 3.0' in lines
+    assert 'millrace_producer_open_events{producer="main"} 0.0' in lines
+    assert 'millrace_producer_latency_seconds_bucket{le="+Inf",producer="main"} 3.0' in lines
+    assert 'millrace_producer_latency_seconds_count{producer="main"} 3.0' in lines
+    connected = f'millrace_producer_server_connected{{producer="main",server="{channels.address}"}} 1.0'
+    assert connected in lines
+    assert len(LATENCY_BOUNDS_SECONDS) == len(producer.metrics().latencies.counts) - 1
+
+
+class FakeMeter:
+    """Takes OpenTelemetry's observable instruments."""
+
+    def __init__(self) -> None:
+        self.instruments: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {}
+
+    def create_observable_counter(self, name: str, callbacks: Any, unit: str, description: str) -> None:
+        self.instruments[name] = "counter", callbacks[0]
+
+    def create_observable_up_down_counter(self, name: str, callbacks: Any, unit: str, description: str) -> None:
+        self.instruments[name] = "gauge", callbacks[0]
+
+
+def test_observe_tells_opentelemetry_all_figures(
+    channels: FakeChannels, producer_of: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With OpenTelemetry's names, units and attributes."""
+    package, metrics = ModuleType("opentelemetry"), ModuleType("opentelemetry.metrics")
+    names = {"CallbackOptions": object, "Meter": object, "Observation": lambda value, attributes: (value, attributes)}
+    vars(metrics).update(names)
+    monkeypatch.setitem(sys.modules, "opentelemetry", package)
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", metrics)
+    monkeypatch.delitem(sys.modules, "millrace_client.producing.opentelemetry", raising=False)
+    from millrace_client.producing.opentelemetry import observe
+
+    producer = producer_of(channels)
+    producer.send(b"a").result(10)
+    meter: Any = FakeMeter()
+    observe(producer, meter, {"producer": "main"})
+    kind, observed = meter.instruments["millrace.producer.events_stored"]
+    assert (kind, observed(SimpleNamespace())) == ("counter", [(1, {"producer": "main"})])
+    assert len(meter.instruments) == len(FIGURES)
+    sys.modules.pop("millrace_client.producing.opentelemetry")

@@ -1,0 +1,90 @@
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from millrace_client import BadArgumentError, Producer, ProducerConfig, Routing, SendFailedError
+from millrace_client.producing.resolving import check_endpoints, targets_of
+from millrace_client.producing.servers import Target
+from tests.unit.client.producing.conftest import FakeChannels
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    if host == "nowhere":
+        raise OSError("not known")
+    return [f"10.0.0.{index}:{port}" for index in (1, 2)]
+
+
+async def test_targets_of_a_name_are_all_its_addresses() -> None:
+    """Each is a server of its own, under the name that its certificate bears."""
+    assert await targets_of("servers:7070", resolve) == [
+        Target(address="10.0.0.1:7070", authority="servers:7070"),
+        Target(address="10.0.0.2:7070", authority="servers:7070"),
+    ]
+
+
+@pytest.mark.parametrize("endpoint", ["10.0.0.1:7070", "[::1]:7070", "unix:/run/millrace", "dns:///name:7070", "name"])
+async def test_targets_of_what_is_no_name_stay_as_they_are(endpoint: str) -> None:
+    """Addresses need no look-up, and gRPC's own schemes are gRPC's affair."""
+    assert await targets_of(endpoint, resolve) == [Target(address=endpoint, authority="")]
+
+
+async def test_targets_of_an_unknown_name_raise() -> None:
+    """Whoever asks decides what that means."""
+    with pytest.raises(OSError, match="not known"):
+        await targets_of("nowhere:7070", resolve)
+
+
+def test_check_endpoints_takes_one_or_several() -> None:
+    """Repeats are dropped; none at all is refused."""
+    assert check_endpoints("a:1") == ("a:1",)
+    assert check_endpoints(["a:1", "b:1", "a:1"]) == ("a:1", "b:1")
+    with pytest.raises(BadArgumentError):
+        check_endpoints([])
+    with pytest.raises(BadArgumentError):
+        check_endpoints([""])
+
+
+def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channels: FakeChannels) -> None:
+    """A name may resolve to addresses behind which there is nobody, such as localhost's other one."""
+    port = channels.address.rpartition(":")[2]
+    config = ProducerConfig(linger_seconds=0.001, routing=Routing.FAILOVER)
+    with Producer(f"localhost:{port}", "orders", config=config) as producer:
+        assert producer.send(b"a").result(20).stored
+
+
+def test_send_follows_a_name_that_moves(channels: FakeChannels, more_channels: Callable[[], FakeChannels]) -> None:
+    """New addresses are used once they are known, former ones are left; a look-up that fails changes nothing."""
+    other = more_channels()
+    answers: list[Sequence[str] | OSError] = [[channels.address]]
+
+    async def resolve_now(_host: str, _port: int) -> Sequence[str]:
+        answer = answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    config = ProducerConfig(linger_seconds=0.001, resolve_seconds=0.02)
+    with Producer("servers:7070", "orders", config=config) as producer:
+        producer._threaded._settings = replace(producer._threaded._settings, resolve=resolve_now)
+        assert producer.send(b"a").result(10).attempts[-1].server == channels.address
+        answers[0] = OSError("not known")
+        time.sleep(0.1)
+        assert producer.send(b"b").result(10).attempts[-1].server == channels.address
+        answers[0] = [other.address]
+        give_up = time.monotonic() + 10
+        while producer.send(b"c").result(10).attempts[-1].server != other.address:
+            assert time.monotonic() < give_up
+        while [server.server for server in producer.metrics().servers] != [other.address]:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+
+def test_send_to_a_name_that_nobody_knows_says_so() -> None:
+    """The error tells what could not be looked up."""
+    config = ProducerConfig(linger_seconds=0.001, delivery_timeout_seconds=0.3)
+    with Producer("nowhere.invalid:7070", "orders", config=config) as producer:
+        future = producer.send(b"a")
+        with pytest.raises(SendFailedError, match=r"nowhere\.invalid:7070"):
+            future.result(20)

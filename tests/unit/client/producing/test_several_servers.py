@@ -1,0 +1,185 @@
+"""Several servers: who gets what, and what becomes of it when one is sick."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from millrace_client import Producer, Routing, SendFailedError
+from millrace_client.producing.routing import ranked
+from tests.unit.client.fake_server import RefusalError
+from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
+
+More = Callable[[], FakeChannels]
+
+
+def wait_connected(producer: Producer, count: int) -> None:
+    give_up = time.monotonic() + 10
+    while sum(server.is_connected for server in producer.metrics().servers) < count:
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def draining() -> RefusalError:
+    return RefusalError(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the server is stopping")
+
+
+def test_round_robin_gives_each_server_its_turn(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """Batches go to one after the other."""
+    other = more_channels()
+    producer = producer_of(channels, other, batch_events_max=1)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 2)
+    for _ in range(20):
+        producer.send(b"a").result(10)
+    assert abs(len(channels.batches) - len(other.batches)) <= 3
+
+
+def test_random_uses_all_servers(channels: FakeChannels, more_channels: More, producer_of: MakeProducer) -> None:
+    """Any of them gets some."""
+    other = more_channels()
+    producer = producer_of(channels, other, batch_events_max=1, routing=Routing.RANDOM)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 2)
+    for _ in range(60):
+        producer.send(b"a").result(10)
+    assert min(len(channels.batches), len(other.batches)) > 10
+
+
+def test_round_robin_keeps_a_producers_numbers_whole_on_each_server(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """Each server sees numbers without gaps: so none has to remember one interval for each batch."""
+    other = more_channels()
+    producer = producer_of(channels, other, batch_events_max=1)
+    for _ in range(20):
+        producer.send(b"a").result(10)
+    for one in (channels, other):
+        assert [stamp.first_sequence for stamp in one.stamps] == list(range(1, len(one.stamps) + 1))
+    assert {stamp.producer_id for stamp in channels.stamps}.isdisjoint(stamp.producer_id for stamp in other.stamps)
+
+
+def test_failover_uses_the_first_that_is_healthy_and_comes_back(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """The second serves while the first refuses, and only then."""
+    second = more_channels()
+    producer = producer_of(channels, second, routing=Routing.FAILOVER)
+    assert producer.send(b"1").result(10).attempts[-1].server == channels.address
+    wait_connected(producer, 2)
+    channels.judge = lambda _bodies: draining()
+    result = producer.send(b"2").result(10)
+    assert [attempt.server for attempt in result.attempts] == [channels.address, second.address]
+    channels.judge = lambda _bodies: None
+    give_up = time.monotonic() + 10
+    while producer.send(b"3").result(10).attempts[-1].server != channels.address:
+        assert time.monotonic() < give_up
+    assert second.stored["orders"][0] == b"2"
+
+
+def test_failover_from_a_server_that_is_not_there(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """A connection that is refused counts as sick at once; nothing was sent, so nothing is in doubt."""
+    second = more_channels()
+    channels.server.close()
+    result = producer_of(channels, second, routing=Routing.FAILOVER).send(b"a").result(10)
+    assert [attempt.server for attempt in result.attempts] == [second.address]
+
+
+def test_batch_in_doubt_stays_with_its_server(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """Only there a repeat is recognized; so it is stored once in all."""
+    second = more_channels()
+    producer = producer_of(channels, second, routing=Routing.FAILOVER)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 2)
+    channels.outcomes.extend(["lose", "break"])
+    result = producer.send(b"a").result(10)
+    assert {attempt.server for attempt in result.attempts} == {channels.address}
+    assert (result.deduplicated, second.stored) == (True, {})
+
+
+def test_batch_in_doubt_moves_after_its_patience(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """Whoever prefers an end to a doubt gets it, on two servers perhaps."""
+    second = more_channels()
+    producer = producer_of(channels, second, routing=Routing.FAILOVER, move_after_seconds=0.2)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 2)
+    channels.outcomes.append("lose")
+    channels.judge = lambda _bodies: draining()
+    result = producer.send(b"a").result(10)
+    assert result.attempts[-1].server == second.address
+    assert (channels.stored["orders"], second.stored["orders"]) == ([b"first", b"a"], [b"a"])
+
+
+def test_by_key_gives_a_key_one_server(channels: FakeChannels, more_channels: More, producer_of: MakeProducer) -> None:
+    """All events of a key go to its home, in order; keys spread over the servers."""
+    others = [more_channels(), more_channels()]
+    producer = producer_of(channels, *others, routing=Routing.BY_KEY)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 3)
+    for index in range(300):
+        producer.send(b"%d %d" % (index % 60, index), key=str(index % 60))
+    producer.flush(10)
+    homes: dict[bytes, set[str]] = {}
+    for one in (channels, *others):
+        bodies = [body for body in one.stored["orders"] if body != b"first"]
+        assert len(bodies) > 15
+        places: dict[bytes, list[int]] = {}
+        for body in bodies:
+            key, _, place = body.partition(b" ")
+            homes.setdefault(key, set()).add(one.address)
+            places.setdefault(key, []).append(int(place))
+        assert all(indexes == sorted(indexes) for indexes in places.values())
+    assert {len(addresses) for addresses in homes.values()} == {1}
+
+
+def test_by_key_while_a_home_is_sick_uses_another(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """Keys come back when their home is well; a home that is merely full keeps them."""
+    other = more_channels()
+    producer = producer_of(channels, other, routing=Routing.BY_KEY)
+    producer.send(b"first").result(10)
+    wait_connected(producer, 2)
+    by_address = {channels.address: channels, other.address: other}
+    home = by_address[producer.send(b"1", key="k").result(10).attempts[-1].server]
+    home.outcomes.append(RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL"))
+    assert producer.send(b"2", key="k").result(10).attempts[-1].server == home.address
+    home.outcomes.append(draining())
+    assert producer.send(b"3", key="k").result(10).attempts[-1].server != home.address
+    give_up = time.monotonic() + 10
+    while producer.send(b"4", key="k").result(10).attempts[-1].server != home.address:
+        assert time.monotonic() < give_up
+
+
+def test_ranked_moves_few_lanes_when_a_server_goes() -> None:
+    """Those of the others stay, and those of the one that goes spread over all others."""
+    names = ["a:1", "b:1", "c:1", "d:1"]
+    before = {lane: ranked(lane, names)[0] for lane in range(1000)}
+    after = {lane: ranked(lane, names[:3])[0] for lane in range(1000)}
+    moved = [lane for lane in before if before[lane] != after[lane]]
+    assert {before[lane] for lane in moved} == {"d:1"}
+    assert {after[lane] for lane in moved} == set(names[:3])
+    assert all(150 < list(before.values()).count(name) < 350 for name in names)
+
+
+def test_send_with_all_servers_sick_waits_and_fails_in_its_time(
+    channels: FakeChannels, more_channels: More, producer_of: MakeProducer
+) -> None:
+    """The result tells where it was tried."""
+    other = more_channels()
+    for one in (channels, other):
+        one.judge = lambda _bodies: draining()
+    producer = producer_of(channels, other, delivery_timeout_seconds=0.5)
+    with pytest.raises(SendFailedError, match="stopping") as caught:
+        producer.send(b"a").result(10)
+    assert caught.value.result is not None
+    assert {attempt.server for attempt in caught.value.result.attempts} == {channels.address, other.address}
