@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from grpc import aio
+
+from millrace.v1 import channel_service_pb2 as pb
 
 MESSAGE_BYTES_MAX = 64 << 20
 _TIMEOUT_SECONDS = 120.0
 
-UnaryCall = Callable[[bytes], "asyncio.Future[bytes]"]
+OnAnswer = Callable[[], None]
 
 
 def connect(address: str) -> aio.Channel:
@@ -23,38 +27,74 @@ def connect(address: str) -> aio.Channel:
     )
 
 
-async def call_many(connection: aio.Channel, method: str, request: bytes, count: int, callers: int) -> None:
+def _ignore() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is called, and with what."""
+
+    connection: aio.Channel
+    name: str
+    request: bytes
+
+
+async def call_many(method: Method, count: int, callers: int, on_answer: OnAnswer = _ignore) -> None:
     """Makes one unary call so many times, shared among callers that each wait for their answer."""
-    call: aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.unary_unary(method)
+    call: aio.UnaryUnaryMultiCallable[bytes, bytes] = method.connection.unary_unary(method.name)
     numbers = iter(range(count))
 
     async def keep_calling() -> None:
         for _ in numbers:
-            await call(request, timeout=_TIMEOUT_SECONDS)
+            await call(method.request, timeout=_TIMEOUT_SECONDS)
+            on_answer()
 
     async with asyncio.TaskGroup() as calling:
         for _ in range(callers):
             calling.create_task(keep_calling())
 
 
-async def stream_many(connection: aio.Channel, method: str, request: bytes, count: int, in_flight: int) -> None:
+async def stream_many(method: Method, count: int, in_flight: int, on_answer: OnAnswer = _ignore) -> None:
     """Sends a request so many times down one stream, at most so many of them not answered yet."""
-    stream_call: aio.StreamStreamMultiCallable[bytes, bytes] = connection.stream_stream(method)
+    stream_call: aio.StreamStreamMultiCallable[bytes, bytes] = method.connection.stream_stream(method.name)
     stream = stream_call(timeout=_TIMEOUT_SECONDS)
     free = asyncio.Semaphore(in_flight)
 
     async def send() -> None:
         for _ in range(count):
             await free.acquire()
-            await stream.write(request)
+            await stream.write(method.request)
         await stream.done_writing()
 
     async def receive() -> None:
         for _ in range(count):
             assert isinstance(await stream.read(), bytes)
+            on_answer()
             free.release()
 
     # Apart, or both sides could wait for each other to read.
     async with asyncio.TaskGroup() as streaming:
         streaming.create_task(send())
         streaming.create_task(receive())
+
+
+async def consume_many(
+    connection: aio.Channel, start: pb.ConsumeRequest.Start, count: int, on_answer: OnAnswer = _ignore
+) -> int:
+    """Has so many deliveries come down one Consume stream, and acknowledges each; returns the bytes of the last."""
+    call: Any = connection.stream_stream("/millrace.v1.ChannelService/Consume")
+    stream = call(timeout=_TIMEOUT_SECONDS)
+    await stream.write(pb.ConsumeRequest(start=start).SerializeToString())
+    answer = b""
+    for delivery_id in range(1, count + 1):
+        answer = await stream.read()
+        assert isinstance(answer, bytes)
+        on_answer()
+        ack = pb.ConsumeRequest.Ack(delivery_ids=[delivery_id])
+        await stream.write(pb.ConsumeRequest(ack=ack).SerializeToString())
+    await stream.done_writing()
+    # What was lent ahead may still come; the end says that all acks are done.
+    while isinstance(await stream.read(), bytes):
+        pass
+    return len(answer)

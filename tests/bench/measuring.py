@@ -4,12 +4,14 @@ import asyncio
 import gc
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.process_figures import cpu_seconds
 
 ROUNDS = 5
+ECHO = "bare echo"
+LOOP = "bare loop"
 
 
 async def _nothing(_operations: int) -> None:
@@ -30,6 +32,33 @@ class Contender:
     """Cleans up after so many operations, and checks that they were done."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a rate is to reach."""
+
+    least: float
+    """The least share of the yardstick."""
+    words: str
+    """What the yardstick is."""
+    yardstick: Callable[[Mapping[str, float]], float]
+    """A rate, from those of all contenders in one round by their names."""
+
+
+def of_echo(least: float) -> Target:
+    """A share of what the bare echo does."""
+    return Target(least, "echo", lambda rates: rates[ECHO])
+
+
+def of_slower(least: float) -> Target:
+    """A share of what the bare echo or the bare loop does, whichever is slower: RPC or disk."""
+    return Target(least, "slower of echo, loop", lambda rates: min(rates[ECHO], rates[LOOP]))
+
+
+def of_both_in_turn(least: float) -> Target:
+    """A share of what a bare echo and then a bare loop would do: RPC, then disk."""
+    return Target(least, "echo then loop", lambda rates: 1 / (1 / rates[ECHO] + 1 / rates[LOOP]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """What is measured, and against what."""
@@ -43,10 +72,19 @@ class Scenario:
     """Ways of Millrace; the first is the one that counts."""
     echo: Contender
     """A bare server that sends the same bytes back."""
-    one_way: Contender
+    one_way: Contender | None = None
     """A bare server that carries the bytes only the way that Millrace does: a harder yardstick."""
-    target: float | None = None
-    """The least that the first of ours is to reach of the echo's rate."""
+    loops: Sequence[Contender] = ()
+    """Bare loops that write the same bytes to the disk, without RPC."""
+    target: Target | None = None
+    """What the first of ours is to reach."""
+    remarks: Callable[[], Mapping[str, float]] = dict
+    """Further figures of the first of ours, once all rounds are done, by what they are."""
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """All who have their turn."""
+        return [*self.ours, self.echo, *([self.one_way] if self.one_way else []), *self.loops]
 
 
 @dataclass
@@ -73,6 +111,13 @@ class Figures:
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
+def share_of_target(target: Target, ours: str, figures: Mapping[str, Figures]) -> float:
+    """What one of ours reaches of a target's yardstick: the median of what each round says."""
+    rounds = zip(*(measured.events_per_second for measured in figures.values()), strict=True)
+    rates: list[dict[str, float]] = [dict(zip(figures, of_round, strict=True)) for of_round in rounds]
+    return statistics.median(of_round[ours] / target.yardstick(of_round) for of_round in rates)
+
+
 async def measure(scenario: Scenario, rounds: int, scale: float, on_round: Callable[[], None]) -> dict[str, Figures]:
     """Measures all contenders of a scenario.
 
@@ -85,7 +130,7 @@ async def measure(scenario: Scenario, rounds: int, scale: float, on_round: Calla
     Returns:
         For each contender, by name, its figures.
     """
-    contenders = [*scenario.ours, scenario.echo, scenario.one_way]
+    contenders = scenario.contenders
     figures = {contender.name: Figures() for contender in contenders}
     operations = max(round(scenario.operations * scale), 1)
     for contender in contenders:

@@ -4,21 +4,26 @@ from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 
-CHANNEL = "bench"
+MEMORY_CHANNEL = "memory"
+FILE_CHANNEL = "file"
+FULL_CHANNEL = "full"
+"""A file channel that is kept full."""
+FULL_EVENTS = 100_000
+"""How many events it holds."""
 BODY_BYTES = 512
 BATCH_EVENTS = 1_000
 
 _BODY = bytes(range(256)) * (BODY_BYTES // 256)
 
 
-def append_columns(count: int) -> bytes:
+def append_columns(count: int, channel: str) -> bytes:
     """An AppendRequest in columns; an AppendStreamRequest has the same bytes."""
-    return pb.AppendRequest(channel=CHANNEL, columns=columns(count)).SerializeToString()
+    return pb.AppendRequest(channel=channel, columns=columns(count)).SerializeToString()
 
 
-def append_rows(count: int) -> bytes:
+def append_rows(count: int, channel: str) -> bytes:
     """An AppendRequest in rows."""
-    return pb.AppendRequest(channel=CHANNEL, events=rows(count)).SerializeToString()
+    return pb.AppendRequest(channel=channel, events=rows(count)).SerializeToString()
 
 
 def columns(count: int) -> event_pb2.EventColumns:

@@ -2,7 +2,8 @@
 
 import json
 import platform
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from google import protobuf
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.measuring import Figures, Scenario
+from tests.bench.findings import Section
+from tests.bench.measuring import Figures, Scenario, share_of_target
 from tests.bench.scenarios.memory import SHARE_MAX, MemoryFigures
 
 EXPLANATION = """\
-Batches have 1,000 events, each with a body of 512 bytes and two headers. Server and client are two processes on
-loopback. Rates are medians. A share is the median of each round's share: in a round all have their turn.
+Batches have 1,000 events unless it says otherwise, each with a body of 512 bytes and two headers. Server and client
+are two processes on loopback. Rates are medians. A share is the median of each round's share: in a round all have their
+turn. File channels sync each commit before they answer it.
 [b]bare echo[/b] is a grpc.aio server that sends back the very bytes that came. [b]bare sink[/b] and [b]bare source[/b]
 carry them only the way that Millrace does, and swallow or invent them: a harder yardstick, since they store nothing.
+[b]bare loop[/b] has no RPC: it takes the checksum of the same bytes, writes them and syncs them, one batch after the
+other, into space that it sets aside ahead of the writing as the log does, or into a file that grows.
 [b]CPU us[/b] is the server's processor time for one batch, or call.
 """
 
@@ -30,10 +35,23 @@ class Report:
     rounds: int
     results: list[tuple[Scenario, dict[str, Figures]]] = field(default_factory=list)
     memory: MemoryFigures | None = None
+    restart: list[Section] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
-        """Prints the table."""
-        table = Table(title=f"Millrace beside bare gRPC, medians of {self.rounds}", title_justify="left")
+        """Prints the tables."""
+        if self.results:
+            console.print(self._rates())
+        if self.memory is not None:
+            console.print(
+                f"Memory: {self.memory.body_bytes:,} bytes of bodies in {self.memory.resident_bytes:,} bytes, "
+                f"{self.memory.share:.2f} times (at most {SHARE_MAX})."
+            )
+        if self.restart:
+            console.print(_table(self.restart))
+        console.print(EXPLANATION)
+
+    def _rates(self) -> Table:
+        table = Table(title=f"Millrace beside bare gRPC and bare disk, medians of {self.rounds}", title_justify="left")
         table.add_column("")
         for heading in ("events/s", "of echo", "of one way", "CPU us"):
             table.add_column(heading, justify="right")
@@ -43,23 +61,17 @@ class Report:
             table.add_row(f"[b]{scenario.title}[/b]")
             for name, measured in figures.items():
                 is_ours = any(name == contender.name for contender in scenario.ours)
-                share = measured.share_of(figures[scenario.echo.name])
-                one_way_share = measured.share_of(figures[scenario.one_way.name])
                 table.add_row(
                     f"  {name}",
                     f"{measured.rate:,.0f}",
-                    f"{share:.2f}" if is_ours else "",
-                    f"{one_way_share:.2f}" if is_ours else "",
+                    f"{measured.share_of(figures[scenario.echo.name]):.2f}" if is_ours else "",
+                    f"{measured.share_of(figures[scenario.one_way.name]):.2f}" if is_ours and scenario.one_way else "",
                     f"{measured.cost:,.0f}",
-                    _verdict(share, scenario.target) if name == scenario.ours[0].name else "",
+                    _verdict(scenario, figures) if name == scenario.ours[0].name else "",
                 )
-        console.print(table)
-        if self.memory is not None:
-            console.print(
-                f"Memory: {self.memory.body_bytes:,} bytes of bodies in {self.memory.resident_bytes:,} bytes, "
-                f"{self.memory.share:.2f} times (at most {SHARE_MAX})."
-            )
-        console.print(EXPLANATION)
+            for what, value in scenario.remarks().items():
+                table.add_row(f"    {what}", f"{value:,.0f}")
+        return table
 
     def save(self, path: Path) -> None:
         """Writes the results as JSON."""
@@ -74,28 +86,57 @@ class Report:
             "memory": None
             if self.memory is None
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
+            "restart": [asdict(section) for section in self.restart],
         }
 
 
-def _plain_scenario(scenario: Scenario, figures: dict[str, Figures]) -> dict[str, Any]:
-    echo, one_way = figures[scenario.echo.name], figures[scenario.one_way.name]
+def _plain_scenario(scenario: Scenario, figures: Mapping[str, Figures]) -> dict[str, Any]:
+    echo, one_way = figures[scenario.echo.name], scenario.one_way
     return {
         "title": scenario.title,
-        "target_of_echo": scenario.target,
+        "target": None
+        if scenario.target is None
+        else {
+            "of": scenario.target.words,
+            "least": scenario.target.least,
+            "reached": share_of_target(scenario.target, scenario.ours[0].name, figures),
+        },
         "contenders": {
             name: {
                 "events_per_second": measured.rate,
                 "of_echo": measured.share_of(echo),
-                "of_one_way": measured.share_of(one_way),
+                "of_one_way": measured.share_of(figures[one_way.name]) if one_way else None,
                 "server_cpu_microseconds": measured.cost,
                 "rounds_events_per_second": measured.events_per_second,
             }
             for name, measured in figures.items()
         },
+        "remarks": dict(scenario.remarks()),
     }
 
 
-def _verdict(share: float, target: float | None) -> str:
+def _verdict(scenario: Scenario, figures: Mapping[str, Figures]) -> str:
+    target = scenario.target
     if target is None:
         return ""
-    return f"[green]{target} reached[/green]" if share >= target else f"[red]{target} missed[/red]"
+    share = share_of_target(target, scenario.ours[0].name, figures)
+    words = f"{share:.2f} of {target.words}, {target.least:.2f}"
+    return _coloured(words, is_reached=share >= target.least)
+
+
+def _table(sections: Sequence[Section]) -> Table:
+    table = Table(title="File channels coming back", title_justify="left")
+    table.add_column("")
+    table.add_column("measured", justify="right")
+    table.add_column("target")
+    for section in sections:
+        table.add_section()
+        table.add_row(f"[b]{section.title}[/b]")
+        for line in section.lines:
+            verdict = _coloured(line.target, is_reached=line.is_reached) if line.target else ""
+            table.add_row(f"  {line.what}", line.shown, verdict)
+    return table
+
+
+def _coloured(words: str, *, is_reached: bool) -> str:
+    return f"[green]{words} reached[/green]" if is_reached else f"[red]{words} missed[/red]"

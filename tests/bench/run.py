@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import sys
+import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +20,22 @@ from tests.bench.scenarios.append import append_scenario
 from tests.bench.scenarios.append_in_rows import append_in_rows_scenario
 from tests.bench.scenarios.append_stream import append_stream_scenario
 from tests.bench.scenarios.consume import consume_scenario
+from tests.bench.scenarios.durable import (
+    file_append_100_scenario,
+    file_append_scenario,
+    file_append_stream_scenario,
+    file_consume_scenario,
+    file_lone_call_scenario,
+    file_small_calls_scenario,
+    file_take_scenario,
+)
 from tests.bench.scenarios.memory import measure_memory
+from tests.bench.scenarios.producer import file_producer_scenario
+from tests.bench.scenarios.put_and_take import file_put_and_take_scenario, file_put_and_take_stream_scenario
+from tests.bench.scenarios.restart import QUICK_PLAN, RestartPlan, measure_restart
 from tests.bench.scenarios.small_calls import small_calls_scenario
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
-from tests.bench.world import running_world
+from tests.bench.world import World, running_world
 
 SCENARIOS = {
     "append": append_scenario,
@@ -31,7 +45,18 @@ SCENARIOS = {
     "small_calls": small_calls_scenario,
     "append_rows": append_in_rows_scenario,
     "take_rows": take_in_rows_scenario,
+    "file_append": file_append_scenario,
+    "file_append_stream": file_append_stream_scenario,
+    "file_append_100": file_append_100_scenario,
+    "file_small_calls": file_small_calls_scenario,
+    "file_lone_call": file_lone_call_scenario,
+    "file_take": file_take_scenario,
+    "file_consume": file_consume_scenario,
+    "file_put_and_take_stream": file_put_and_take_stream_scenario,
+    "file_put_and_take_calls": file_put_and_take_scenario,
+    "file_producer": file_producer_scenario,
 }
+_OTHERS = ("memory", "file_restart")
 _QUICK_SCALE = 0.25
 _QUICK_ROUNDS = 3
 _WIDTH = 120
@@ -43,33 +68,56 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for a first impression")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument(
-        "--only", nargs="+", choices=[*SCENARIOS, "memory"], metavar="NAME", help="only these scenarios"
+        "--only", nargs="+", choices=[*SCENARIOS, *_OTHERS], metavar="NAME", help="only these scenarios"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(__file__).resolve().parents[2] / "build",
+        help="where file channels are, on the disk that is to be measured",
     )
     arguments = parser.parse_args()
     # Where it is not shown on a terminal, nothing is to be wrapped.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    names = arguments.only or [*SCENARIOS, "memory"]
-    report = asyncio.run(_run(names, console, is_quick=arguments.quick))
+    names = arguments.only or [*SCENARIOS, *_OTHERS]
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.dir) as scratch:
+        report = asyncio.run(_run(names, console, Path(scratch), is_quick=arguments.quick))
     report.show(console)
     if arguments.json is not None:
         report.save(arguments.json)
 
 
-async def _run(names: list[str], console: Console, *, is_quick: bool) -> Report:
+async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quick: bool) -> Report:
     rounds, scale = (_QUICK_ROUNDS, _QUICK_SCALE) if is_quick else (ROUNDS, 1.0)
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        async with running_world() as world:
-            for name in names:
-                if name == "memory":
-                    report.memory = await measure_memory(world)
-                    continue
-                scenario = SCENARIOS[name](world)
-                shown = progress.add_task(scenario.title, total=rounds)
-                figures = await measure(scenario, rounds, scale, partial(progress.advance, shown))
-                report.results.append((scenario, figures))
+        if set(names) - {"file_restart"}:
+            async with running_world(_made(scratch / "world")) as world:
+                await _measure_world(names, world, report, progress, scale)
+        if "file_restart" in names:
+            plan = QUICK_PLAN if is_quick else RestartPlan()
+            shown = progress.add_task("File: restart", total=plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.restart = await measure_restart(_made(scratch / "restart"), plan, on_step)
     return report
+
+
+async def _measure_world(names: Sequence[str], world: World, report: Report, progress: Progress, scale: float) -> None:
+    for name in names:
+        if name == "memory":
+            report.memory = await measure_memory(world)
+        elif name in SCENARIOS:
+            scenario = SCENARIOS[name](world)
+            shown = progress.add_task(scenario.title, total=report.rounds)
+            figures = await measure(scenario, report.rounds, scale, partial(progress.advance, shown))
+            report.results.append((scenario, figures))
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The two servers that are measured, each a process of its own, and a connection to each."""
 
-import tempfile
+import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from millrace.v1 import admin_service_pb2
+from tests.bench.bare_disk import append_synced
 from tests.bench.bare_server import METHOD, BareServer, bare_server
-from tests.bench.calls import call_many, connect, stream_many
-from tests.bench.measuring import Contender
-from tests.bench.payloads import CHANNEL, append_columns
+from tests.bench.calls import Method, call_many, connect, stream_many
+from tests.bench.measuring import LOOP, Contender
+from tests.bench.payloads import FILE_CHANNEL, FULL_CHANNEL, FULL_EVENTS, MEMORY_CHANNEL, append_columns
 from tests.millraced import Millraced
 
 ADMIN = "/millrace.v1.AdminService/{}"
@@ -24,11 +26,16 @@ CHANNELS = "/millrace.v1.ChannelService/{}"
 _CONFIG_TOML = f"""
 [server]
 shutdown_grace_seconds = 0.0
-[channels.{CHANNEL}]
+[channels.{MEMORY_CHANNEL}]
 type = "memory"
 capacity = 10000000
 transaction_capacity = 10000
 byte_capacity = 8589934592
+[channels.{FILE_CHANNEL}]
+type = "file"
+[channels.{FULL_CHANNEL}]
+type = "file"
+capacity = {FULL_EVENTS}
 """
 _BATCH_IN_FLIGHT = 8
 
@@ -41,16 +48,42 @@ class World:
     millrace: aio.Channel
     bare_server: BareServer
     bare: aio.Channel
+    scratch: Path
+    """A directory on the disk that the file channels use."""
+    channel: str = MEMORY_CHANNEL
+    """Which channel is measured."""
+
+    def on(self, channel: str) -> "World":
+        """The same, measuring another channel."""
+        return replace(self, channel=channel)
 
     def bare_calls(self, method: str, request: bytes, callers: int) -> Contender:
         """The bare server under unary calls."""
-        run = partial(_call_many, self.bare, METHOD.format(method), request, callers)
+        called = Method(self.bare, METHOD.format(method), request)
+        run = partial(call_many, called, callers=callers)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
 
     def bare_stream(self, method: str, request: bytes, in_flight: int) -> Contender:
         """The bare server under one stream both ways."""
-        run = partial(_stream_many, self.bare, METHOD.format(f"{method}_stream"), request, in_flight)
+        called = Method(self.bare, METHOD.format(f"{method}_stream"), request)
+        run = partial(stream_many, called, in_flight=in_flight)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
+
+    def bare_loops(self, batch: bytes) -> list[Contender]:
+        """Bare loops on the disk, into space that was set aside and into a growing file."""
+        path = self.scratch / "bare-loop"
+
+        def loop(name: str, *, sets_aside: bool) -> Contender:
+            async def run(operations: int) -> None:
+                await asyncio.to_thread(append_synced, path, batch, operations, sets_aside=sets_aside)
+
+            return Contender(name=name, server_pid=os.getpid(), run=run)
+
+        return [loop(LOOP, sets_aside=True), loop(f"{LOOP}, growing", sets_aside=False)]
+
+    def method(self, name: str, request: bytes) -> Method:
+        """A method of Millrace's data path."""
+        return Method(self.millrace, CHANNELS.format(name), request)
 
     def unary(self, method: str) -> Callable[[bytes], Awaitable[bytes]]:
         """A unary call of Millrace, in raw bytes."""
@@ -64,40 +97,36 @@ class World:
 
     async def fill(self, batches: int, batch_events: int) -> None:
         """Appends so many batches."""
-        request = append_columns(batch_events)
-        await stream_many(self.millrace, CHANNELS.format("AppendStream"), request, batches, _BATCH_IN_FLIGHT)
+        request = append_columns(batch_events, self.channel)
+        await stream_many(self.method("AppendStream", request), batches, _BATCH_IN_FLIGHT)
 
     async def queued_events(self) -> int:
         """Events in the channel, taken ones too."""
-        request = admin_service_pb2.GetChannelRequest(name=CHANNEL)
+        request = admin_service_pb2.GetChannelRequest(name=self.channel)
         answer = await self.ask(ADMIN.format("GetChannel"), request, admin_service_pb2.GetChannelResponse)
         return int(answer.channel.gauges.queued_events + answer.channel.gauges.taken_events)
 
     async def empty(self, event_count: int) -> None:
         """Removes what is in the channel, which must be so many events."""
-        request = admin_service_pb2.PurgeChannelRequest(name=CHANNEL)
+        request = admin_service_pb2.PurgeChannelRequest(name=self.channel)
         answer = await self.ask(ADMIN.format("PurgeChannel"), request, admin_service_pb2.PurgeChannelResponse)
         assert answer.purged_count == event_count, f"{answer.purged_count} events instead of {event_count}"
 
 
 @asynccontextmanager
-async def running_world() -> AsyncGenerator[World]:
-    """Starts both servers, and ends them."""
-    with tempfile.TemporaryDirectory() as scratch, bare_server() as bare:
-        config, data_dir = Path(scratch) / "millrace.toml", Path(scratch) / "data"
+async def running_world(scratch: Path) -> AsyncGenerator[World]:
+    """Starts both servers, and ends them.
+
+    Args:
+        scratch: An empty directory on the disk that is measured.
+    """
+    with bare_server() as bare:
+        config, data_dir = scratch / "millrace.toml", scratch / "data"
         config.write_text(_CONFIG_TOML)
         free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
         server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
         try:
             async with connect(server.grpc) as millrace_connection, connect(bare.address) as bare_connection:
-                yield World(server, millrace_connection, bare, bare_connection)
+                yield World(server, millrace_connection, bare, bare_connection, scratch)
         finally:
             server.kill()
-
-
-async def _call_many(connection: aio.Channel, method: str, request: bytes, callers: int, operations: int) -> None:
-    await call_many(connection, method, request, operations, callers)
-
-
-async def _stream_many(connection: aio.Channel, method: str, request: bytes, in_flight: int, operations: int) -> None:
-    await stream_many(connection, method, request, operations, in_flight)

@@ -2,23 +2,48 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 RUN = Path(__file__).resolve().parents[1] / "bench" / "run.py"
 
 
-def test_bench_in_a_hurry_reports_and_saves(tmp_path: Path) -> None:
-    """The benchmark still runs: it shows a table, and writes the same as JSON."""
-    saved = tmp_path / "bench.json"
+def _bench(scratch: Path, *names: str) -> tuple[str, dict[str, Any]]:
+    """What a quick run shows, and what it saves."""
+    saved = scratch / "bench.json"
     result = subprocess.run(
-        [sys.executable, RUN, "--quick", "--only", "small_calls", "--json", saved],
+        [sys.executable, RUN, "--quick", "--only", *names, "--json", saved, "--dir", scratch],
         capture_output=True,
         check=True,
         encoding="utf-8",
         timeout=100,
     )
-    assert "Append, batches of 1, 32 callers" in result.stdout
-    report = json.loads(saved.read_text())
+    return result.stdout, json.loads(saved.read_text())
+
+
+def test_bench_in_a_hurry_reports_and_saves(tmp_path: Path) -> None:
+    """The benchmark still runs: it shows a table, and writes the same as JSON."""
+    shown, report = _bench(tmp_path, "small_calls")
+    assert "Append, batches of 1, 32 callers" in shown
     contenders = report["scenarios"]["small_calls"]["contenders"]
     assert set(contenders) == {"Append, columns", "Append, rows", "bare echo", "bare sink"}
     assert all(measured["events_per_second"] > 0 for measured in contenders.values())
     assert contenders["bare echo"]["of_echo"] == 1
+
+
+def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> None:
+    """A file channel's scenario has the disk for a yardstick too, and says what it reached of its target."""
+    shown, report = _bench(tmp_path, "file_lone_call")
+    assert "of echo then loop" in shown
+    scenario = report["scenarios"]["file_lone_call"]
+    assert set(scenario["contenders"]) == {"Append", "bare echo", "bare loop", "bare loop, growing"}
+    assert scenario["target"]["reached"] > 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
+
+
+def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> None:
+    """It tells of memory and of openings by what is behind the checkpoint, by what is queued, and of the whole log."""
+    shown, report = _bench(tmp_path, "file_restart")
+    assert "after SIGKILL, by what came after the checkpoint" in shown
+    sections = report["restart"]
+    assert [len(section["lines"]) for section in sections] == [5, 4, 2, 6]
+    assert all(line["value"] > 0 for section in sections[1:] for line in section["lines"])

@@ -1,19 +1,19 @@
 """Append in columns: the way in."""
 
 from tests.bench.calls import call_many
-from tests.bench.measuring import Contender, Scenario
+from tests.bench.measuring import Contender, Scenario, of_echo
 from tests.bench.payloads import BATCH_EVENTS, append_columns
-from tests.bench.world import CHANNELS, World
+from tests.bench.world import World
 
 CALLERS = 4
 
 
 def append_scenario(world: World) -> Scenario:
     """Four callers append batches of 1,000 in columns."""
-    request = append_columns(BATCH_EVENTS)
+    request = append_columns(BATCH_EVENTS, world.channel)
 
     async def run(operations: int) -> None:
-        await call_many(world.millrace, CHANNELS.format("Append"), request, operations, CALLERS)
+        await call_many(world.method("Append", request), operations, CALLERS)
 
     async def tidy(operations: int) -> None:
         await world.empty(operations * BATCH_EVENTS)
@@ -26,5 +26,5 @@ def append_scenario(world: World) -> Scenario:
         ours=[Contender(name="Append", server_pid=world.server.process.pid, run=run, tidy=tidy)],
         echo=world.bare_calls("echo", request, CALLERS),
         one_way=world.bare_calls("sink", request, CALLERS),
-        target=0.6,
+        target=of_echo(0.6),
     )

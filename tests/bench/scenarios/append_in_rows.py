@@ -3,17 +3,17 @@
 from tests.bench.calls import call_many
 from tests.bench.measuring import Contender, Scenario
 from tests.bench.payloads import BATCH_EVENTS, append_rows
-from tests.bench.world import CHANNELS, World
+from tests.bench.world import World
 
 CALLERS = 4
 
 
 def append_in_rows_scenario(world: World) -> Scenario:
     """Four callers append batches of 1,000 in rows."""
-    request = append_rows(BATCH_EVENTS)
+    request = append_rows(BATCH_EVENTS, world.channel)
 
     async def run(operations: int) -> None:
-        await call_many(world.millrace, CHANNELS.format("Append"), request, operations, CALLERS)
+        await call_many(world.method("Append", request), operations, CALLERS)
 
     async def tidy(operations: int) -> None:
         await world.empty(operations * BATCH_EVENTS)

@@ -3,17 +3,17 @@
 from tests.bench.calls import stream_many
 from tests.bench.measuring import Contender, Scenario
 from tests.bench.payloads import BATCH_EVENTS, append_columns
-from tests.bench.world import CHANNELS, World
+from tests.bench.world import World
 
 IN_FLIGHT = 8
 
 
 def append_stream_scenario(world: World) -> Scenario:
     """One stream appends batches of 1,000 in columns, eight of them not answered yet."""
-    request = append_columns(BATCH_EVENTS)
+    request = append_columns(BATCH_EVENTS, world.channel)
 
     async def run(operations: int) -> None:
-        await stream_many(world.millrace, CHANNELS.format("AppendStream"), request, operations, IN_FLIGHT)
+        await stream_many(world.method("AppendStream", request), operations, IN_FLIGHT)
 
     async def tidy(operations: int) -> None:
         await world.empty(operations * BATCH_EVENTS)

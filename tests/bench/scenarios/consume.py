@@ -1,33 +1,27 @@
 """Consume in columns: the fast way out."""
 
-from typing import Any
-
 from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.bare_server import source_request
-from tests.bench.measuring import Contender, Scenario
-from tests.bench.payloads import BATCH_EVENTS, CHANNEL, append_columns
-from tests.bench.world import CHANNELS, World
+from tests.bench.calls import consume_many
+from tests.bench.measuring import Contender, Scenario, of_echo
+from tests.bench.payloads import BATCH_EVENTS, append_columns
+from tests.bench.world import World
 
 PREFETCH = 8
 
 
+def consuming(world: World) -> pb.ConsumeRequest.Start:
+    """What opens a stream of batches of 1,000."""
+    return pb.ConsumeRequest.Start(channel=world.channel, max_events=BATCH_EVENTS, prefetch=PREFETCH, columns=True)
+
+
 def consume_scenario(world: World) -> Scenario:
     """One stream delivers batches of 1,000, each acknowledged as it comes."""
-    answer = append_columns(BATCH_EVENTS)
-    start = pb.ConsumeRequest.Start(channel=CHANNEL, max_events=BATCH_EVENTS, prefetch=PREFETCH, columns=True)
-    opening = pb.ConsumeRequest(start=start).SerializeToString()
+    answer = append_columns(BATCH_EVENTS, world.channel)
+    start = consuming(world)
 
     async def run(operations: int) -> None:
-        call: Any = world.millrace.stream_stream(CHANNELS.format("Consume"))
-        stream = call()
-        await stream.write(opening)
-        for delivery_id in range(1, operations + 1):
-            assert len(await stream.read()) > len(answer) // 2
-            await stream.write(
-                pb.ConsumeRequest(ack=pb.ConsumeRequest.Ack(delivery_ids=[delivery_id])).SerializeToString()
-            )
-        await stream.done_writing()
-        assert not isinstance(await stream.read(), bytes)
+        assert await consume_many(world.millrace, start, operations) > len(answer) // 2
 
     return Scenario(
         name="consume",
@@ -44,6 +38,6 @@ def consume_scenario(world: World) -> Scenario:
             )
         ],
         echo=world.bare_stream("echo", answer, PREFETCH),
-        one_way=world.bare_stream("source", source_request(len(answer), len(opening)), PREFETCH),
-        target=0.6,
+        one_way=world.bare_stream("source", source_request(len(answer), start.ByteSize()), PREFETCH),
+        target=of_echo(0.6),
     )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.calls import stream_many
-from tests.bench.payloads import BATCH_EVENTS, CHANNEL
-from tests.bench.world import CHANNELS, World
+from tests.bench.payloads import BATCH_EVENTS
+from tests.bench.world import World
 from tests.process_figures import resident_bytes
 
 BODY_BYTES = 100
@@ -34,10 +34,10 @@ class MemoryFigures:
 async def measure_memory(world: World) -> MemoryFigures:
     """Queues 1,000,000 events of 100 bytes in batches of 1,000."""
     [columns] = columns_from_events(({}, bytes(range(BODY_BYTES))) for _ in range(BATCH_EVENTS))
-    request = pb.AppendStreamRequest(channel=CHANNEL, columns=columns).SerializeToString()
+    request = pb.AppendStreamRequest(channel=world.channel, columns=columns).SerializeToString()
 
     async def fill(batches: int) -> None:
-        await stream_many(world.millrace, CHANNELS.format("AppendStream"), request, batches, _IN_FLIGHT)
+        await stream_many(world.method("AppendStream", request), batches, _IN_FLIGHT)
 
     pid = world.server.process.pid
     # What the first calls cost is no part of what events cost.

@@ -1,20 +1,20 @@
 """Calls with one event each: what a call costs."""
 
 from tests.bench.calls import call_many
-from tests.bench.measuring import Contender, Scenario
+from tests.bench.measuring import Contender, Scenario, of_echo
 from tests.bench.payloads import append_columns, append_rows
-from tests.bench.world import CHANNELS, World
+from tests.bench.world import World
 
 CALLERS = 32
 
 
 def small_calls_scenario(world: World) -> Scenario:
     """32 callers append one event a call."""
-    request = append_columns(1)
+    request = append_columns(1, world.channel)
 
     def ours(name: str, request: bytes) -> Contender:
         async def run(operations: int) -> None:
-            await call_many(world.millrace, CHANNELS.format("Append"), request, operations, CALLERS)
+            await call_many(world.method("Append", request), operations, CALLERS)
 
         return Contender(name=name, server_pid=world.server.process.pid, run=run, tidy=world.empty)
 
@@ -23,8 +23,8 @@ def small_calls_scenario(world: World) -> Scenario:
         title=f"Append, batches of 1, {CALLERS} callers",
         events_per_operation=1,
         operations=2_000,
-        ours=[ours("Append, columns", request), ours("Append, rows", append_rows(1))],
+        ours=[ours("Append, columns", request), ours("Append, rows", append_rows(1, world.channel))],
         echo=world.bare_calls("echo", request, CALLERS),
         one_way=world.bare_calls("sink", request, CALLERS),
-        target=0.6,
+        target=of_echo(0.6),
     )

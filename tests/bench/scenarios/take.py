@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 
 from millrace.v1 import channel_service_pb2 as pb
 from tests.bench.bare_server import source_request
-from tests.bench.measuring import Contender, Scenario
-from tests.bench.payloads import BATCH_EVENTS, CHANNEL, append_columns
+from tests.bench.calls import OnAnswer
+from tests.bench.measuring import Contender, Scenario, of_echo
+from tests.bench.payloads import BATCH_EVENTS, append_columns
 from tests.bench.world import CHANNELS, World
 
 CALLERS = 4
@@ -26,12 +28,13 @@ def take_in_rows_scenario(world: World) -> Scenario:
 
 
 def _scenario(world: World, *, columns: bool) -> Scenario:
-    answer_bytes = len(append_columns(BATCH_EVENTS))
+    answer = append_columns(BATCH_EVENTS, world.channel)
     request_bytes = len(_take_request("txn-0000000", columns=columns))
 
     def ours(name: str, takes_per_txn: int) -> Contender:
         async def run(operations: int) -> None:
-            await _take_all(world, operations, takes_per_txn, columns=columns)
+            taking = Taking(CALLERS, takes_per_txn, columns=columns)
+            await take_many(world, operations, taking)
 
         return Contender(
             name=name,
@@ -50,31 +53,42 @@ def _scenario(world: World, *, columns: bool) -> Scenario:
             ours(f"BeginTxn, {TAKES_PER_TXN} x Take, Commit", TAKES_PER_TXN),
             ours("BeginTxn, Take, Commit", 1),
         ],
-        echo=world.bare_calls("echo", append_columns(BATCH_EVENTS), CALLERS),
-        one_way=world.bare_calls("source", source_request(answer_bytes, request_bytes), CALLERS),
-        target=0.6 if columns else None,
+        echo=world.bare_calls("echo", answer, CALLERS),
+        one_way=world.bare_calls("source", source_request(len(answer), request_bytes), CALLERS),
+        target=of_echo(0.6) if columns else None,
     )
 
 
-async def _take_all(world: World, operations: int, takes_per_txn: int, *, columns: bool) -> None:
+@dataclass(frozen=True)
+class Taking:
+    """How events are taken."""
+
+    callers: int
+    takes_per_txn: int
+    columns: bool = True
+
+
+async def take_many(world: World, operations: int, taking: Taking, on_answer: OnAnswer = lambda: None) -> None:
+    """Takes so many batches in transactions, shared among callers that each wait for their answers."""
     begin, take, commit = (world.unary(CHANNELS.format(method)) for method in ("BeginTxn", "Take", "Commit"))
     remaining = operations
 
     async def keep_taking() -> None:
         nonlocal remaining
         while remaining > 0:
-            takes = min(takes_per_txn, remaining)
+            takes = min(taking.takes_per_txn, remaining)
             remaining -= takes
             txn_id = f"txn-{next(_numbers):07}"
-            await begin(pb.BeginTxnRequest(channel=CHANNEL, txn_id=txn_id).SerializeToString())
-            request = _take_request(txn_id, columns=columns)
+            await begin(pb.BeginTxnRequest(channel=world.channel, txn_id=txn_id).SerializeToString())
+            request = _take_request(txn_id, columns=taking.columns)
             for _ in range(takes):
                 await take(request)
+                on_answer()
             await commit(pb.CommitRequest(txn_ids=[txn_id]).SerializeToString())
 
-    async with asyncio.TaskGroup() as taking:
-        for _ in range(CALLERS):
-            taking.create_task(keep_taking())
+    async with asyncio.TaskGroup() as calling:
+        for _ in range(taking.callers):
+            calling.create_task(keep_taking())
 
 
 def _take_request(txn_id: str, *, columns: bool) -> bytes:
