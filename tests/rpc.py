@@ -157,6 +157,8 @@ class Rpc:
             channel_id=channel.channel_id, config=channel.config, gauges=channel.gauges, claim=channel.claim
         )
         stable.claim.ClearField("remaining")
+        # A log sets space aside, and marks what it has synced, when nobody asks it to.
+        stable.gauges.ClearField("log_bytes")
         return stable.SerializeToString(deterministic=True), await self.peek(name)
 
     async def _names(self) -> list[str]:

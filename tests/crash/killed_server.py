@@ -60,7 +60,7 @@ class KilledServer:
 
     Attributes:
         accounts: What is known of each channel.
-        is_ending: Whether whoever works is to come to an end.
+        ending: Set when whoever works is to come to an end.
     """
 
     def __init__(self, scratch: Path, chance: random.Random) -> None:
@@ -77,7 +77,7 @@ class KilledServer:
         self._has_answered = asyncio.Event()
         self._answers_left = 0
         self.accounts = {name: KillAccount() for name in CHANNELS}
-        self.is_ending = False
+        self.ending = asyncio.Event()
         self.starts = 0
 
     async def start(self) -> None:

@@ -20,6 +20,7 @@ _KILLS_IN_A_ROUND = 50
 _ROUNDS = 20
 _ANSWERS_MAX = 150
 _IN_VAIN_PROBABILITY = 0.3
+_ACK_PROBABILITY = 0.8
 _GONE = {"TXN_NOT_FOUND", "LEASE_EXPIRED"}
 _FULL = {"CHANNEL_FULL", "BYTES_FULL"}
 
@@ -47,7 +48,7 @@ class Worker:
 
     async def run(self) -> None:
         """Works until the end."""
-        while not self.server.is_ending:
+        while not self.server.ending.is_set():
             await self.step()
 
     async def step(self) -> None:
@@ -257,18 +258,16 @@ class Consumer(Worker):
         try:
             start = pb.ConsumeRequest.Start(channel=self.channel, max_events=50, prefetch=3, columns=True)
             await stream.send(pb.ConsumeRequest(start=start))
-            for _ in range(self.chance.randint(1, 8)):
-                delivery = await stream.receive()
-                bodies = self.account.delivers((sequence, body) for sequence, _, body in rows_of(delivery.batches))
-                if self.chance.random() < 0.8:
-                    self.account.doubts(bodies)
-                    acked += bodies
-                    ack = pb.ConsumeRequest.Ack(delivery_ids=[delivery.delivery_id])
-                    await stream.send(pb.ConsumeRequest(ack=ack))
+            left = self.chance.randint(1, 8)
+            receiving = asyncio.ensure_future(stream.receive())
+            while left and await self._is_in_time(receiving):
+                await self._settle(stream, receiving.result(), acked)
                 self.server.count_answer()
+                left -= 1
+                receiving = asyncio.ensure_future(stream.receive())
             await stream.half_close()
-            while await stream.receive() is not None:
-                pass
+            while await receiving is not None:
+                receiving = asyncio.ensure_future(stream.receive())
         except Exception as error:
             await self.server.endure_broken(error)
             await self.server.rpc()
@@ -278,6 +277,21 @@ class Consumer(Worker):
             self.account.settle_by_channel(acked)
         else:
             self.account.removes(acked)
+
+    async def _is_in_time(self, receiving: "asyncio.Future[Any]") -> bool:
+        """Waits for a delivery, or for the end of all work: then none may ever come."""
+        ending = asyncio.ensure_future(self.server.ending.wait())
+        await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        return receiving.done()
+
+    async def _settle(self, stream: Stream, delivery: pb.ConsumeResponse, acked: list[bytes]) -> None:
+        """Acknowledges a delivery, whose events are doubtful from then on, or leaves it."""
+        bodies = self.account.delivers((sequence, body) for sequence, _, body in rows_of(delivery.batches))
+        if self.chance.random() < _ACK_PROBABILITY:
+            self.account.doubts(bodies)
+            acked += bodies
+            await stream.send(pb.ConsumeRequest(ack=pb.ConsumeRequest.Ack(delivery_ids=[delivery.delivery_id])))
 
 
 class Reader(Worker):
@@ -378,7 +392,7 @@ async def _kill_often(scratch: Path, chance: random.Random, kill_count: int) -> 
                     await server.start()
                     await server.answer(chance.randint(1, _ANSWERS_MAX))
                     await server.kill()
-            server.is_ending = True
+            server.ending.set()
             await server.start()
         await _drain(server, chance)
         await server.stop()

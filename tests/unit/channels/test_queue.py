@@ -12,8 +12,10 @@ from hypothesis.stateful import (
 )
 
 from millrace_server.channels import queue as queue_module
-from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
 from millrace_server.channels.queue import EventQueue, Portion, PortionMeter
+from millrace_server.errors import ChannelCorruptError
+from millrace_server.wal.writer import Location
 from tests.channel_events import batch, bodies_of, numbered
 
 
@@ -37,6 +39,26 @@ def queue_of(*batches: StoredBatch) -> EventQueue:
 def queue() -> EventQueue:
     """Sequences 1 to 6 in batches of 3, 1 and 2."""
     return queue_of(batch(1, b"a", b"b", b"c"), batch(4, b"dddd"), batch(5, b"e", b"f"))
+
+
+class DamagedSource:
+    """Gives nothing back."""
+
+    def read(self, stored: StoredColumns) -> bytes:
+        raise ChannelCorruptError("damaged")
+
+
+@pytest.mark.parametrize("limits", [portion(form=Form.ROWS), portion(events_max=4)])
+def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: Portion) -> None:
+    """What stood before the damage is still there, in its place."""
+    damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 2, 2, 100)
+    first = queue.take(portion(events_max=3))
+    broken = queue_of(*first, StoredBatch(4, Window.whole(damaged)))
+    with pytest.raises(ChannelCorruptError):
+        broken.take(limits)
+    assert broken.event_count == 5
+    assert broken.first_sequence == 1
+    assert bodies_of(broken.take(portion(events_max=3))) == [b"a", b"b", b"c"]
 
 
 def test_take_of_an_empty_queue_gives_nothing() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from millrace_server.channels.batches import Form, StoredBatch
+from millrace_server.errors import ChannelCorruptError
 
 _READ_AHEAD = 4_096
 
@@ -49,17 +50,31 @@ class EventQueue:
         self.event_count += batch.count
 
     def take(self, portion: Portion) -> list[StoredBatch]:
-        """Removes and returns the oldest events, as many as the portion allows; none where the queue is empty."""
-        taken = []
+        """Removes and returns the oldest events, as many as the portion allows; none where the queue is empty.
+
+        Raises:
+            ChannelCorruptError: Some of them cannot be read; all are still there.
+        """
+        taken: list[StoredBatch] = []
         meter = PortionMeter(portion)
-        while self._batches and (count := meter.admit(self._batches[0])):
-            batch = self._batches.popleft()
-            if count < batch.count:
-                self._batches.appendleft(batch.part(count, batch.count))
-                batch = batch.part(0, count)
-            self.event_count -= count
-            taken.append(batch)
+        try:
+            while self._batches and (count := meter.admit(self._batches[0])):
+                taken.append(self._take_first(count))
+        except ChannelCorruptError:
+            self.put_back(taken)
+            raise
         return taken
+
+    def _take_first(self, count: int) -> StoredBatch:
+        batch = self._batches[0]
+        # To part a batch is to read it, which may fail: so that comes first.
+        rest = batch.part(count, batch.count) if count < batch.count else None
+        first = batch.part(0, count)
+        self._batches.popleft()
+        if rest is not None:
+            self._batches.appendleft(rest)
+        self.event_count -= count
+        return first
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
         """Returns taken batches to the places that their sequences give them."""
