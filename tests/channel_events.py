@@ -10,8 +10,8 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel import Channel, Wish, memory_basis
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.contents import Receipt
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.txn_directory import TxnDirectory
 
 ANSWER_BYTES_MAX = 1 << 20
 

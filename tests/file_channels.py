@@ -18,7 +18,6 @@ from millrace_server.channels.checkpointing import Checkpointing
 from millrace_server.channels.commits import ClaimNote
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.contents import Contents, Receipt
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.disk_room import DiskRoom
 from millrace_server.channels.journal import Journal, JournalFiles
 from millrace_server.channels.log_columns import LogColumns
@@ -27,6 +26,7 @@ from millrace_server.channels.records import claim_note, restore_ended, restore_
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.room import Room
 from millrace_server.channels.transactions import EndedTxns, Outcome
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk

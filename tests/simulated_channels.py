@@ -20,9 +20,9 @@ from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.directories import ChannelDirectories
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.wal import log
 from millrace_server.wal.writer import LogWriter, Submission
 from tests.channel_events import ANSWER_BYTES_MAX, numbered

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import MillraceError, TooManyTxnsError, TxnCapacityError
 from tests.channel_events import check_accounts, numbered
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.txn_directory import TxnDirectory
 from tests.channel_events import begin, limits_of, open_channel
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account

@@ -15,7 +15,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits
 from millrace_server.channels.config import ChannelConfig, FileChannelConfig
 from millrace_server.channels.contents import Change, Receipt
-from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import MillraceError
 from tests.channel_events import begin, open_channel
 from tests.fuzz import channel_calls as calls

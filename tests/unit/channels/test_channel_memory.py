@@ -9,8 +9,8 @@ import pytest
 
 from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.channel import Channel, Wish
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.leases import Lease
+from millrace_server.channels.txn_directory import TxnDirectory
 from tests.channel_events import (
     append,
     begin,

@@ -7,7 +7,7 @@ from millrace_server.channels import transactions
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel, Wish
 from millrace_server.channels.contents import Receipt
-from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,
     BytesFullError,

@@ -12,13 +12,13 @@ from millrace_server.channels.claims import Claim, ClaimDesk
 from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits, MemoryCommits, remove
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Change, Contents, Receipt
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.limits import ChannelLimits
 from millrace_server.channels.names import check_identifier
 from millrace_server.channels.queue import Portion, PortionMeter
 from millrace_server.channels.room import Room
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,
     DrainingError,

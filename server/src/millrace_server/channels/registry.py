@@ -10,10 +10,10 @@ import structlog
 from millrace_server.channels.channel import Channel, memory_basis
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import ChannelConfig, FileChannelConfig
-from millrace_server.channels.directory import TxnDirectory
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.names import check_channel_name, shown
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
 from millrace_server.wal.disk import Disk, OsDisk
 

@@ -1,6 +1,6 @@
 import pytest
 
-from millrace_server.channels.directory import TxnDirectory
+from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import TxnNotFoundError, TxnStateError
 from tests.channel_events import open_channel
 
