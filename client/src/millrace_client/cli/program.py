@@ -12,7 +12,7 @@ from millrace_client import MillraceError
 from millrace_client.cli import bench_command, channel_commands, put_command, read_commands, top_command
 from millrace_client.cli.exit_codes import MEANINGS, ExitCode
 from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
-from millrace_client.cli.interrupts import TerminatedError
+from millrace_client.cli.interrupts import TerminatedError, undisguised_interrupts
 from millrace_client.cli.notes import note
 from millrace_client.cli.session import ServerOption, TimeoutOption, current_session
 
@@ -25,7 +25,8 @@ class ProgramGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with undisguised_interrupts():
+                return super().invoke(ctx)
         except MillraceError as error:
             raise _exit(error, exit_code_of(error), sentence_of(error, current_session(ctx).address)) from error
         except CommandError as error:

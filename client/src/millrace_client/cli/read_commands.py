@@ -8,6 +8,7 @@ from millrace_client import Batch, Channel, Client
 from millrace_client.cli.event_writer import EventFormat, EventWriter, writer_on_stdout
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError
+from millrace_client.cli.interrupts import undisguised_interrupts
 from millrace_client.cli.notes import counted, note, note_to_terminal
 from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
 
@@ -123,8 +124,9 @@ def tail(
     """
     writer = writer_on_stdout(_format(as_json=as_json, long=long))
     try:
-        for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
-            _write_followed(writer, batch)
+        with undisguised_interrupts():
+            for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
+                _write_followed(writer, batch)
     except KeyboardInterrupt:
         # Ctrl-C is how a tail ends, not how it fails.
         return

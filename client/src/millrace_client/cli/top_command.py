@@ -13,6 +13,7 @@ from millrace_client import ChannelInfo, Client, MillraceError
 from millrace_client.cli.channel_view import channel_document, top_table
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError, sentence_of
+from millrace_client.cli.interrupts import undisguised_interrupts
 from millrace_client.cli.keyboard import heard_keys
 from millrace_client.cli.screen import is_on_terminal, show, text
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
@@ -52,7 +53,8 @@ def top(
         _write_once(watch, as_json=as_json)
         return
     try:
-        _show_live(watch, interval)
+        with undisguised_interrupts():
+            _show_live(watch, interval)
     except KeyboardInterrupt:
         # Ctrl-C is how a top ends, not how it fails.
         return
