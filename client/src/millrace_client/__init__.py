@@ -14,6 +14,8 @@
 all of them are `MillraceError`s.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from millrace_client.admin import Admin
 from millrace_client.channel import Channel
 from millrace_client.channel_info import (
@@ -80,20 +82,22 @@ from millrace_client.errors import (
     UnavailableError,
 )
 from millrace_client.events import Batch, Event, Receipt, Stamp
-from millrace_client.producer import (
-    Overflow,
-    Producer,
-    ProducerCloseReport,
-    ProducerConfig,
-    ProducerHooks,
-    ProducerMetrics,
-    ProducerRates,
-    Routing,
-    SendAttempt,
-    SendFuture,
-    SendResult,
-)
 from millrace_client.transaction import Transaction
+
+if TYPE_CHECKING:
+    from millrace_client.producer import (
+        Overflow,
+        Producer,
+        ProducerCloseReport,
+        ProducerConfig,
+        ProducerHooks,
+        ProducerMetrics,
+        ProducerRates,
+        Routing,
+        SendAttempt,
+        SendFuture,
+        SendResult,
+    )
 
 __all__ = [
     "Admin",
@@ -178,3 +182,30 @@ __all__ = [
     "UnavailableError",
     "connect",
 ]
+
+_OF_PRODUCER = {
+    "Overflow",
+    "Producer",
+    "ProducerCloseReport",
+    "ProducerConfig",
+    "ProducerHooks",
+    "ProducerMetrics",
+    "ProducerRates",
+    "Routing",
+    "SendAttempt",
+    "SendFuture",
+    "SendResult",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What the producer's module has, which needs asyncio, and half as long to import as all the rest."""
+    if name not in _OF_PRODUCER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from millrace_client import producer
+
+    return getattr(producer, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
