@@ -202,9 +202,6 @@ class Journal:
 
     def _look_for_stall(self) -> None:
         self._stall_timer = None
-        if self._fault:
-            self.is_stalled = False
-            return
         if not self._pending:
             self._tell_stall(is_stalled=False)
             return
@@ -274,6 +271,7 @@ class Journal:
     def _fail(self, sentence: str) -> None:
         """Takes nothing more: what the log holds is known again once it was opened anew."""
         self._fault = "the channel's log has failed and takes no more commits until the server opens it anew"
+        self.is_stalled = False
         for pending in self._undo_all():
             pending.fail(ChannelLogFailedError(self._fault))
         self.on_change(sentence)
