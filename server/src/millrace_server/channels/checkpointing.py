@@ -1,6 +1,7 @@
 """When a channel's checkpoints are made, and which segments may go then."""
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -63,11 +64,9 @@ class Checkpointing:
 
     async def _run(self) -> None:
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._journal.config.checkpoint_interval_seconds):
                     await self._nudge.wait()
-            except TimeoutError:
-                pass
             self._nudge.clear()
             if self._journal.fault:
                 return

@@ -116,8 +116,14 @@ class HostedChannel:
             ReplayingError: It is not open yet.
             ChannelCorruptError, ChannelLogFailedError: It could not be opened.
         """
+        self.refuse_unless_open()
+        assert self._channel is not None, "what is open has a channel"
+        return self._channel
+
+    def refuse_unless_open(self) -> None:
+        """Raises what callers get while the channel is not open, or never came to be."""
         if self._channel is not None:
-            return self._channel
+            return
         if self._fault is not None:
             raise type(self._fault)(str(self._fault), channel=self.name)
         raise ReplayingError(

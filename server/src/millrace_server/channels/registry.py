@@ -124,7 +124,7 @@ class ChannelRegistry:
         """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
         for name in self._openings:
             if self._hosted[name].state is ChannelState.REPLAYING:
-                _ = self._hosted[name].channel
+                self._hosted[name].refuse_unless_open()
 
     async def wait_open(self, timeout_seconds: float | None = None) -> None:
         """Waits until every channel is open, or is known not to open, or the time, if one is given, has passed."""

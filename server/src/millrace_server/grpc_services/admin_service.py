@@ -89,7 +89,7 @@ class AdminService:
                 # What could not be made is not there.
                 self._registry.forget(name)
                 await self._write(self._catalog.remove, name)
-                _ = hosted.channel
+                hosted.refuse_unless_open()
             return hosted
 
     async def _update_channel(self, request: pb.UpdateChannelRequest) -> pb.UpdateChannelResponse:
