@@ -9,6 +9,7 @@ import structlog
 
 from millrace_server.address_file import published_addresses
 from millrace_server.addresses import Address
+from millrace_server.agent.agent import Agent, Flows
 from millrace_server.allocator import tended_allocator
 from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
@@ -48,15 +49,19 @@ async def serve(settings: Settings, address_file: Path | None = None) -> None:
         await registry.wait_open(_OPENING_SECONDS)
         grpc_server = GrpcServer(registry, settings.server, catalog)
         http_service = HttpService(registry)
+        agent = Agent(registry, settings.server.data_dir)
         listening = _listening(settings.server, grpc_server, http_service, requests)
         try:
             async with tended_allocator(), listening as addresses:
+                agent.start(Flows(settings.sources, settings.sinks))
                 with published_addresses(address_file, addresses):
                     _log.info("serving", **addresses, channels=len(registry.hosted()), version=VERSION)
                     await requests.wait()
                 http_service.drain()
                 await grpc_server.drain()
+                await agent.stop_sources()
                 await _drain(registry, requests, settings.server.shutdown_grace_seconds)
+                await agent.stop_sinks(settings.server.shutdown_grace_seconds)
         finally:
             await registry.close()
     _log.info("stopped")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from millrace_server.addresses import Address
+from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.setting_problems import describe_problems, shown_value
@@ -27,6 +28,7 @@ _TOML_POSITION = re.compile(r" \(at line (?P<line>\d+), column (?P<column>\d+)\)
 _TOML_END = " (at end of document)"
 
 ChannelName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
+ComponentName = ChannelName
 
 
 class SettingsError(Exception):
@@ -146,6 +148,12 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
     channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
     """A table `[channels.NAME]` for each channel, by name."""
+
+    sources: dict[ComponentName, AnySourceConfig] = Field(default_factory=dict)
+    """A table `[sources.NAME]` for each source of the agent, by name."""
+
+    sinks: dict[ComponentName, AnySinkConfig] = Field(default_factory=dict)
+    """A table `[sinks.NAME]` for each sink of the agent, by name."""
 
 
 def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Settings:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -295,12 +295,31 @@ class Channel:
 
     async def lend(self, wish: Wish) -> Transaction:
         """Takes events as soon as there are any, however long that lasts."""
+        loan = await self._lend(wish, self._admits_new)
+        assert loan is not None, "who is not let in is refused"
+        return loan
+
+    async def lend_while(self, wish: Wish, is_wanted: Callable[[], bool]) -> Transaction | None:
+        """Takes events as soon as there are any; None once they are not wanted any more.
+
+        For the server's own sinks: they go on while the server drains, since that is how it is drained. Whoever
+        changes what `is_wanted` says wakes the takers.
+        """
+        return await self._lend(wish, is_wanted)
+
+    def _admits_new(self) -> bool:
+        self._refuse_new()
+        return True
+
+    async def _lend(self, wish: Wish, is_wanted: Callable[[], bool]) -> Transaction | None:
         batches: list[StoredBatch] = []
         try:
             with self.contents.takers.place() as place:
                 while True:
                     await self.contents.load_ahead(self._portion(wish, self.config.transaction_capacity))
-                    self._refuse_new()
+                    self.contents.refuse_if_closed()
+                    if not is_wanted():
+                        return None
                     if fault := self.commits.fault:
                         # What is delivered could not be acknowledged, and would be delivered for ever.
                         raise fault

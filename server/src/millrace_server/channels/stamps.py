@@ -100,6 +100,10 @@ class StampLedger:
             producer_id, intervals = acceptance.forgotten
             self._intervals = {producer_id: intervals, **self._intervals}
 
+    def intervals_of(self, producer_id: str) -> Iterator[tuple[int, int]]:
+        """The numbers of one producer that were accepted, as ascending ranges with both ends included."""
+        return iter(self._intervals.get(producer_id, ()))
+
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Each producer with its intervals, beginning with the one that has stored nothing for longest."""
         for producer_id, intervals in self._intervals.items():

@@ -1,0 +1,38 @@
+"""Sources, sinks and interceptors of users' own, found by import path."""
+
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from millrace_server.setting_problems import shown_value
+
+
+def _check_importable(path: str) -> str:
+    load_factory(path)
+    return path
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The callable at `package.module:name`.
+
+    Raises:
+        ValueError: There is none; a sentence for the configuration's problems.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ValueError(f'is {shown_value(path)}; it must be "package.module:name"')
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
+        raise ValueError(f"is {shown_value(path)}, which cannot be imported: {error}") from None
+    if not callable(factory):
+        # A ValueError, since pydantic asks for it: what is wrong is the path.
+        raise ValueError(f"is {shown_value(path)}, which cannot be called")  # noqa: TRY004 - see above
+    found: Callable[..., Any] = factory
+    return found
+
+
+FactoryPath = Annotated[str, AfterValidator(_check_importable)]
+"""Where a class or function is imported from: `package.module:name`."""

@@ -1,0 +1,1 @@
+"""Interceptors: what changes or drops events between a source and its channels."""

@@ -1,0 +1,179 @@
+"""Where a sink gets its events from, and where those go that nobody takes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import structlog
+
+from millrace_server.agent.components import Component
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transactions import Transaction
+from millrace_server.errors import MillraceError
+
+_log = structlog.stdlib.get_logger(__name__)
+
+DEAD_LETTER_PREFIX = "millrace.dead_letter."
+"""What the headers that tell of an event's rejection begin with."""
+
+
+class EventsRejectedError(Exception):
+    """Returned when some events of a delivery will never be taken, however often they come; says why.
+
+    Not for what may pass, such as a server that cannot be reached: that is ComponentError, and is never counted.
+    """
+
+
+class OutletLimits(NamedTuple):
+    """What bounds an outlet's deliveries."""
+
+    batch_events_max: int
+    """At most so many events in a delivery."""
+    deliveries_max: int
+    """So often an event is delivered that is rejected."""
+    dead_letter_channel: str | None
+    """Where it goes then; None: it is delivered again for ever."""
+
+
+class Delivery:
+    """Events that were taken out of a channel and are still its own: to be settled, or given back.
+
+    Attributes:
+        batches: The events.
+        channel_id: Names this making of the channel; with an event's sequence it names the event for ever.
+        count: Events in the delivery.
+        body_bytes: Bytes of their bodies.
+    """
+
+    def __init__(self, channel: Channel, loan: Transaction, on_end: "Callable[[Delivery, bool], None]") -> None:
+        self._channel = channel
+        self._loan = loan
+        self._on_end = on_end
+        self.batches: Sequence[StoredBatch] = tuple(loan.takes)
+        self.channel_id = channel.channel_id
+        self.count = loan.take_count
+        self.body_bytes = sum(batch.window.body_bytes for batch in self.batches)
+
+    @property
+    def first_sequence(self) -> int:
+        """Its first event's sequence."""
+        return self.batches[0].first_sequence
+
+    async def settle(self) -> None:
+        """Removes the events from the channel, for good once this returns.
+
+        Raises:
+            DiskFullError, ChannelLogFailedError: They could not be removed, and are back in their place.
+        """
+        try:
+            if (settling := self._channel.settle(self._loan)) is not None:
+                await asyncio.shield(settling)
+        except MillraceError:
+            self._on_end(self, False)
+            raise
+        self._on_end(self, True)
+
+    def give_back(self) -> None:
+        """Returns the events to their place. Does nothing where they were settled or given back."""
+        self._channel.give_back(self._loan)
+        self._on_end(self, False)
+
+
+class Outlet:
+    """Gives a sink the events of one channel.
+
+    Events that the sink rejects are found out by halving what is delivered, and go to the dead-letter channel one by
+    one; the others wait for them no longer than that takes.
+    """
+
+    def __init__(
+        self, registry: ChannelRegistry, channel_name: str, limits: OutletLimits, component: Component
+    ) -> None:
+        self._registry = registry
+        self._channel_name = channel_name
+        self._limits = limits
+        self._component = component
+        self._events_max = limits.batch_events_max
+        self._rejection_counts: dict[int, int] = {}
+        self._lent: set[Delivery] = set()
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Gives no more; who waits for a delivery gets None."""
+        self._is_closing = True
+        if self._channel_name in self._registry:
+            hosted = self._registry.get_hosted(self._channel_name)
+            if hosted.channel_if_open is not None:
+                hosted.channel_if_open.contents.takers.wake_all()
+
+    def give_back_all(self) -> None:
+        """Takes back whatever the sink has left unsettled."""
+        for delivery in list(self._lent):
+            delivery.give_back()
+
+    async def take(self, body_bytes_max: int = 0) -> Delivery | None:
+        """The next events as soon as there are any; None once there will be no more.
+
+        Raises:
+            MillraceError: The channel cannot be read now: it is claimed, not open yet, or its log has failed.
+        """
+        channel = self._registry.get(self._channel_name)
+        self._component.starts()
+        wish = Wish(events_max=self._events_max, body_bytes_max=body_bytes_max)
+        loan = await channel.lend_while(wish, lambda: not self._is_closing)
+        if loan is None:
+            return None
+        delivery = Delivery(channel, loan, self._note_end)
+        self._lent.add(delivery)
+        return delivery
+
+    def _note_end(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
+        self._lent.discard(delivery)
+        if is_settled:
+            self._component.note_progress(delivery.count, delivery.body_bytes)
+            # What was cut small to find a rejected event out grows again.
+            self._events_max = min(2 * self._events_max, self._limits.batch_events_max)
+
+    async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
+        """Takes back a delivery of which the sink will never take some event.
+
+        Raises:
+            ComponentError: It is to be delivered again, after a while.
+        """
+        if delivery.count > 1:
+            self._events_max = delivery.count // 2
+            delivery.give_back()
+            return
+        sequence = delivery.first_sequence
+        rejections = self._rejection_counts.get(sequence, 0) + 1
+        if rejections >= self._limits.deliveries_max and self._limits.dead_letter_channel is not None:
+            await self._set_aside(delivery, str(error), rejections)
+            self._rejection_counts.pop(sequence, None)
+            return
+        self._rejection_counts[sequence] = rejections
+        delivery.give_back()
+        raise ComponentError(f"event {sequence} of channel {self._channel_name} was rejected: {error}")
+
+    async def _set_aside(self, delivery: Delivery, reason: str, rejections: int) -> None:
+        assert self._limits.dead_letter_channel is not None, "asked before"
+        table = EventTable.of_windows(batch.window for batch in delivery.batches)
+        said = {
+            "reason": reason,
+            "channel": self._channel_name,
+            "sequence": str(delivery.first_sequence),
+            "sink": self._component.name,
+            "deliveries": str(rejections),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        table.headers.update({DEAD_LETTER_PREFIX + key: value for key, value in said.items()})
+        # Stamped, so that a crash before the event has left its own channel stores no second copy.
+        stamp = Stamp(f"dead-letter/{delivery.channel_id}", delivery.first_sequence, delivery.first_sequence)
+        await self._registry.get(self._limits.dead_letter_channel).append(table.stored(), stamp)
+        await delivery.settle()
+        _log.warning("an event was set aside", sink=self._component.name, **said)

@@ -1,0 +1,1 @@
+"""Sinks: what takes events out of channels and brings them elsewhere."""

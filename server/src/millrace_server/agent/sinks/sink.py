@@ -1,0 +1,88 @@
+"""What every sink is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel, Field
+
+from millrace_server.agent.outlet import EventsRejectedError, Outlet
+from millrace_server.agent.sources.source import ChannelName
+from millrace_server.channels.batches import StoredBatch
+
+
+class SinkPlace(NamedTuple):
+    """Where a sink is."""
+
+    name: str
+    """Its name in the configuration."""
+    directory: Path
+    """A directory for what it must remember; it may not be there yet."""
+
+
+class Sink(Protocol):
+    """Takes events on."""
+
+    async def run(self, outlet: Outlet) -> None:
+        """Takes deliveries and settles them, until the outlet has no more to give.
+
+        A delivery that is neither settled nor given back when this ends is given back. It may be cancelled when the
+        time for stopping is over, and may be run again after it has raised or was cancelled.
+
+        Raises:
+            ComponentError: It cannot do its work now; it is run again later.
+            ComponentFailedError: It cannot do its work until somebody changes something.
+        """
+
+
+class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
+    """What sinks of every type have."""
+
+    channel: ChannelName
+    """The channel that it empties."""
+
+    batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
+    """At most so many events in a delivery; fewer where the channel's `transaction_capacity` is smaller."""
+
+    deliveries_max: int = Field(5, ge=1, le=1_000_000)
+    """So often an event is delivered that the sink rejects; then it goes to the dead-letter channel."""
+
+    dead_letter_channel: ChannelName | None = None
+    """Where events go that were rejected `deliveries_max` times. Without it they are delivered for ever."""
+
+    @abstractmethod
+    def make(self, place: SinkPlace) -> Sink:
+        """The sink."""
+
+
+class BatchSink(ABC):
+    """A sink that is done with each delivery before it takes the next."""
+
+    async def run(self, outlet: Outlet) -> None:
+        await self.open()
+        try:
+            while (delivery := await outlet.take()) is not None:
+                try:
+                    await self.write(delivery.batches)
+                except EventsRejectedError as error:
+                    await outlet.reject(delivery, error)
+                else:
+                    await delivery.settle()
+        finally:
+            await self.close()
+
+    async def open(self) -> None:  # noqa: B027 - most sinks have nothing to open
+        """Gets ready; raises ComponentError where that cannot be."""
+
+    @abstractmethod
+    async def write(self, batches: Sequence[StoredBatch]) -> None:
+        """Has the events be safe elsewhere; they leave the channel once this returns.
+
+        Raises:
+            EventsRejectedError: Some of the events will never be taken; they are found out and set aside.
+            ComponentError: None of them can be taken now.
+        """
+
+    async def close(self) -> None:  # noqa: B027 - most sinks have nothing to close
+        """Gives back what it has opened."""

@@ -1,0 +1,1 @@
+"""Sources: what brings events into channels."""
