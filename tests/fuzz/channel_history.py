@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.txn_directory import TxnDirectory
-from millrace_server.errors import MillraceError, TooManyTxnsError, TxnCapacityError
+from millrace_server.errors import BadArgumentError, MillraceError, TooManyTxnsError, TxnCapacityError
 from tests.channel_events import check_accounts, numbered
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
 from tests.fuzz.channel_calls import Call, Cancel
@@ -42,7 +42,13 @@ class Entry:
 
 
 class History:
-    """Makes calls on a channel, and holds their outcomes against the account's."""
+    """Makes calls on a channel, and holds their outcomes against the account's.
+
+    Attributes:
+        commits_later: Whether commits of the channel take their time, between having their place and being made.
+    """
+
+    commits_later = False
 
     def __init__(self, channel: Channel, directory: TxnDirectory, foreign_open: int, account: Account) -> None:
         self.channel = channel
@@ -97,7 +103,8 @@ class History:
         """Holds all that happened up to now against the account, and then the state that came of it."""
         self.is_at_odds = True
         previous = None
-        for entry in self._log:
+        # Stable: all but such refusals stay in the order in which they happened.
+        for entry in sorted(self._log, key=lambda entry: (entry.time, self.commits_later and _is_about_stamp(entry))):
             self.account.pass_time(entry.time)
             if entry.is_start:
                 self._start(entry.running)
@@ -220,3 +227,8 @@ class History:
     def cancel(self, running: Running) -> None:
         """Cancels a call in the loop's next turn."""
         self.make(Cancel(running.task))
+
+
+def _is_about_stamp(entry: Entry) -> bool:
+    """Such a refusal may tell of a commit that is on its way to the disk, before whoever made that hears of it."""
+    return isinstance(entry.outcome, BadArgumentError) and getattr(entry.running.call, "stamp", None) is not None

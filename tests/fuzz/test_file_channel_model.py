@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits
-from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.config import ChannelConfig, FileChannelConfig, LogChannelConfig
 from millrace_server.channels.contents import Change, Receipt
 from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import MillraceError
@@ -37,15 +37,19 @@ class _SmallConfig(FileChannelConfig):
 
 
 def _file_limits(limits: ChannelConfig) -> _SmallConfig:
+    return _SmallConfig(type="file", **log_limits(limits))
+
+
+def log_limits(limits: ChannelConfig) -> dict[str, Any]:
+    """The same limits for a channel with a log, which is tended only where a rule says so."""
     same = {"capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage"}
-    return _SmallConfig(
-        type="file",
-        min_free_bytes=0,
-        checkpoint_interval_seconds=3600.0,
-        open_transactions_max=limits.open_transactions_max,
-        keep_alive_seconds=limits.keep_alive_seconds,
+    return {
+        "min_free_bytes": 0,
+        "checkpoint_interval_seconds": 3600.0,
+        "open_transactions_max": limits.open_transactions_max,
+        "keep_alive_seconds": limits.keep_alive_seconds,
         **limits.model_dump(include=same),
-    )
+    }
 
 
 class _Witness:
@@ -68,6 +72,10 @@ class _Witness:
     def is_stalled(self) -> bool:
         return self._commits.is_stalled
 
+    @property
+    def memory_event_count(self) -> int:
+        return self._commits.memory_event_count
+
     def enforce(self, config: ChannelConfig) -> None:
         self._commits.enforce(config)
 
@@ -89,7 +97,7 @@ class _Witness:
         return self._commits.note_claim(note)
 
 
-class _RememberingAccount(Account):
+class RememberingAccount(Account):
     """An account that knows also of what the channel has forgotten: a power cut may bring it back."""
 
     def __init__(self, limits: ChannelConfig) -> None:
@@ -140,22 +148,28 @@ class FileChannelModel(ChannelModel):
 
     async def _open(self, limits: Any) -> None:
         self.disk = SimulatedDisk([DATA])
-        limits = _file_limits(limits)
-        self._account = _RememberingAccount(limits)
+        self._account = self._account_of(self._limits(limits))
         await self._open_anew()
         self.history = History(self.channel, self._directory, 1, self._account)
+        self.history.commits_later = True
         self._be_witnessed()
         self.loans: calls.Loans = []
         for sizes in ([3, 1], [0, 2]):
             self._calls.append(calls.Append(self._bodies(sizes), None))
             await self._settle()
 
+    def _limits(self, limits: ChannelConfig) -> LogChannelConfig:
+        return _file_limits(limits)
+
+    def _account_of(self, limits: LogChannelConfig) -> RememberingAccount:
+        return RememberingAccount(limits)
+
     async def _open_anew(self) -> None:
         self._directory = TxnDirectory(100)
         self._other = open_channel("other", directory=self._directory, lease_seconds=3600)
         begin(self._other, "foreign")
         limits = self._account.limits
-        assert isinstance(limits, FileChannelConfig)
+        assert isinstance(limits, LogChannelConfig)
         self.opened = await open_simulated_channel(self.disk, limits, self._directory)
         self.channel: Channel = self.opened.channel
 
@@ -164,8 +178,8 @@ class FileChannelModel(ChannelModel):
         self.channel.commits = self.channel.claims._commits = witness
 
     def _make(self, call: calls.Call, *, hasty: bool) -> None:
-        if isinstance(call, calls.Update) and not isinstance(call.limits, FileChannelConfig):
-            call.limits = _file_limits(call.limits)
+        if isinstance(call, calls.Update) and not isinstance(call.limits, LogChannelConfig):
+            call.limits = self._limits(call.limits)
         # A commit needs its room before it gives any, and the account knows of one moment only: no two calls are to
         # have waited long enough in the same one.
         self._run(asyncio.sleep(_APART_SECONDS))

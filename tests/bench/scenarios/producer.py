@@ -13,7 +13,7 @@ _OPERATIONS = 300
 
 
 def file_producer_scenario(world: World) -> Scenario:
-    """One thread sends events one by one; the echo gets the same bytes in batches of 1,000, encoded before."""
+    """One thread sends events, singly or many at once; the echo gets the same bytes in batches of 1,000."""
     world = world.on(FILE_CHANNEL)
     made = [Event(row.body, dict(row.headers)) for row in rows(BATCH_EVENTS)]
 
@@ -23,6 +23,10 @@ def file_producer_scenario(world: World) -> Scenario:
             for event in made:
                 send(event)
 
+    def send_many_made(producer: Producer, operations: int) -> None:
+        for _ in range(operations):
+            producer.send_many(made)
+
     def send_building(producer: Producer, operations: int) -> None:
         send, body, host = producer.send, made[0].body, made[0].headers["host"]
         for number in range(operations * BATCH_EVENTS):
@@ -30,11 +34,12 @@ def file_producer_scenario(world: World) -> Scenario:
 
     return Scenario(
         name="file_producer",
-        title="File: Producer, events one by one",
+        title="File: Producer, Python objects in",
         events_per_operation=BATCH_EVENTS,
         operations=_OPERATIONS,
         ours=[
             _contender("Producer", world, send_made),
+            _contender("Producer, send_many", world, send_many_made),
             _contender("Producer, and making the events", world, send_building),
         ],
         echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),

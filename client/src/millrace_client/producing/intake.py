@@ -14,10 +14,11 @@ from millrace_client.errors import (
     EventTooLargeError,
     MillraceError,
 )
+from millrace_client.producing.bulk import Bulk
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
 from millrace_client.producing.lanes import LANES, Gathering, Lane
 from millrace_client.producing.metrics import Tally
-from millrace_client.producing.pages import EVENT_BYTES, HEADER_BYTES, SIZE_BYTES, Page
+from millrace_client.producing.pages import EVENT_BYTES, HEAD_BYTES, HEADER_BYTES, SIZE_BYTES, Page, pad
 from millrace_client.producing.results import Callback, Outcome
 
 PRODUCER_HEADER = "millrace-producer"
@@ -27,9 +28,6 @@ PLACE_HEADER = "millrace-place"
 
 CALLBACK_BYTES = 200
 """What a callback takes of the buffer until it has run, beside its event."""
-
-# What the wire adds to a column or a request, at most, beside what it adds to each event.
-_HEAD_BYTES = 64
 
 _CONTEXT_HEADERS = 2
 
@@ -149,6 +147,40 @@ class Intake:
             self.lock.release()
         return page, index
 
+    def put_bulk(self, gathering: Gathering, key: str | bytes | None, bulk: Bulk) -> tuple[Page, int] | None:
+        """Takes events that are alike, side by side in one page.
+
+        Returns:
+            The page, and the first one's index there; None where they are to be put one by one: they do not go together
+            with what is there, or there is no room for all.
+        """
+        lane = gathering.keyless if key is None else gathering.lanes[self._hash(key) % LANES]
+        is_too_much = len(bulk.bodies) > gathering.events_max or bulk.bytes_on_new_page > self._batch_bytes_max
+        if self._has_context or len(bulk.columns) > self._keys_max or is_too_much:
+            return None
+        if not self.lock.acquire(False):
+            self._acquire_patiently()
+        try:
+            if self.refusal is not None or self.held_bytes + bulk.held_bytes > self.bytes_max:
+                return None
+            page = lane.page or self._open_page(gathering, lane)
+            is_full = len(page.bodies) + len(bulk.bodies) > gathering.events_max
+            if is_full or page.encoded_bytes + bulk.bytes_on_new_page > self._batch_bytes_max:
+                page = self._turn_page(gathering, lane)
+            position = len(page.bodies)
+            if not page.add_alike(bulk.bodies, bulk.columns):
+                return None
+            page.encoded_bytes += bulk.encoded_bytes if position else bulk.bytes_on_new_page
+            page.held_bytes += bulk.held_bytes
+            self.held_bytes += bulk.held_bytes
+            if len(page.bodies) >= gathering.events_max:
+                self._close_page(lane)
+            elif not position and not (self._is_timed or lane.is_held):
+                self._wake_once()
+        finally:
+            self.lock.release()
+        return page, position + page.dropped_count
+
     def _acquire_patiently(self) -> None:
         """Takes the lock, which another thread holds.
 
@@ -189,7 +221,7 @@ class Intake:
     def _refuse_what_never_fits(self, body: bytes, headers: Mapping[str, str], size: int) -> None:
         if len(headers) > HEADER_KEYS_MAX:
             raise BadArgumentError(f"event: has {len(headers)} headers; at most {HEADER_KEYS_MAX} are allowed")
-        size += _HEAD_BYTES + sum(len(name.encode()) + _HEAD_BYTES for name in headers)
+        size += HEAD_BYTES + sum(len(name.encode()) + HEAD_BYTES for name in headers)
         if size > self._config.event_bytes_limit:
             raise EventTooLargeError(
                 f"event: has about {size} bytes, {len(body)} of them in its body; this producer takes events of up to "
@@ -198,7 +230,7 @@ class Intake:
 
     def _open_page(self, gathering: Gathering, lane: Lane) -> Page:
         page = lane.page = Page(self.lock, self._clock())
-        page.encoded_bytes = _HEAD_BYTES
+        page.encoded_bytes = HEAD_BYTES
         gathering.waiting.setdefault(lane, page)
         self.open_pages.add(page)
         return page
@@ -245,13 +277,13 @@ class Intake:
                 return self._add_headers(gathering, lane, self._turn_page(gathering, lane), body, headers)
             for name in new_names:
                 page.columns[name] = []
-                page.encoded_bytes += len(name.encode()) + _HEAD_BYTES
+                page.encoded_bytes += len(name.encode()) + HEAD_BYTES
         except (MillraceError, TypeError):
             if not position:
                 self._forget_empty_page(gathering, lane, page)
             raise
         for name, value in headers.items():
-            _pad(page.columns[name], position)
+            pad(page.columns[name], position)
             page.columns[name].append(value)
         return page, size + SIZE_BYTES
 
@@ -261,8 +293,8 @@ class Intake:
             column = page.columns.get(name)
             if column is None:
                 column = page.columns[name] = []
-                page.encoded_bytes += len(name) + _HEAD_BYTES
-            _pad(column, len(page.bodies))
+                page.encoded_bytes += len(name) + HEAD_BYTES
+            pad(column, len(page.bodies))
             column.append(value)
         self._places[gathering.channel] = place
 
@@ -514,15 +546,6 @@ def _cut(page: Page, position: int) -> None:
     """Forgets the headers of an event that was not added after all."""
     for column in page.columns.values():
         del column[position:]
-
-
-def _pad(column: list[str | None], position: int) -> None:
-    """Makes a column ready for the event at a position: those before it had no such header, unless they say so.
-
-    What is there for the event itself already, gives way.
-    """
-    del column[position:]
-    column.extend([None] * (position - len(column)))
 
 
 def _nothing() -> None:

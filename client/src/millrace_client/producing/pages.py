@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from millrace_client.producing.results import Callback, Outcome, SendResult, failure_of
@@ -14,6 +14,8 @@ HEADER_BYTES = 70
 """What one header of it takes beside its value's bytes."""
 SIZE_BYTES = 5
 """What the wire adds, at most, to a body and to a value of a header."""
+HEAD_BYTES = 64
+"""What it adds, at most, to a column or a request, beside what it adds to each event."""
 
 
 class Page:
@@ -118,6 +120,19 @@ class Page:
                 byte_count += HEADER_BYTES + len(value)
         return byte_count
 
+    def add_alike(self, bodies: list[bytes], columns: Mapping[str, list[str]]) -> bool:
+        """Adds events that all have the same headers; False where others are there that have not."""
+        position = len(self.bodies)
+        if not position:
+            self.columns = {name: [] for name in columns}
+        elif self.columns.keys() != columns.keys():
+            return False
+        for name, values in columns.items():
+            pad(self.columns[name], position)
+            self.columns[name] += values
+        self.bodies += bodies
+        return True
+
     def drop_first(self, count: int) -> None:
         """Lets go of the first events that it has."""
         del self.bodies[:count]
@@ -132,6 +147,15 @@ class Page:
         self._count = self.count
         self.bodies = []
         self.columns = {}
+
+
+def pad(column: list[str | None], position: int) -> None:
+    """Makes a column ready for the event at a position: those before it had no such header, unless they say so.
+
+    What is there for the event itself already, gives way.
+    """
+    del column[position:]
+    column.extend([None] * (position - len(column)))
 
 
 class _Settling:
@@ -158,12 +182,16 @@ class _Settling:
         outcome, offset = settled
         callback(outcome.result(offset))
 
-    def _result(self) -> SendResult:
-        """The result of a settled event."""
+    def _settled(self) -> SendResult:
+        """What became of a settled event."""
         settled = self._page.outcome_of(self._index)
         assert settled is not None, "the event is open"
         outcome, offset = settled
-        result = outcome.result(offset)
+        return outcome.result(offset)
+
+    def _result(self) -> SendResult:
+        """The result of an event that is stored."""
+        result = self._settled()
         if result.error is not None:
             raise failure_of(result)
         return result
@@ -186,6 +214,19 @@ class SendFuture(_Settling):
             SendFailedError: It is not, and will not be; the error's `result` tells all.
             TimeoutError: It is not settled in time; it may be later.
         """
+        self._wait(timeout_seconds)
+        return self._result()
+
+    def settled(self, timeout_seconds: float | None = None) -> SendResult:
+        """Waits until it is known whether the event is stored; the result tells.
+
+        Raises:
+            TimeoutError: It is not settled in time; it may be later.
+        """
+        self._wait(timeout_seconds)
+        return self._settled()
+
+    def _wait(self, timeout_seconds: float | None) -> None:
         page = self._page
         if page.outcome_of(self._index) is None:
             with page.lock:
@@ -193,7 +234,6 @@ class SendFuture(_Settling):
                 while page.outcome_of(self._index) is None:
                     if not page.wait(timeout_seconds):
                         raise TimeoutError(f"the event is not settled after {timeout_seconds} s")
-        return self._result()
 
 
 class AsyncSendFuture(_Settling):

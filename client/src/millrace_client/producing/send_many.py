@@ -1,0 +1,98 @@
+"""Many events at once, and the futures that tell what became of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import overload
+
+from millrace_client.errors import MillraceError
+from millrace_client.events import Events
+from millrace_client.producing.bulk import bulk_of
+from millrace_client.producing.intake import Intake
+from millrace_client.producing.lanes import Gathering
+from millrace_client.producing.pages import Page, SendFuture
+from millrace_client.producing.results import Outcome, SendResult
+from millrace_client.producing.sending import parts_of
+
+_RUN_EVENTS = 128
+"""Events that go into a page together. More would leave more of its room unused; the lock is held for some 20 us."""
+
+Key = str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Events that lie side by side in a page."""
+
+    page: Page
+    first: int
+    """Index of the first."""
+    count: int
+
+
+class SendFutures(Sequence[SendFuture]):
+    """What will become of many events, in their order: a future for each, made when it is asked for."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self._runs = runs
+        self._count = sum(run.count for run in runs)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> SendFuture: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendFuture]: ...
+
+    def __getitem__(self, index: int | slice) -> SendFuture | list[SendFuture]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._count))]
+        position = index + self._count if index < 0 else index
+        for run in self._runs:
+            if 0 <= position < run.count:
+                return SendFuture(run.page, run.first + position)
+            position -= run.count
+        raise IndexError(f"there are {self._count} events; index {index} is none of them")
+
+    def __iter__(self) -> Iterator[SendFuture]:
+        for run in self._runs:
+            for index in range(run.first, run.first + run.count):
+                yield SendFuture(run.page, index)
+
+    def results(self, timeout_seconds: float | None = None) -> list[SendResult]:
+        """Waits until all are settled; tells of each event whether it is stored.
+
+        Raises:
+            TimeoutError: Some are not settled that long after the one before them.
+        """
+        return [future.settled(timeout_seconds) for future in self]
+
+    def __repr__(self) -> str:
+        return f"<SendFutures of {self._count} events>"
+
+
+def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> SendFutures:
+    """Takes events, each as `Intake.put` does; what cannot be taken has failed when this returns."""
+    runs: list[_Run] = []
+    remaining = iter(events)
+    while some := list(islice(remaining, _RUN_EVENTS)):
+        bulk = bulk_of(some)
+        place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
+        if place is not None:
+            runs.append(_Run(*place, len(some)))
+        else:
+            runs += _put_each(intake, gathering, key, some)
+    return SendFutures(runs)
+
+
+def _put_each(intake: Intake, gathering: Gathering, key: Key, events: Iterable[object]) -> Iterator[_Run]:
+    for event in events:
+        try:
+            body, headers = parts_of(event)
+            yield _Run(*intake.put(gathering, key, body, headers, None, True), 1)
+        except MillraceError as error:
+            refused = Page(intake.lock, 0.0)
+            refused.settle(0, 1, 0, Outcome(gathering.channel, error=error))
+            yield _Run(refused, 0, 1)
