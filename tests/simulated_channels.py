@@ -1,4 +1,4 @@
-"""File channels in this process on a simulated disk, and all that must be the same after a crash.
+"""Channels with a log in this process, on a simulated disk, and all that must be the same after a crash.
 
 A log's writer works in the event loop's turns here, and so does whatever waits for the disk: a history happens the same
 way each time, and its seed repeats it.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import structlog
@@ -17,7 +17,7 @@ import structlog
 from millrace_server.channels import checkpointing, file_store
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import ChannelIdentity
-from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.directories import ChannelDirectories
 from millrace_server.channels.file_store import FileStore, FileStores
@@ -39,22 +39,35 @@ _FOREVER_SECONDS = 3600.0
 _IDENTITY = ChannelIdentity("orders", bytes(range(16)), bytes(range(16)), EPOCHS_FROM)
 
 
+_ConfigT = TypeVar("_ConfigT", bound=LogChannelConfig)
+
+
 def small_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> FileChannelConfig:
     """A configuration with small segments, no room set aside, and checkpoints only where a test or a new segment asks.
 
     Bodies may have all of the byte capacity.
     """
+    return _small(FileChannelConfig, type="file", byte_capacity=body_bytes_max, **limits)
+
+
+def small_spillable_limits(*, body_bytes_max: int = 1 << 30, **limits: Any) -> SpillableChannelConfig:
+    """The same for a spillable channel, whose memory holds few events."""
+    chosen = {"memory_capacity": 3, "memory_byte_capacity": 1 << 30, **limits}
+    return _small(SpillableChannelConfig, type="spillable", byte_capacity=body_bytes_max, **chosen)
+
+
+def _small(kind: type[_ConfigT], **limits: Any) -> _ConfigT:
     chosen: dict[str, Any] = {
         "min_free_bytes": 0,
         "checkpoint_interval_seconds": _FOREVER_SECONDS,
         "lease_seconds": _FOREVER_SECONDS,
         "keep_alive_seconds": 0.0,
+        "byte_capacity_buffer_percentage": 0,
         **limits,
     }
     # Smaller than anybody may choose, so that few events make many segments.
     segment_bytes_max = chosen.pop("segment_bytes_max", SEGMENT_BYTES)
-    config = FileChannelConfig(type="file", byte_capacity=body_bytes_max, byte_capacity_buffer_percentage=0, **chosen)
-    return config.model_copy(update={"segment_bytes_max": segment_bytes_max})
+    return kind(**chosen).model_copy(update={"segment_bytes_max": segment_bytes_max})
 
 
 class TurnWriter(LogWriter):
@@ -136,7 +149,7 @@ class _SimulatedStores(FileStores):
         super().__init__(Path(), disk)
         self._openers = _Here()
 
-    def _open_directories(self, _name: str, config: FileChannelConfig) -> ChannelDirectories:
+    def _open_directories(self, _name: str, config: LogChannelConfig) -> ChannelDirectories:
         data_dirs = config.data_dirs or [DATA]
         return _SimulatedDirectories(data_dirs, config.checkpoint_dir or data_dirs[0])
 
@@ -187,10 +200,10 @@ class Held:
 
 @dataclass(slots=True)
 class SimulatedChannel:
-    """An open file channel on a simulated disk, made by `open_simulated_channel`."""
+    """An open channel on a simulated disk, made by `open_simulated_channel`."""
 
     disk: SimulatedDisk
-    config: FileChannelConfig
+    config: LogChannelConfig
     store: FileStore
     channel: Channel
     directory: TxnDirectory
@@ -224,7 +237,7 @@ class SimulatedChannel:
 
 
 async def open_simulated_channel(
-    disk: SimulatedDisk, config: FileChannelConfig | None = None, directory: TxnDirectory | None = None
+    disk: SimulatedDisk, config: LogChannelConfig | None = None, directory: TxnDirectory | None = None
 ) -> SimulatedChannel:
     """Opens the channel that is on a disk, or makes it. Raises what `FileStores.open` does."""
     config = config or small_limits()
@@ -235,7 +248,7 @@ async def open_simulated_channel(
     return SimulatedChannel(disk, config, store, channel, directory, changes)
 
 
-async def held_on(disk: SimulatedDisk, config: FileChannelConfig | None = None) -> Held:
+async def held_on(disk: SimulatedDisk, config: LogChannelConfig | None = None) -> Held:
     """What the channel on a disk holds; it is opened for that, and killed."""
     opened = await open_simulated_channel(disk, config)
     held = Held.by(opened.channel)

@@ -21,6 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from millrace_server.wal.disk import Piece
+
 SECTOR_BYTES = 512
 
 _PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -166,7 +168,7 @@ class SimulatedFile:
         self._is_writable = is_writable
         self._is_closed = False
 
-    def write(self, pieces: Sequence[bytes], offset: int) -> None:
+    def write(self, pieces: Sequence[Piece], offset: int) -> None:
         written = b"".join(pieces)
         with self._call("write", changes=True) as refusal:
             if refusal is not None:

@@ -103,8 +103,7 @@ class History:
         """Holds all that happened up to now against the account, and then the state that came of it."""
         self.is_at_odds = True
         previous = None
-        # Stable: all but such refusals stay in the order in which they happened.
-        for entry in sorted(self._log, key=lambda entry: (entry.time, self.commits_later and _is_about_stamp(entry))):
+        for entry in self._log:
             self.account.pass_time(entry.time)
             if entry.is_start:
                 self._start(entry.running)
@@ -143,6 +142,9 @@ class History:
             assert has_waited
             self._count_take(call, None)
             return
+        if self.commits_later and isinstance(outcome, BadArgumentError) and self._is_stamp_on_its_way(running):
+            # It was refused because of a commit that is on its way to the disk, and that the account learns of later.
+            return
         if look.is_wait:
             assert account.now == running.give_up, f"{call} ended before its time, which is {running.give_up}"
         if isinstance(outcome, Exception):
@@ -157,6 +159,12 @@ class History:
         # Newcomers may take events at once, but never room. What waits before all others takes none of theirs.
         if look.in_turn and not call.is_first and (has_waited or call.line == "room"):
             assert is_turn or account.now == running.give_up, f"{call} came before others"
+
+    def _is_stamp_on_its_way(self, running: Running) -> bool:
+        """Whether another call, not known to the account to have ended yet, has a stamp of the same producer."""
+        stamps = [getattr(made.call, "stamp", None) for made in self._made if made is not running]
+        own = getattr(running.call, "stamp", None)
+        return own is not None and any(stamp is not None and stamp.producer_id == own.producer_id for stamp in stamps)
 
     def _look(self, call: Call) -> Look:
         try:
@@ -227,8 +235,3 @@ class History:
     def cancel(self, running: Running) -> None:
         """Cancels a call in the loop's next turn."""
         self.make(Cancel(running.task))
-
-
-def _is_about_stamp(entry: Entry) -> bool:
-    """Such a refusal may tell of a commit that is on its way to the disk, before whoever made that hears of it."""
-    return isinstance(entry.outcome, BadArgumentError) and getattr(entry.running.call, "stamp", None) is not None

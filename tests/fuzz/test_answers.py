@@ -72,7 +72,7 @@ async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[R
 def _answer(batch: StoredBatch, form: Form) -> event_pb2.EventBatch:
     answer = event_pb2.EventBatch(first_sequence=batch.first_sequence)
     if form is Form.COLUMNS:
-        answer.columns.ParseFromString(batch.window.columns())
+        answer.columns.ParseFromString(bytes(batch.window.columns()))
     else:
         answer.events.extend(event_pb2.Event(headers=headers, body=body) for headers, body in batch.window.rows())
     return answer

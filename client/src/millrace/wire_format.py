@@ -7,7 +7,7 @@ holds the columns, the columns. And they are taken apart likewise.
 
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 _WIRE_TYPE_BITS = 3
 _WIRE_TYPES = (1 << _WIRE_TYPE_BITS) - 1
@@ -23,6 +23,10 @@ class _WireType(IntEnum):
     FIXED_64 = 1
     LENGTH_DELIMITED = 2
     FIXED_32 = 5
+
+
+Buffer: TypeAlias = bytes | memoryview
+"""Bytes, or a view on some of them."""
 
 
 class Place(NamedTuple):
@@ -43,7 +47,7 @@ def field_head(number: int, length: int) -> bytes:
     return _varint(number << _WIRE_TYPE_BITS | _WireType.LENGTH_DELIMITED) + _varint(length)
 
 
-def place_of(number: int, message: bytes) -> Place | None:
+def place_of(number: int, message: Buffer) -> Place | None:
     """Finds a field that holds bytes or a message.
 
     Returns:
@@ -60,7 +64,7 @@ def place_of(number: int, message: bytes) -> Place | None:
     return places[0] if len(places) == 1 and _is_plain(number, message, places[0]) else None
 
 
-def _places_of(number: int, message: bytes) -> Iterator[Place]:
+def _places_of(number: int, message: Buffer) -> Iterator[Place]:
     """All fields of a number.
 
     Raises:
@@ -89,12 +93,12 @@ def _places_of(number: int, message: bytes) -> Iterator[Place]:
     raise IndexError
 
 
-def _is_plain(number: int, message: bytes, place: Place) -> bool:
+def _is_plain(number: int, message: Buffer, place: Place) -> bool:
     """Whether a field's head is no longer than it need be: one that is may be more than protobuf understands."""
     return message[place.head : place.content] == field_head(number, place.end - place.content)
 
 
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
     """A number, and where the next thing begins."""
     value = 0
     for bits in range(0, _VARINT_BITS_MAX, _PAYLOAD_BITS):

@@ -62,6 +62,7 @@ GAUGES = (
     Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
     Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.contents.queue.event_count, True),
     Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.contents.taken_count),
+    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda c: c.commits.memory_event_count),
     Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.contents.room.body_bytes),
     Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda c: c.config.body_bytes_max),
     Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda c: c.open_transactions),

@@ -40,7 +40,7 @@ class BadNameError(MillraceError):
 
 
 class OffsetGapError(MillraceError):
-    """Returned when a put_offset or take_offset lies beyond what the transaction has."""
+    """Returned when a put_offset or take_offset lies beyond what the transaction has, or a stamp beyond its channel."""
 
     reason = "OFFSET_GAP"
 

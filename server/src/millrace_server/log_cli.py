@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from millrace_server.channels.config import FileChannelConfig
+    from millrace_server.channels.config import LogChannelConfig
     from millrace_server.log_tools.backing_up import BackupTools
     from millrace_server.log_tools.places import LogPlaces
     from millrace_server.log_tools.progress import ToolProgress
@@ -293,10 +293,10 @@ def _choose(directories: list[Path] | None, config: Path | None, channel: str | 
     return _Chosen(data_dirs, checkpoint_dir, True, replace(sealer, keys={**sealer.keys, **keys}))
 
 
-def _configured(config: Path, channel: str) -> "tuple[Path, FileChannelConfig]":
+def _configured(config: Path, channel: str) -> "tuple[Path, LogChannelConfig]":
     """What the server's file says of a channel, or its catalog."""
     from millrace_server.catalog import Catalog
-    from millrace_server.channels.config import FileChannelConfig
+    from millrace_server.channels.config import LogChannelConfig
     from millrace_server.data_dir import CATALOG_FILE
     from millrace_server.log_tools.errors import UsageError
     from millrace_server.logs import safe_text
@@ -307,8 +307,8 @@ def _configured(config: Path, channel: str) -> "tuple[Path, FileChannelConfig]":
     limits = settings.channels.get(channel) or Catalog(data_dir / CATALOG_FILE).load().get(channel)
     if limits is None:
         raise UsageError(f"{config}: has no channel {safe_text(channel)}, nor has the catalog in {data_dir}")
-    if not isinstance(limits, FileChannelConfig):
-        raise UsageError(f"{config}: channel {channel} is of type {limits.type}; only file channels have files")
+    if not isinstance(limits, LogChannelConfig):
+        raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
     return data_dir, limits
 
 

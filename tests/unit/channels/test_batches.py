@@ -22,7 +22,7 @@ def encoded_bytes(one: Window, form: Form) -> int:
 def _encoded(one: Window, form: Form) -> event_pb2.EventBatch:
     first_sequence = (1 << 64) - 1
     if form is Form.COLUMNS:
-        columns = event_pb2.EventColumns.FromString(one.columns())
+        columns = event_pb2.EventColumns.FromString(bytes(one.columns()))
         return event_pb2.EventBatch(first_sequence=first_sequence, columns=columns)
     events = [event_pb2.Event(headers=headers, body=body) for headers, body in one.rows()]
     return event_pb2.EventBatch(first_sequence=first_sequence, events=events)
@@ -103,7 +103,7 @@ def test_part_of_a_part_holds_its_events(events: list[Row], data: st.DataObject)
     assert part.count == len(expected)
     assert part.body_bytes == sum(len(body) for _, body in expected)
     assert list(part.rows()) == expected
-    columns = event_pb2.EventColumns.FromString(part.columns())
+    columns = event_pb2.EventColumns.FromString(bytes(part.columns()))
     assert list(ColumnsCutter(columns).rows(0, columns.count)) == expected
 
 
@@ -214,7 +214,7 @@ class FakeLog:
 def test_stored_columns_in_a_log_are_read_when_they_are_wanted() -> None:
     """Their sizes are known without; forgotten, they are read again."""
     raw = stored(b"a", b"bbb").raw
-    log, location = FakeLog(raw), Location(1, 64, 99)
+    log, location = FakeLog(bytes(raw)), Location(1, 64, 99)
     columns = StoredColumns.in_log(location, log, 2, 4, len(raw))
     assert (columns.count, columns.body_bytes, columns.raw_bytes, columns.location) == (2, 4, len(raw), location)
     assert Window.whole(columns).fit(4, 1 << 20, Form.COLUMNS).count == 2

@@ -11,6 +11,7 @@ from millrace_server.errors import (
     ChannelFullError,
     ChannelNotFoundError,
     EventTooLargeError,
+    OffsetGapError,
     TxnCapacityError,
     TxnStateError,
 )
@@ -151,7 +152,61 @@ async def test_append_with_a_stamp_for_the_whole_is_stored_whole_or_not_at_all()
     assert queued(channel) == [b"a", b"b"]
 
 
+async def test_append_behind_one_that_waits_is_judged_when_its_turn_comes(channel: Channel) -> None:
+    """Sent before the answer to the one before it, it is refused only where that one was."""
+    first = await started(append(channel, b"d", stamp=Stamp("p", 1, 1)))
+    second = await started(append(channel, b"e", stamp=Stamp("p", 2, 2, after=1)))
+    await make_room(channel, 2)
+    assert await first.answer() == Receipt(4, 4)
+    assert await second.answer() == Receipt(5, 5)
+    check_accounts(channel)
+
+
+async def test_append_behind_one_that_was_refused_stores_nothing(channel: Channel) -> None:
+    """Though there is room for it by then: nothing of a producer overtakes what it sent before."""
+    first = await started(append(channel, b"d", b"d", stamp=Stamp("p", 1, 2)))
+    await asyncio.sleep(1)
+    second = await started(append(channel, b"e", stamp=Stamp("p", 3, 3, after=2)))
+    await make_room(channel)
+    with pytest.raises(ChannelFullError):
+        await first.answer()
+    with pytest.raises(OffsetGapError, match=r"stamp\.after_sequence: is 2"):
+        await second.answer()
+    assert now() == 3
+    assert queued(channel) == [b"bbb", b"ccc"]
+    check_accounts(channel)
+
+
+async def test_append_repeated_behind_what_it_came_after_is_a_repeat() -> None:
+    """The condition is kept for ever once it was: so a repeat is answered as any other."""
+    channel = open_channel()
+    await append(channel, b"a", stamp=Stamp("p", 1, 1))
+    stamp = Stamp("p", 2, 2, after=1)
+    assert await append(channel, b"b", stamp=stamp) == Receipt(2, 2)
+    assert await append(channel, b"b", stamp=stamp) == Receipt(0, 0, is_deduplicated=True)
+
+
+async def test_append_that_closes_gaps_drops_what_comes_late_all_the_same() -> None:
+    """What a connection given up long ago still holds is dropped once its producer is past it."""
+    channel = open_channel()
+    await append(channel, b"1", stamp=Stamp("p", 1, 1))
+    await append(channel, b"9", stamp=Stamp("p", 9, 9, oldest_open=9))
+    assert await append(channel, b"4", stamp=Stamp("p", 4, 4)) == Receipt(0, 0, is_deduplicated=True)
+    assert queued(channel) == [b"1", b"9"]
+
+
 # Commit.
+
+
+async def test_commit_with_a_gap_before_its_stamp_leaves_its_transaction_open() -> None:
+    """It can be committed when what it comes after is there."""
+    channel = open_channel()
+    txn_id = begin_with_puts(channel, b"b")
+    with pytest.raises(OffsetGapError):
+        await channel.commit([txn_id], Stamp("p", 2, 2, after=1))
+    await append(channel, b"a", stamp=Stamp("p", 1, 1))
+    assert await channel.commit([txn_id], Stamp("p", 2, 2, after=1)) == Receipt(2, 2)
+    assert queued(channel) == [b"a", b"b"]
 
 
 async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -> None:

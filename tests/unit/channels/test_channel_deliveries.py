@@ -61,6 +61,40 @@ async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) ->
     check_accounts(channel)
 
 
+async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channel) -> None:
+    """Whoever holds many small deliveries has one open transaction, and one commit."""
+    first, second = [await channel.lend(Wish(events_max=2)) for _ in range(2)]
+    channel.join(first, second)
+    assert channel.open_transactions == 1
+    assert bodies_of(first.takes) == [b"a", b"b", b"c", b"d"]
+    channel.settle(second)
+    channel.give_back(second)
+    assert channel.contents.room.event_count == 4
+    commits = channel.contents.counters.commits
+    channel.settle(first)
+    assert (channel.contents.room.event_count, channel.open_transactions) == (0, 0)
+    assert channel.contents.counters.commits == commits + 1
+    check_accounts(channel)
+
+
+async def test_join_of_two_loans_that_are_given_back_returns_both(channel: Channel) -> None:
+    """Each event goes back to its own place, whichever of the two it came with."""
+    first, between, last = [await channel.lend(Wish(events_max=1)) for _ in range(3)]
+    channel.join(first, last)
+    channel.settle(between)
+    channel.give_back(first)
+    assert queued(channel) == [b"a", b"c", b"d"]
+    check_accounts(channel)
+
+
+async def test_join_in_a_deleted_channel_does_nothing(channel: Channel) -> None:
+    """The channel has ended both already."""
+    first, second = [await channel.lend(Wish(events_max=1)) for _ in range(2)]
+    channel.delete()
+    channel.join(first, second)
+    assert channel.open_transactions == 0
+
+
 async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
     """In the line of those who take."""
     await channel.purge()

@@ -18,6 +18,7 @@ class FakeCommits:
 
     fault = None
     is_stalled = False
+    memory_event_count = 0
 
     def __init__(self) -> None:
         self.made: list[tuple[Change, Sequence[str], CommitEnd, asyncio.Future[Receipt]]] = []

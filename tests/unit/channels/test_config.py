@@ -12,6 +12,7 @@ from millrace_server.channels.config import (
     EncryptionConfig,
     FileChannelConfig,
     MemoryChannelConfig,
+    SpillableChannelConfig,
 )
 
 MIB = 1 << 20
@@ -34,6 +35,27 @@ def test_config_of_a_file_channel_has_the_defaults() -> None:
     assert (config.backup_checkpoint, config.checkpoint_interval_seconds) == (True, 30)
     assert (config.segment_bytes_max, config.min_free_bytes) == (256 * MIB, 500 * MIB)
     assert (config.fsync, config.fsync_interval_seconds, config.compression) == ("commit", 1, "none")
+
+
+def test_config_of_a_spillable_channel_has_the_defaults() -> None:
+    """A file channel's for the whole and for the log; in memory Flume's number of events, and a share of the memory."""
+    config = SpillableChannelConfig(type="spillable")
+    same = FileChannelConfig(type="file").model_dump(exclude={"type"})
+    assert config.model_dump(exclude={"type", "memory_capacity", "memory_byte_capacity"}) == same
+    assert config.memory_capacity == 10_000
+    assert config.memory_byte_capacity == MemoryChannelConfig(type="memory").byte_capacity
+    small = SpillableChannelConfig(type="spillable", memory_byte_capacity=100, byte_capacity_buffer_percentage=30)
+    assert small.memory_body_bytes_max == 70
+
+
+def test_config_of_a_small_spillable_channel_bows_both_defaults() -> None:
+    """Neither a transaction nor the memory holds more than the channel; what was said is not changed, but refused."""
+    config = SpillableChannelConfig(type="spillable", capacity=7)
+    assert (config.transaction_capacity, config.memory_capacity) == (7, 7)
+    config = SpillableChannelConfig(type="spillable", capacity=7, memory_capacity=6, transaction_capacity=5)
+    assert (config.transaction_capacity, config.memory_capacity) == (5, 6)
+    with pytest.raises(ValidationError, match="is 8; it must not be above capacity, 7"):
+        SpillableChannelConfig(type="spillable", capacity=7, memory_capacity=8)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ def test_refuse_too_many_bytes_goes_by_the_whole_channel(limits: ChannelLimits) 
         limits.refuse_too_many_bytes(11)
 
 
+def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits: ChannelLimits) -> None:
+    """Many that fit one by one are another matter here too."""
+    limits.refuse_above_open_bytes([stored(b"x" * 10), stored(b"y" * 6, b"z" * 6)])
+    with pytest.raises(EventTooLargeError, match="a body has 11 bytes; the channel takes 10 at once"):
+        limits.refuse_above_open_bytes([stored(b""), stored(b"x", b"x" * 11)])
+
+
 def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
     """It passes when some have ended."""
     limits.refuse_crowding(4, 6)

@@ -145,7 +145,7 @@ def test_received_columns_of_any_bytes_are_good_or_refused(raw: bytes) -> None:
             except (ColumnsError, DecodeError) as error:
                 outcomes.append(type(error))
                 continue
-        columns = event_pb2.EventColumns.FromString(stored.raw)
+        columns = event_pb2.EventColumns.FromString(bytes(stored.raw))
         check_columns(columns)
         assert (stored.count, stored.body_bytes) == (columns.count, len(columns.bodies))
         cutter = ColumnsCutter(columns)

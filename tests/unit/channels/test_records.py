@@ -12,15 +12,17 @@ from millrace_server.channels.records import (
     claim_note,
     claim_record,
     commit_records,
+    keep_record,
+    kept_batches,
     restore_batches,
     restore_ended,
     restore_ledger,
     rollback_record,
-    stamp_of,
+    stamps_of,
     state_message,
     state_record,
 )
-from millrace_server.channels.stamps import SEQUENCE_MAX, Stamp, StampLedger
+from millrace_server.channels.stamps import SEQUENCE_MAX, Acceptance, Stamp, StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
@@ -55,21 +57,36 @@ class Source:
         self._bodies = bodies
 
     def read(self, _stored: StoredColumns) -> bytes:
-        return stored(*self._bodies).raw
+        return bytes(stored(*self._bodies).raw)
 
 
 def begun(
-    change: Change, *batches: StoredBatch, first_sequence: int = 5, receipt: Receipt | None = None
+    change: Change,
+    *batches: StoredBatch,
+    first_sequence: int = 5,
+    acceptance: Acceptance | None = None,
+    receipt: Receipt | None = None,
 ) -> BegunChange:
-    return BegunChange(change, batches, first_sequence, None, receipt or Receipt())
+    return BegunChange(change, batches, first_sequence, acceptance, receipt or Receipt())
+
+
+def in_log(one: StoredBatch, position: int) -> StoredBatch:
+    """The same batch, in the log too."""
+    one.window.stored.found_at(Location(1, position, 10), Source())
+    return one
 
 
 def test_commit_records_put_the_commit_last() -> None:
-    """It makes the others count: each request's columns as they came, and the ranges taken, just before it."""
+    """It makes the others count: each request's columns as they came, and the ranges taken, just before it.
+
+    What was in memory only needs no record to be taken, and numbers that were accepted before are not accepted by it.
+    """
     puts = [batch(5, b"a", b"bb"), batch(7, b"")]
-    takes = [batch(1, b"x"), batch(3, b"yy", b"z")]
+    takes = [in_log(batch(1, b"x"), 64), batch(2, b"in memory only"), in_log(batch(3, b"yy", b"z"), 128)]
     change = Change([one.window for one in puts], takes, Stamp("p", 0, SEQUENCE_MAX), 2)
-    records = commit_records(begun(change, *puts, receipt=Receipt(5, 7, is_deduplicated=True)), ["t", "u"])
+    accepted = Acceptance("p", [(0, 4), (7, 7), (9, SEQUENCE_MAX)], None)
+    made = begun(change, *puts, acceptance=accepted, receipt=Receipt(5, 7, is_deduplicated=True))
+    records = commit_records(made, ["t", "u"])
     assert [kind for kind, _ in records] == [Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
     payloads = [b"".join(pieces) for _, pieces in records]
     assert payloads[:2] == [one.window.stored.raw for one in puts]
@@ -79,23 +96,42 @@ def test_commit_records_put_the_commit_last() -> None:
     assert (list(commit.txn_ids), commit.first_sequence, commit.take_records) == (["t", "u"], 5, 1)
     assert (list(commit.put_counts), list(commit.put_body_bytes)) == ([2, 1], [3, 0])
     assert list(commit.put_raw_bytes) == [len(payload) for payload in payloads[:2]]
-    assert stamp_of(commit) == Stamp("p", 0, SEQUENCE_MAX)
+    assert stamps_of(commit) == [Stamp("p", 0, 4), Stamp("p", 7, 7), Stamp("p", 9, SEQUENCE_MAX)]
     assert commit.is_deduplicated
 
 
 def test_commit_records_of_what_does_little_are_few() -> None:
     """An empty commit has one record, and no stamp where it was not stamped."""
     ((kind, (payload,)),) = commit_records(begun(Change([], [], None, 0)), ["t"])
-    commit = pb.Commit.FromString(payload)
-    assert (kind, commit.take_records, stamp_of(commit)) == (Kind.COMMIT, 0, None)
+    commit = pb.Commit.FromString(bytes(payload))
+    assert (kind, commit.take_records, stamps_of(commit)) == (Kind.COMMIT, 0, [])
     assert not commit.is_deduplicated
+
+
+def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
+    """With their sequences, windows on the columns that were put before it, which several may share."""
+    first, second = stored(b"a", b"bb", b"ccc"), stored(b"d")
+    batches = [
+        StoredBatch(3, Window(first, 0, 1, 1)),
+        StoredBatch(5, Window(first, 2, 3, 3)),
+        StoredBatch(6, Window.whole(second)),
+    ]
+    kind, (payload,) = keep_record(pb.State(next_sequence=9), [first, second], batches)
+    keep = pb.Keep.FromString(bytes(payload))
+    puts = [Location(1, 64, first.raw_bytes), Location(1, 200, second.raw_bytes)]
+    kept = list(kept_batches(keep, puts, Source(b"a", b"bb", b"ccc")))
+    assert (kind, keep.state.next_sequence) == (Kind.KEEP, 9)
+    assert [(one.first_sequence, one.count, one.window.body_bytes) for one in kept] == [(3, 1, 1), (5, 1, 3), (6, 1, 1)]
+    assert [one.window.stored.location for one in kept] == [puts[0], puts[0], puts[1]]
+    assert kept[0].window.stored is kept[1].window.stored
+    assert bodies_of(kept[:2]) == [b"a", b"ccc"]
 
 
 @pytest.mark.parametrize("has_expired", [False, True])
 def test_rollback_record_tells_how_it_came(*, has_expired: bool) -> None:
     """Called for, or by the lease."""
     kind, (payload,) = rollback_record("t", has_expired=has_expired)
-    rollback = pb.Rollback.FromString(payload)
+    rollback = pb.Rollback.FromString(bytes(payload))
     assert (kind, rollback.txn_id, rollback.has_expired) == (Kind.ROLLBACK, "t", has_expired)
 
 
@@ -104,7 +140,7 @@ def test_claim_record_is_read_back_as_it_was(note: ClaimNote) -> None:
     """Who, which, how long, and whether it has ended; in a record and in a state."""
     kind, (payload,) = claim_record(note)
     assert kind is Kind.CLAIM
-    assert claim_note(pb.Claim.FromString(payload)) == note
+    assert claim_note(pb.Claim.FromString(bytes(payload))) == note
     assert claim_note(state_of(claim=note).claim) == note
 
 
@@ -113,7 +149,7 @@ def test_state_of_a_new_channel_knows_of_nothing() -> None:
     state = state_of()
     assert (state.next_sequence, state.HasField("claim")) == (7, False)
     kind, (payload,) = state_record(state)
-    assert (kind, pb.State.FromString(payload)) == (Kind.STATE, state)
+    assert (kind, pb.State.FromString(bytes(payload))) == (Kind.STATE, state)
 
 
 @given(LEDGERS)

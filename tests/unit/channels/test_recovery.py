@@ -54,8 +54,27 @@ def _answer(done: "asyncio.Future[Exception | None]", _submission: Submission, e
     done.set_result(error)
 
 
-def state(next_sequence: int = 1) -> Record:
-    return Kind.STATE, [pb.State(next_sequence=next_sequence).SerializeToString()]
+def state(next_sequence: int = 1, reserved_sequence: int = 0) -> Record:
+    message = pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence)
+    return Kind.STATE, [message.SerializeToString()]
+
+
+def keep(
+    next_sequence: int, *puts: Sequence[bytes], reserved_sequence: int = 0, kept: Sequence[tuple[int, int, int]] = ()
+) -> Record:
+    """With the events that are kept as (sequence, index of the put, index in it)."""
+    message = pb.Keep(
+        state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
+        put_counts=[len(bodies) for bodies in puts],
+        put_body_bytes=[len(b"".join(bodies)) for bodies in puts],
+        put_raw_bytes=[len(stored(*bodies).raw) for bodies in puts],
+        first_sequences=[sequence for sequence, _, _ in kept],
+        put_indexes=[index for _, index, _ in kept],
+        starts=[start for _, _, start in kept],
+        stops=[start + 1 for _, _, start in kept],
+        body_bytes=[len(puts[index][start]) for _, index, start in kept],
+    )
+    return Kind.KEEP, [message.SerializeToString()]
 
 
 def put(*bodies: bytes) -> Record:
@@ -117,6 +136,41 @@ async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
     assert (recovered.queue.event_count, recovered.next_sequence) == (2, 15)
 
 
+async def test_recover_goes_on_behind_sequences_that_were_reserved(disk: SimulatedDisk) -> None:
+    """Events in memory may have had them: a gap below the reserve is none, and the channel begins behind all of it."""
+    await write(disk, [state(1, 10), put(b"a"), commit(4, [b"a"]), keep(7, reserved_sequence=20)], [state(9, 25)])
+    recovered = recovered_from(disk)
+    assert numbered(recovered.queue) == [(4, b"a")]
+    assert recovered.next_sequence == 25
+
+
+async def test_recover_behind_a_reserve_that_was_taken_back_skips_nothing(disk: SimulatedDisk) -> None:
+    """A server that stopped knew what was given."""
+    await write(disk, [state(1, 10), keep(7), put(b"a"), commit(7, [b"a"])])
+    assert recovered_from(disk).next_sequence == 8
+
+
+async def test_recover_of_what_was_kept_finds_it_in_its_place(disk: SimulatedDisk) -> None:
+    """Between and before what the log had already; of a request the events that were there still, and of two others."""
+    await write(
+        disk,
+        [
+            state(1, 100),
+            put(b"d"),
+            commit(4, [b"d"]),
+            put(b"lost"),
+            put(b"a", b"b", b"c"),
+            put(b"e"),
+            keep(9, [b"a", b"b", b"c"], [b"e"], kept=[(1, 0, 0), (3, 0, 2), (5, 1, 0)]),
+            taking(3, b"c"),
+            commit(9, take_records=1),
+        ],
+    )
+    recovered = recovered_from(disk)
+    assert numbered(recovered.queue) == [(1, b"a"), (4, b"d"), (5, b"e")]
+    assert (recovered.queue.event_count, recovered.next_sequence) == (3, 9)
+
+
 @pytest.mark.parametrize(
     ("segments", "complaint"),
     [
@@ -124,6 +178,12 @@ async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
         ([[state(), commit(1, take_records=1)]], "it has 0 puts and 1 takes"),
         ([[state(), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2, and those before it lead to sequence 1"),
         ([[state()], [state(2)]], "segment 2: the record at byte .* says that the next sequence is 2"),
+        ([[state(), keep(2)]], "the next sequence is 2, and those before it lead to sequence 1"),
+        ([[state(), keep(1, [b"a"], kept=[(1, 0, 0)])]], "it keeps 1 puts"),
+        ([[state(5), keep(4)]], "the next sequence is 4"),
+        ([[state(1, 10), put(b"a"), commit(11, [b"a"])]], "its first sequence is 11"),
+        ([[state(1, 10), keep(1), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2"),
+        ([[state(1, 10)], [state(11)]], "segment 2: the record at byte .* says that the next sequence is 11"),
     ],
 )
 async def test_recover_of_records_that_contradict_each_other_is_refused(

@@ -1,8 +1,6 @@
-import asyncio
-
 import pytest
 
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import (
     BadNameError,
@@ -13,7 +11,6 @@ from millrace_server.errors import (
     EventTooLargeError,
 )
 from tests.channel_events import append, begin, begin_with_takes, limits_of
-from tests.virtual_clock import now, started
 
 
 @pytest.fixture
@@ -116,29 +113,6 @@ async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelReg
     for channel in channels:
         with pytest.raises(DrainingError):
             channel.begin(None, None)
-
-
-async def test_wait_idle_ends_with_the_last_transaction(registry: ChannelRegistry) -> None:
-    """Of all channels, deliveries included."""
-    orders, bills = (registry.create(name, limits_of()).channel for name in ("orders", "bills"))
-    assert await registry.wait_idle(0)
-    await append(bills, b"a")
-    txn_id, loan = begin(orders), await bills.lend(Wish())
-    call = await started(registry.wait_idle(10))
-    await asyncio.sleep(3)
-    orders.rollback(txn_id)
-    await asyncio.sleep(3)
-    assert not call.is_done
-    bills.settle(loan)
-    assert await call.answer()
-    assert now() == 6
-
-
-async def test_wait_idle_that_takes_too_long_says_so(registry: ChannelRegistry) -> None:
-    """The server stops all the same."""
-    begin(registry.create("orders", limits_of()).channel)
-    assert not await registry.wait_idle(10)
-    assert now() == 10
 
 
 async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:

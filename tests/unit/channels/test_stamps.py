@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace_server.channels import stamps
 from millrace_server.channels.stamps import SEQUENCE_MAX, IntervalSet, Stamp, StampLedger
-from millrace_server.errors import BadArgumentError
+from millrace_server.errors import BadArgumentError, OffsetGapError
 
 RANGES = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
@@ -48,6 +48,13 @@ def test_stamp_whose_last_lies_before_its_first_is_refused() -> None:
     """A stamp names at least one number."""
     with pytest.raises(BadArgumentError, match=r"stamp\.last_sequence: is 4; it must not be below .*, 5"):
         Stamp("p", 5, 4)
+
+
+def test_stamp_that_promises_never_to_send_what_it_sends_is_refused() -> None:
+    """The oldest number that is still open is not above the one that comes just now."""
+    assert Stamp("p", 5, 6, oldest_open=5).oldest_open == 5
+    with pytest.raises(BadArgumentError, match=r"stamp\.oldest_open_sequence: is 6; it must not be above .*, 5"):
+        Stamp("p", 5, 6, oldest_open=6)
 
 
 @pytest.mark.parametrize(("first", "last", "span"), [(0, 0, 1), (7, 9, 3), (0, SEQUENCE_MAX, SEQUENCE_MAX + 1)])
@@ -99,6 +106,15 @@ def test_new_ranges_of_a_whole_in_part_accepted_are_refused(stamp: Stamp) -> Non
     assert ledger.new_ranges(Stamp("p", 9, 15), 7) == [(0, 1), (6, 7)]
 
 
+@pytest.mark.parametrize(("first", "last", "is_accepted"), [(5, 9, True), (6, 6, True), (4, 9, False), (5, 10, False)])
+def test_has_accepted_asks_for_every_number(first: int, last: int, *, is_accepted: bool) -> None:
+    """A part of them is not enough; of a producer that is not known nothing was accepted."""
+    ledger = StampLedger()
+    ledger.accept(Stamp("p", 5, 9))
+    assert ledger.has_accepted(Stamp("p", first, last)) is is_accepted
+    assert not ledger.has_accepted(Stamp("q", first, last))
+
+
 def test_accept_of_the_largest_numbers_remembers_them() -> None:
     """The whole range of 64 bits is there."""
     ledger = ledger_with((SEQUENCE_MAX, SEQUENCE_MAX), (0, 0))
@@ -130,6 +146,52 @@ def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch
     assert ledger.new_ranges(Stamp("a", 1, 1), 1) == []
     assert ledger.new_ranges(Stamp("b", 1, 1), 1) == [(0, 1)]
     assert ledger.new_ranges(Stamp("c", 1, 1), 1) == []
+
+
+@pytest.mark.parametrize("after", [None, 10, 12, 14])
+def test_refuse_gap_behind_what_was_accepted_lets_go(after: int | None) -> None:
+    """Without a condition, and behind any number that is there."""
+    ledger_with((10, 14)).refuse_gap(Stamp("p", 20, 22, after=after))
+
+
+@pytest.mark.parametrize(
+    "stamp", [Stamp("p", 20, 22, after=15), Stamp("p", 20, 22, after=9), Stamp("q", 1, 1, after=10)]
+)
+def test_refuse_gap_behind_what_was_not_accepted_refuses(stamp: Stamp) -> None:
+    """Of this producer, that is; and the sentence says which number is missing."""
+    with pytest.raises(
+        OffsetGapError, match=rf"stamp\.after_sequence: is {stamp.after}, .* of producer '{stamp.producer_id}'"
+    ):
+        ledger_with((10, 14)).refuse_gap(stamp)
+
+
+def test_close_gaps_of_a_producer_keeps_all_that_it_never_sends_as_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer whose numbers go to many channels is not stopped for the gaps that it leaves in each."""
+    monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
+    ledger = ledger_with((1, 1), (3, 3), (5, 5))
+    stamp = Stamp("p", 7, 7, oldest_open=5)
+    ledger.close_gaps(stamp)
+    assert list(ledger.intervals_of("p")) == [(0, 5)]
+    assert ledger.new_ranges(stamp, 1) == [(0, 1)]
+    assert ledger.new_ranges(Stamp("p", 2, 6), 5) == [(4, 5)]
+
+
+def test_close_gaps_of_nobody_known_remembers_nobody() -> None:
+    """Who has stored nothing takes nobody's place; nor does a promise about nothing count."""
+    ledger = ledger_with((4, 4))
+    ledger.close_gaps(Stamp("q", 7, 7, oldest_open=7))
+    ledger.close_gaps(Stamp("p", 7, 7, oldest_open=0))
+    ledger.close_gaps(Stamp("p", 7, 7))
+    assert dict(ledger.producers()) == {"p": [(4, 4)]}
+
+
+def test_undo_of_a_stamp_leaves_the_gaps_closed() -> None:
+    """What will never be sent stays so, whatever becomes of the commit that said it."""
+    ledger = ledger_with((3, 3))
+    stamp = Stamp("p", 8, 9, oldest_open=6)
+    ledger.close_gaps(stamp)
+    ledger.undo(ledger.accept(stamp))
+    assert list(ledger.intervals_of("p")) == [(0, 5)]
 
 
 @given(st.lists(RANGES, max_size=10), st.integers(0, 48), st.data())
@@ -164,6 +226,54 @@ def test_undo_of_the_last_stamps_leaves_what_was_accepted_before(
     for acceptance in reversed(acceptances[kept_count:]):
         ledger.undo(acceptance)
     assert dict(ledger.producers()) == dict(expected.producers())
+
+
+@given(st.lists(RANGES, max_size=10), RANGES)
+def test_remove_of_any_range_at_all_leaves_the_other_numbers(
+    ranges: list[tuple[int, int]], removed: tuple[int, int]
+) -> None:
+    """Also of one of which some numbers are not there, or none."""
+    intervals = IntervalSet()
+    for first, last in ranges:
+        intervals.add(first, last)
+    known = {one for low, high in intervals for one in range(low, high + 1)}
+    intervals.remove(*removed)
+    left = list(intervals)
+    assert {one for low, high in left for one in range(low, high + 1)} == known - set(range(removed[0], removed[1] + 1))
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(left))
+
+
+@given(st.lists(st.tuples(st.sampled_from("pqr"), RANGES, st.booleans()), max_size=12))
+def test_without_any_stamps_a_ledger_is_as_if_they_had_never_been(
+    accepted: list[tuple[str, tuple[int, int], bool]],
+) -> None:
+    """Only what each of them brought is left out; the ledger itself stays as it is."""
+    ledger = StampLedger()
+    expected: dict[str, set[int]] = {}
+    left_out = []
+    for producer_id, (first, last), is_left_out in accepted:
+        acceptance = ledger.accept(Stamp(producer_id, first, last))
+        new = {number for low, high in acceptance.new for number in range(low, high + 1)}
+        if is_left_out:
+            left_out.append(acceptance)
+        elif new:
+            expected.setdefault(producer_id, set()).update(new)
+    before = dict(ledger.producers())
+    rest = ledger.without(left_out)
+    assert {
+        producer_id: {number for low, high in intervals for number in range(low, high + 1)}
+        for producer_id, intervals in rest.producers()
+    } == expected
+    assert dict(ledger.producers()) == before
+
+
+def test_without_stamps_of_a_producer_that_was_forgotten_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be accepted anew."""
+    monkeypatch.setattr(stamps, "PRODUCERS_MAX", 1)
+    ledger = StampLedger()
+    forgotten = ledger.accept(Stamp("a", 1, 5))
+    ledger.accept(Stamp("b", 1, 1))
+    assert list(ledger.without([forgotten]).producers()) == [("b", [(1, 1)])]
 
 
 def test_undo_of_a_stamp_remembers_the_producer_that_was_forgotten_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

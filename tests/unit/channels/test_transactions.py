@@ -161,14 +161,3 @@ async def test_limit_when_reached_refuses_until_one_ends() -> None:
     limit.refuse_if_reached()
     limit.count(-2)
     limit.refuse_if_reached()
-
-
-async def test_limit_is_idle_while_nothing_is_open() -> None:
-    """Whoever waits for the end of all transactions is told."""
-    limit = TxnLimit("the server", lambda: 5)
-    assert limit.is_idle.is_set()
-    limit.count(2)
-    limit.count(-1)
-    assert not limit.is_idle.is_set()
-    limit.count(-1)
-    assert limit.is_idle.is_set()

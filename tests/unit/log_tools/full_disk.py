@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace_server.wal.disk import OsDisk, OsFile
+from millrace_server.wal.disk import OsDisk, OsFile, Piece
 
 
 class FullDisk(OsDisk):
@@ -42,7 +42,7 @@ class _FullFile(OsFile):
         super().__init__(descriptor)
         self._disk = disk
 
-    def write(self, pieces: Sequence[bytes], offset: int) -> None:
+    def write(self, pieces: Sequence[Piece], offset: int) -> None:
         self._disk.call()
         super().write([b"lies" + piece[4:] for piece in pieces] if self._disk.is_lying else pieces, offset)
 

@@ -11,7 +11,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -33,9 +33,12 @@ NAME = "orders"
 TOOLS = BackupTools(OsDisk(), Sealer(), NoProgress())
 
 
-def limits_of(**limits: Any) -> FileChannelConfig:
-    """A configuration with small segments, and checkpoints at the end only."""
-    config = FileChannelConfig(type="file", min_free_bytes=0, checkpoint_interval_seconds=3600.0)
+def limits_of(**limits: Any) -> LogChannelConfig:
+    """Small segments, and checkpoints at the end only; a spillable channel's configuration where it has memory."""
+    usual: dict[str, Any] = {"min_free_bytes": 0, "checkpoint_interval_seconds": 3600.0}
+    config: LogChannelConfig = FileChannelConfig(type="file", **usual)
+    if "memory_capacity" in limits:
+        config = SpillableChannelConfig(type="spillable", **usual)
     return config.model_copy(update={"segment_bytes_max": 700, **limits})
 
 

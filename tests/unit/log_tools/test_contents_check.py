@@ -25,8 +25,25 @@ def commit_of(first: int, puts: Sequence[bytes] = (), counts: Sequence[int] = ()
     ).SerializeToString()
 
 
-def state_of(next_sequence: int, claim: pb.Claim | None = None) -> bytes:
-    return pb.State(next_sequence=next_sequence, claim=claim).SerializeToString()
+def state_of(next_sequence: int, claim: pb.Claim | None = None, reserved_sequence: int = 0) -> bytes:
+    state = pb.State(next_sequence=next_sequence, claim=claim, reserved_sequence=reserved_sequence)
+    return state.SerializeToString()
+
+
+def keep_of(next_sequence: int, reserved_sequence: int = 0, puts: Sequence[bytes] = (), first: int = 6) -> bytes:
+    """The payload of a KEEP of puts with one event each, which has one byte of body."""
+    ones = [1] * len(puts)
+    return pb.Keep(
+        state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
+        put_counts=ones,
+        put_body_bytes=ones,
+        put_raw_bytes=[len(put) for put in puts],
+        first_sequences=[first + index for index in range(len(puts))],
+        put_indexes=list(range(len(puts))),
+        starts=[0] * len(puts),
+        stops=ones,
+        body_bytes=ones,
+    ).SerializeToString()
 
 
 ONE, THREE = put_of(b"a"), put_of(b"b", b"c", b"d")
@@ -60,6 +77,25 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
     assert check.totals == Totals(commit_count=2, event_count=4, taken_count=1)
 
 
+def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: ContentsCheck) -> None:
+    """Sequences below the reserve may be skipped, since events in memory had them; until the reserve is taken back."""
+    for kind, payload in [
+        (Kind.KEEP, keep_of(6, 20)),
+        (Kind.PUT, THREE),
+        (Kind.COMMIT, commit_of(8, [THREE], [3])),
+        (Kind.STATE, state_of(12, reserved_sequence=20)),
+        (Kind.PUT, ONE),
+        (Kind.PUT, ONE),
+        (Kind.KEEP, keep_of(14, 0, [ONE, ONE])),
+        (Kind.COMMIT, commit_of(14)),
+    ]:
+        check.apply(kind, payload)
+    assert (check.next_sequence, check.next_sequence_seen, check.lost) == (14, 14, [])
+    assert (check.reserved_sequence, check.reserved_sequence_seen) == (0, 20)
+    with pytest.raises(ContradictionError):
+        check.apply(Kind.COMMIT, commit_of(15))
+
+
 @pytest.mark.parametrize(
     ("records", "words", "lost"),
     [
@@ -71,6 +107,14 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
         ([(Kind.PUT, ONE), (Kind.COMMIT, commit_of(6, [THREE], [3]))], "it has puts of", [(6, 8)]),
         ([(Kind.COMMIT, commit_of(6, take_records=1))], "and 1 takes; before it lie puts of .* and 0 takes", []),
         ([(Kind.STATE, state_of(8))], "the next sequence is 8; those before it lead to 6", [(6, 7)]),
+        ([(Kind.KEEP, keep_of(8))], "the next sequence is 8; those before it lead to 6", [(6, 7)]),
+        ([(Kind.KEEP, b"\xff")], "does not hold what a KEEP says", []),
+        ([(Kind.KEEP, keep_of(6, 20)), (Kind.COMMIT, commit_of(21))], "its first sequence is 21", [(6, 20)]),
+        (
+            [(Kind.KEEP, keep_of(6, 20)), (Kind.PUT, THREE), (Kind.KEEP, keep_of(9, 20, [ONE], 7))],
+            "it keeps puts of .* before it lie puts of",
+            [(7, 7)],
+        ),
     ],
 )
 def test_apply_of_a_record_that_contradicts_says_how(

@@ -253,7 +253,7 @@ def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: P
     assert run("restore", *of_orders, tmp_path / "backup").exit_code == 0
     assert answered("log", "verify", *of_orders)["state"]["events"] == 47
     assert (tmp_path / "disk-c" / NAME / NEWEST).exists()
-    assert "only file channels have files" in refused(
+    assert "channel quick is of type memory, which has no files" in refused(
         "log", "verify", "--config", config, "--channel", "quick", exit_code=EXIT_USAGE
     )
     assert "has no channel nosuch, nor has the catalog" in refused(

@@ -39,6 +39,23 @@ class ChannelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANNEL_STATE_LOG_FAILED: _ClassVar[ChannelState]
     CHANNEL_STATE_CORRUPT: _ClassVar[ChannelState]
     CHANNEL_STATE_STALLED: _ClassVar[ChannelState]
+
+class ComponentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPONENT_KIND_UNSPECIFIED: _ClassVar[ComponentKind]
+    COMPONENT_KIND_SOURCE: _ClassVar[ComponentKind]
+    COMPONENT_KIND_SINK: _ClassVar[ComponentKind]
+    COMPONENT_KIND_SINK_GROUP: _ClassVar[ComponentKind]
+
+class ComponentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPONENT_STATE_UNSPECIFIED: _ClassVar[ComponentState]
+    COMPONENT_STATE_STARTING: _ClassVar[ComponentState]
+    COMPONENT_STATE_RUNNING: _ClassVar[ComponentState]
+    COMPONENT_STATE_BACKING_OFF: _ClassVar[ComponentState]
+    COMPONENT_STATE_FAILED: _ClassVar[ComponentState]
+    COMPONENT_STATE_STOPPED: _ClassVar[ComponentState]
+    COMPONENT_STATE_STANDING_BY: _ClassVar[ComponentState]
 CHANNEL_TYPE_UNSPECIFIED: ChannelType
 CHANNEL_TYPE_MEMORY: ChannelType
 CHANNEL_TYPE_FILE: ChannelType
@@ -55,9 +72,20 @@ CHANNEL_STATE_REPLAYING: ChannelState
 CHANNEL_STATE_LOG_FAILED: ChannelState
 CHANNEL_STATE_CORRUPT: ChannelState
 CHANNEL_STATE_STALLED: ChannelState
+COMPONENT_KIND_UNSPECIFIED: ComponentKind
+COMPONENT_KIND_SOURCE: ComponentKind
+COMPONENT_KIND_SINK: ComponentKind
+COMPONENT_KIND_SINK_GROUP: ComponentKind
+COMPONENT_STATE_UNSPECIFIED: ComponentState
+COMPONENT_STATE_STARTING: ComponentState
+COMPONENT_STATE_RUNNING: ComponentState
+COMPONENT_STATE_BACKING_OFF: ComponentState
+COMPONENT_STATE_FAILED: ComponentState
+COMPONENT_STATE_STOPPED: ComponentState
+COMPONENT_STATE_STANDING_BY: ComponentState
 
 class ChannelConfig(_message.Message):
-    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max", "backup_checkpoint", "checkpoint_interval", "segment_bytes_max", "min_free_bytes", "fsync", "fsync_interval", "compression", "active_key")
+    __slots__ = ("type", "capacity", "transaction_capacity", "byte_capacity", "byte_capacity_buffer_percentage", "keep_alive", "lease", "open_transactions_max", "backup_checkpoint", "checkpoint_interval", "segment_bytes_max", "min_free_bytes", "fsync", "fsync_interval", "compression", "active_key", "memory_capacity", "memory_byte_capacity")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +102,8 @@ class ChannelConfig(_message.Message):
     FSYNC_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     type: ChannelType
     capacity: int
     transaction_capacity: int
@@ -90,10 +120,12 @@ class ChannelConfig(_message.Message):
     fsync_interval: _duration_pb2.Duration
     compression: Compression
     active_key: str
-    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ..., backup_checkpoint: bool = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., segment_bytes_max: _Optional[int] = ..., min_free_bytes: _Optional[int] = ..., fsync: _Optional[_Union[FsyncPolicy, str]] = ..., fsync_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., active_key: _Optional[str] = ...) -> None: ...
+    memory_capacity: int
+    memory_byte_capacity: int
+    def __init__(self, type: _Optional[_Union[ChannelType, str]] = ..., capacity: _Optional[int] = ..., transaction_capacity: _Optional[int] = ..., byte_capacity: _Optional[int] = ..., byte_capacity_buffer_percentage: _Optional[int] = ..., keep_alive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., open_transactions_max: _Optional[int] = ..., backup_checkpoint: bool = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., segment_bytes_max: _Optional[int] = ..., min_free_bytes: _Optional[int] = ..., fsync: _Optional[_Union[FsyncPolicy, str]] = ..., fsync_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compression: _Optional[_Union[Compression, str]] = ..., active_key: _Optional[str] = ..., memory_capacity: _Optional[int] = ..., memory_byte_capacity: _Optional[int] = ...) -> None: ...
 
 class ChannelGauges(_message.Message):
-    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits", "log_bytes", "segments")
+    __slots__ = ("queued_events", "taken_events", "body_bytes", "body_bytes_max", "open_transactions", "first_sequence", "next_sequence", "producers", "waiting_takes", "waiting_commits", "log_bytes", "segments", "memory_events")
     QUEUED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_EVENTS_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +138,7 @@ class ChannelGauges(_message.Message):
     WAITING_COMMITS_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_EVENTS_FIELD_NUMBER: _ClassVar[int]
     queued_events: int
     taken_events: int
     body_bytes: int
@@ -118,7 +151,8 @@ class ChannelGauges(_message.Message):
     waiting_commits: int
     log_bytes: int
     segments: int
-    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ..., log_bytes: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+    memory_events: int
+    def __init__(self, queued_events: _Optional[int] = ..., taken_events: _Optional[int] = ..., body_bytes: _Optional[int] = ..., body_bytes_max: _Optional[int] = ..., open_transactions: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., producers: _Optional[int] = ..., waiting_takes: _Optional[int] = ..., waiting_commits: _Optional[int] = ..., log_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., memory_events: _Optional[int] = ...) -> None: ...
 
 class ChannelCounters(_message.Message):
     __slots__ = ("event_put_attempt_count", "event_put_success_count", "event_take_attempt_count", "event_take_success_count", "commit_count", "rollback_count", "lease_expired_count", "deduplicated_count")
@@ -287,3 +321,67 @@ class PurgeChannelResponse(_message.Message):
     PURGED_COUNT_FIELD_NUMBER: _ClassVar[int]
     purged_count: int
     def __init__(self, purged_count: _Optional[int] = ...) -> None: ...
+
+class ComponentCounters(_message.Message):
+    __slots__ = ("event_count", "batch_count", "body_bytes", "failure_count", "filtered_count", "unrouted_count", "dead_lettered_count", "dropped_count", "missed_count")
+    EVENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNROUTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    event_count: int
+    batch_count: int
+    body_bytes: int
+    failure_count: int
+    filtered_count: int
+    unrouted_count: int
+    dead_lettered_count: int
+    dropped_count: int
+    missed_count: int
+    def __init__(self, event_count: _Optional[int] = ..., batch_count: _Optional[int] = ..., body_bytes: _Optional[int] = ..., failure_count: _Optional[int] = ..., filtered_count: _Optional[int] = ..., unrouted_count: _Optional[int] = ..., dead_lettered_count: _Optional[int] = ..., dropped_count: _Optional[int] = ..., missed_count: _Optional[int] = ...) -> None: ...
+
+class Component(_message.Message):
+    __slots__ = ("kind", "name", "type", "state", "reason", "since", "counters", "progress_age")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_AGE_FIELD_NUMBER: _ClassVar[int]
+    kind: ComponentKind
+    name: str
+    type: str
+    state: ComponentState
+    reason: str
+    since: _timestamp_pb2.Timestamp
+    counters: ComponentCounters
+    progress_age: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[_Union[ComponentKind, str]] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[ComponentState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counters: _Optional[_Union[ComponentCounters, _Mapping]] = ..., progress_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListComponentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListComponentsResponse(_message.Message):
+    __slots__ = ("components",)
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    components: _containers.RepeatedCompositeFieldContainer[Component]
+    def __init__(self, components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ...) -> None: ...
+
+class WatchComponentsRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchComponentsResponse(_message.Message):
+    __slots__ = ("components",)
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    components: _containers.RepeatedCompositeFieldContainer[Component]
+    def __init__(self, components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ...) -> None: ...

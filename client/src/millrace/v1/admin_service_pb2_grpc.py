@@ -75,6 +75,16 @@ class AdminServiceStub(object):
                 request_serializer=millrace_dot_v1_dot_admin__service__pb2.PurgeChannelRequest.SerializeToString,
                 response_deserializer=millrace_dot_v1_dot_admin__service__pb2.PurgeChannelResponse.FromString,
                 _registered_method=True)
+        self.ListComponents = channel.unary_unary(
+                '/millrace.v1.AdminService/ListComponents',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.ListComponentsRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListComponentsResponse.FromString,
+                _registered_method=True)
+        self.WatchComponents = channel.unary_stream(
+                '/millrace.v1.AdminService/WatchComponents',
+                request_serializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.SerializeToString,
+                response_deserializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -137,6 +147,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListComponents(self, request, context):
+        """All sources, sinks and sink groups of the server's agent, by kind and name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchComponents(self, request, context):
+        """The same as they stand, at once and then at an interval, until the caller ends the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.PurgeChannel,
                     request_deserializer=millrace_dot_v1_dot_admin__service__pb2.PurgeChannelRequest.FromString,
                     response_serializer=millrace_dot_v1_dot_admin__service__pb2.PurgeChannelResponse.SerializeToString,
+            ),
+            'ListComponents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListComponents,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.ListComponentsRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.ListComponentsResponse.SerializeToString,
+            ),
+            'WatchComponents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchComponents,
+                    request_deserializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.FromString,
+                    response_serializer=millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class AdminService(object):
             '/millrace.v1.AdminService/PurgeChannel',
             millrace_dot_v1_dot_admin__service__pb2.PurgeChannelRequest.SerializeToString,
             millrace_dot_v1_dot_admin__service__pb2.PurgeChannelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListComponents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.v1.AdminService/ListComponents',
+            millrace_dot_v1_dot_admin__service__pb2.ListComponentsRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.ListComponentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchComponents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millrace.v1.AdminService/WatchComponents',
+            millrace_dot_v1_dot_admin__service__pb2.WatchComponentsRequest.SerializeToString,
+            millrace_dot_v1_dot_admin__service__pb2.WatchComponentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

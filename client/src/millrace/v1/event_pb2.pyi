@@ -54,11 +54,15 @@ class HeaderColumn(_message.Message):
     def __init__(self, key: _Optional[str] = ..., sizes: _Optional[_Iterable[int]] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ProducerStamp(_message.Message):
-    __slots__ = ("producer_id", "first_sequence", "last_sequence")
+    __slots__ = ("producer_id", "first_sequence", "last_sequence", "after_sequence", "oldest_open_sequence")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_OPEN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     producer_id: str
     first_sequence: int
     last_sequence: int
-    def __init__(self, producer_id: _Optional[str] = ..., first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+    after_sequence: int
+    oldest_open_sequence: int
+    def __init__(self, producer_id: _Optional[str] = ..., first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., after_sequence: _Optional[int] = ..., oldest_open_sequence: _Optional[int] = ...) -> None: ...

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
-from millrace.wire_format import place_of
+from millrace.wire_format import Buffer, place_of
 from millrace_server.wal.writer import Location
 
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
@@ -31,7 +31,7 @@ class Form(Enum):
 class ColumnsSource(Protocol):
     """Where columns that are not in memory are read from."""
 
-    def read(self, stored: "StoredColumns") -> bytes:
+    def read(self, stored: "StoredColumns") -> Buffer:
         """The columns as they came."""
 
 
@@ -47,8 +47,8 @@ class StoredColumns:
 
     __slots__ = ("_cutter", "_raw", "_source", "body_bytes", "count", "location", "raw_bytes")
 
-    def __init__(self, raw: bytes, count: int, body_bytes: int) -> None:
-        self._raw: bytes | None = raw
+    def __init__(self, raw: Buffer, count: int, body_bytes: int) -> None:
+        self._raw: Buffer | None = raw
         self.raw_bytes = len(raw)
         self.count = count
         self.body_bytes = body_bytes
@@ -73,7 +73,7 @@ class StoredColumns:
         return cls(columns.SerializeToString(), columns.count, sum(columns.body_sizes[:]))
 
     @classmethod
-    def received(cls, raw: bytes) -> "StoredColumns":
+    def received(cls, raw: Buffer) -> "StoredColumns":
         """Columns that a stranger made, checked, and kept as they came.
 
         Raises:
@@ -83,7 +83,7 @@ class StoredColumns:
         place = place_of(_BODIES_FIELD, raw)
         if place is not None:
             # The bodies are most of it, and need not be parsed to be counted.
-            rest = raw[: place.head] + raw[place.end :]
+            rest = b"".join((raw[: place.head], raw[place.end :]))
             columns = event_pb2.EventColumns.FromString(rest)
             columns.DiscardUnknownFields()
             if columns.ByteSize() == len(rest):
@@ -91,13 +91,13 @@ class StoredColumns:
                 check_columns(columns, body_bytes)
                 return cls(raw, columns.count, body_bytes)
         # There is more in it than protobuf would write: it would be stored and sent again, and no bound knows of it.
-        columns = event_pb2.EventColumns.FromString(raw)
+        columns = _parsed(raw)
         columns.DiscardUnknownFields()
         check_columns(columns)
         return cls.of(columns)
 
     @property
-    def raw(self) -> bytes:
+    def raw(self) -> Buffer:
         """The columns as they came, read from the log where they are not in memory."""
         # Another thread may have it forgotten meanwhile.
         if (raw := self._raw) is not None:
@@ -115,7 +115,7 @@ class StoredColumns:
         self.location = location
         self._source = source
 
-    def remember(self, raw: bytes) -> None:
+    def remember(self, raw: Buffer) -> None:
         """Keeps what was read from the log, until it is forgotten."""
         self._raw = raw
 
@@ -128,7 +128,7 @@ class StoredColumns:
     @property
     def largest_body_bytes(self) -> int:
         """Bytes of the largest body; 0 where there is none."""
-        return max(event_pb2.EventColumns.FromString(self.raw).body_sizes[:], default=0)
+        return max(_parsed(self.raw).body_sizes[:], default=0)
 
     def first_index_above(self, answer_bytes_max: int) -> int | None:
         """The first event that alone, in either form, might not fit an answer; None where all do."""
@@ -144,7 +144,7 @@ class StoredColumns:
             keep: Keep the cutter for the next call. For those who cut a batch up bit by bit; it costs memory until the
                 batch is gone.
         """
-        cutter = self._cutter or ColumnsCutter(event_pb2.EventColumns.FromString(self.raw))
+        cutter = self._cutter or ColumnsCutter(_parsed(self.raw))
         if keep:
             self._cutter = cutter
         return cutter
@@ -185,7 +185,7 @@ class Window:
         start, stop = self.start + start, self.start + stop
         return Window(self.stored, start, stop, self.stored.cutter(keep=True).body_bytes(start, stop))
 
-    def columns(self) -> bytes:
+    def columns(self) -> Buffer:
         """The window's events as a serialized EventColumns."""
         if self.is_whole:
             return self.stored.raw
@@ -245,6 +245,11 @@ class StoredBatch:
         """One past the last event's sequence."""
         return self.first_sequence + self.count
 
+    @property
+    def is_in_log(self) -> bool:
+        """Whether a log has its events; else a crash loses them."""
+        return self.window.stored.location is not None
+
     def part(self, start: int, stop: int) -> "StoredBatch":
         """A part of the batch; indexes count from its first event."""
         if start == 0 and stop == self.count:
@@ -286,6 +291,10 @@ class StoredBatch:
         if window.is_whole:
             mine.stored.forget_cutter()
         return StoredBatch(self.first_sequence, window)
+
+
+def _parsed(raw: Buffer) -> event_pb2.EventColumns:
+    return event_pb2.EventColumns.FromString(raw)  # type: ignore[arg-type] # its stubs know bytes only
 
 
 def _first_above(cutter: ColumnsCutter, start: int, stop: int, answer_bytes_max: int) -> int | None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
 from millrace_server.channels.claims import Claim, ClaimDesk
@@ -21,6 +22,7 @@ from millrace_server.channels.transactions import EndedTxns, Outcome, Transactio
 from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,
+    DiskFullError,
     DrainingError,
     MillraceError,
     TxnNotFoundError,
@@ -202,15 +204,31 @@ class Channel:
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
         room_count = self._limits.taking_room(txn.take_count, txn_id)
         self.claims.refuse_if_claimed()
-        batches = self.contents.take(self._portion(wish, room_count))
+        batches = self._take_removable(self._portion(wish, room_count))
         txn.add_takes(batches)
         return batches, txn.take_count
+
+    def _take_removable(self, portion: Portion) -> list[StoredBatch]:
+        """Takes the oldest events.
+
+        Where the log has failed and the oldest are in memory only, none of the log is taken with them: so they can
+        still be removed.
+        """
+        batches = self.contents.take(portion)
+        if self.commits.fault is None:
+            return batches
+        removable = list(takewhile(lambda batch: not batch.is_in_log, batches))
+        if not removable:
+            return batches
+        self.contents.put_back(batches[len(removable) :])
+        return removable
 
     async def commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Receipt:
         """Commits transactions, all or none, as soon as there is room for their puts.
 
         Raises:
             ChannelFullError, BytesFullError: There was no room in the channel's keep-alive; the transactions stay open.
+            OffsetGapError: What the stamp is to come after is not there; they stay open.
             DiskFullError: The disk has no room; they stay open.
             ChannelLogFailedError: The channel's log has failed; they stay open.
         """
@@ -229,6 +247,7 @@ class Channel:
         return planned if isinstance(planned, Receipt) else await asyncio.shield(planned)
 
     def _begin_commit(self, change: Change, txn_ids: Sequence[str]) -> "Receipt | asyncio.Future[Receipt]":
+        self._refuse_gap(change.stamp)
         txns = [self._open[txn_id] for txn_id in txn_ids]
         end = CommitEnd(made=lambda receipt: self._end_committed(txns, receipt), refused=lambda: _reopen(txns))
         commit = self.commits.make(change, txn_ids, end)
@@ -253,29 +272,76 @@ class Channel:
         outcome = self._ended.get(txn_id)
         return outcome.receipt if outcome else None
 
-    async def append(self, batches: Sequence[StoredColumns], stamp: Stamp | None) -> Receipt:
+    async def append(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+    ) -> Receipt:
         """Puts and commits at once, all or none, as soon as there is room.
+
+        Args:
+            batches: The events.
+            stamp: Who stores them.
+            also_draining: Whether it is one of the server's own sinks that sets events aside: sinks go on while the
+                server drains, since that is how it is drained.
 
         Raises:
             ChannelFullError, BytesFullError: There was no room in the channel's keep-alive.
+            OffsetGapError: What the stamp is to come after is not there.
             DiskFullError: The disk has no room.
             ChannelLogFailedError: The channel's log has failed.
         """
-        puts = [Window.whole(stored) for stored in batches]
-        put_count = sum(put.count for put in puts)
-        self.contents.counters.put_attempts += put_count
-        self._refuse_new()
-        self._limits.refuse_too_many(put_count)
-        self._limits.refuse_too_large(batches)
-        self._limits.refuse_too_many_bytes(sum(put.body_bytes for put in puts))
-        change = self.contents.plan(puts, [], stamp)
+        self.contents.counters.put_attempts += sum(stored.count for stored in batches)
+        change = self.plan_append(batches, stamp, also_draining=also_draining)
         if not self.contents.goes_at_once(change):
+            puts = [Window.whole(stored) for stored in batches]
             change = await self.contents.wait_for_room(
                 lambda: self.contents.plan(puts, [], stamp), self.config.keep_alive_seconds
             )
-        commit = self.commits.make(change, (), self._appended)
+        commit = self.begin_append(change)
         # Not shielded, since nobody else waits for it: who is cancelled leaves, and the commit goes on.
         return commit if isinstance(commit, Receipt) else await commit
+
+    def plan_append(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+    ) -> Change:
+        """What appending these would do now. For whoever appends to several channels as one; see `append`."""
+        puts = [Window.whole(stored) for stored in batches]
+        if also_draining:
+            self.contents.refuse_if_closed()
+        else:
+            self._refuse_new()
+        self._limits.refuse_too_many(sum(put.count for put in puts))
+        self._limits.refuse_too_large(batches)
+        self._limits.refuse_too_many_bytes(sum(put.body_bytes for put in puts))
+        return self.contents.plan(puts, [], stamp)
+
+    def begin_append(self, change: Change) -> "Receipt | asyncio.Future[Receipt]":
+        """Begins an append that was planned just now, and for which there is room; see `Commits.make`."""
+        self._refuse_gap(change.stamp)
+        return self.commits.make(change, (), self._appended)
+
+    def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
+        """Raises EventTooLargeError where one event could never be put, however empty the channel were."""
+        self._limits.refuse_too_large(batches)
+        self._limits.refuse_above_open_bytes(batches)
+
+    async def settled(self) -> None:
+        """Waits until all that is on its way into the channel is stored, or will not be.
+
+        Raises:
+            ChannelLogFailedError: Nothing is stored any more.
+        """
+        self.contents.refuse_if_closed()
+        nothing = Change([], [], None, 0)
+        # Finished behind all that began before; or undone with it, and then that is settled too.
+        with suppress(DiskFullError):
+            settling = self.commits.make(nothing, (), CommitEnd(made=_ignore_receipt, refused=_nothing))
+            if not isinstance(settling, Receipt):
+                await settling
+
+    def _refuse_gap(self, stamp: Stamp | None) -> None:
+        """Asked when a change is about to begin, no earlier: what it comes after may have waited before it."""
+        if stamp is not None:
+            self.contents.ledger.refuse_gap(stamp)
 
     def _count_commit(self, _receipt: Receipt) -> None:
         self.contents.counters.commits += 1
@@ -320,12 +386,9 @@ class Channel:
                     self.contents.refuse_if_closed()
                     if not is_wanted():
                         return None
-                    if fault := self.commits.fault:
-                        # What is delivered could not be acknowledged, and would be delivered for ever.
-                        raise fault
                     self.claims.refuse_if_claimed()
                     self._refuse_one_more()
-                    batches = self.contents.take(self._portion(wish, self.config.transaction_capacity))
+                    batches = self._lendable(self._portion(wish, self.config.transaction_capacity))
                     if batches:
                         break
                     await place.wait(_FOREVER_SECONDS)
@@ -336,6 +399,15 @@ class Channel:
         self._loans.add(loan)
         self._count_open(1)
         return loan
+
+    def _lendable(self, portion: Portion) -> list[StoredBatch]:
+        batches = self._take_removable(portion)
+        fault = self.commits.fault
+        if fault is not None and not (batches and not batches[0].is_in_log):
+            # What is delivered could not be acknowledged, and would be delivered for ever.
+            self.contents.put_back(batches)
+            raise fault
+        return batches
 
     def settle(self, loan: Transaction) -> "asyncio.Future[Receipt] | None":
         """Removes what was lent. Where that cannot be, it returns to its place, to be delivered once more.
@@ -360,6 +432,18 @@ class Channel:
             return None
         loan.begin_commit(commit)
         return commit
+
+    def join(self, loan: Transaction, other: Transaction) -> None:
+        """Makes two loans one: from now on the other's events are settled or given back with the first's."""
+        if loan not in self._loans or other not in self._loans:
+            # The channel was deleted meanwhile, and has ended both.
+            return
+        assert loan.committing is None, "what is being settled takes nothing on"
+        assert other.committing is None, "what is being settled goes nowhere else"
+        loan.add_takes(other.takes)
+        self._loans.remove(other)
+        other.end(TxnState.ROLLED_BACK)
+        self._count_open(-1)
 
     def _take_back_loan(self, loan: Transaction) -> None:
         if loan in self._loans:
@@ -512,6 +596,10 @@ class Channel:
 def _reopen(txns: Sequence[Transaction]) -> None:
     for txn in txns:
         txn.reopen()
+
+
+def _ignore_receipt(_receipt: Receipt) -> None:
+    """Nothing is to be done: nobody asked for it."""
 
 
 def _nothing() -> None:

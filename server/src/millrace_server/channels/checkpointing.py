@@ -75,9 +75,8 @@ class Checkpointing:
     async def make(self) -> None:
         """Makes a checkpoint where anything has changed since the last one. A failure is logged, and no more."""
         async with self._making:
-            # The snapshot itself is a submission too.
-            count = self._journal.submitted_count + 1
-            if count == self._seen_count + 1:
+            count = self._journal.change_count
+            if count == self._seen_count:
                 return
             try:
                 snapshot = await self._journal.snapshot()

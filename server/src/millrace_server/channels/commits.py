@@ -42,6 +42,10 @@ class Commits(Protocol):
     def is_stalled(self) -> bool:
         """Whether changes wait longer for the disk than they should."""
 
+    @property
+    def memory_event_count(self) -> int:
+        """Events of the channel that are in memory only, so that a crash loses them."""
+
     def enforce(self, config: ChannelConfig) -> None:
         """From now on does as a new configuration says."""
 
@@ -62,6 +66,7 @@ class Commits(Protocol):
         Raises:
             DiskFullError: There is no room for the puts; nothing was begun.
             ChannelLogFailedError: Nothing can be committed any more.
+            DrainingError: The channel is being closed, and what is in memory is being written to its log.
         """
 
     def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
@@ -83,6 +88,10 @@ class MemoryCommits:
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
+
+    @property
+    def memory_event_count(self) -> int:
+        return self._contents.room.event_count
 
     def enforce(self, _config: ChannelConfig) -> None:
         """Nothing depends on it."""

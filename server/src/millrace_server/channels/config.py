@@ -21,6 +21,9 @@ _KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
 
+_PARTS_OF_CAPACITY = ("transaction_capacity", "memory_capacity")
+"""Settings that are never above `capacity`, and whose defaults bow to a smaller one."""
+
 _MEMORY_SHARE = 0.2
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
@@ -56,7 +59,7 @@ NamedPath = Annotated[Path, BeforeValidator(_make_path)]
 class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
     """What channels of every type have; the defaults are the type's own."""
 
-    type: Literal["memory", "file"]
+    type: Literal["memory", "file", "spillable"]
     """What keeps the events."""
 
     capacity: EventCount
@@ -93,19 +96,21 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _bow_to_capacity(cls, values: object) -> object:
-        if isinstance(values, dict) and "transaction_capacity" not in values:
-            capacity = values.get("capacity")
-            if type(capacity) is int and 0 < capacity < cls.model_fields["transaction_capacity"].default:
-                return {**values, "transaction_capacity": capacity}
-        return values
+        if not isinstance(values, dict):
+            return values
+        capacity = values.get("capacity")
+        if type(capacity) is not int or capacity <= 0:
+            return values
+        parts = [name for name in _PARTS_OF_CAPACITY if name in cls.model_fields and name not in values]
+        return {**values, **{name: capacity for name in parts if capacity < cls.model_fields[name].default}}
 
-    @field_validator("transaction_capacity")
+    @field_validator(*_PARTS_OF_CAPACITY, check_fields=False)
     @classmethod
-    def _check_within_capacity(cls, transaction_capacity: int, info: ValidationInfo) -> int:
-        capacity = info.data.get("capacity", transaction_capacity)
-        if transaction_capacity > capacity:
-            raise ValueError(f"is {transaction_capacity}; it must not be above capacity, {capacity}")
-        return transaction_capacity
+    def _check_within_capacity(cls, part: int, info: ValidationInfo) -> int:
+        capacity = info.data.get("capacity", part)
+        if part > capacity:
+            raise ValueError(f"is {part}; it must not be above capacity, {capacity}")
+        return part
 
 
 class MemoryChannelConfig(ChannelConfig):
@@ -143,11 +148,11 @@ class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
         return active_key
 
 
-class FileChannelConfig(ChannelConfig):
-    """Limits of a channel in a write-ahead log, where the log lies, and how it is written."""
+class LogChannelConfig(ChannelConfig):
+    """What channels with a write-ahead log have: where the log lies, and how it is written."""
 
-    type: Literal["file"]
-    """In a write-ahead log: a commit survives crashes."""
+    type: Literal["file", "spillable"]
+    """What keeps the events."""
 
     capacity: EventCount = 1_000_000
     """Events that the channel holds, taken ones included until their commit."""
@@ -208,5 +213,32 @@ class FileChannelConfig(ChannelConfig):
         return data_dirs
 
 
-AnyChannelConfig = Annotated[MemoryChannelConfig | FileChannelConfig, Field(discriminator="type")]
+class FileChannelConfig(LogChannelConfig):
+    """Limits of a channel in a write-ahead log."""
+
+    type: Literal["file"]
+    """In a write-ahead log: a commit survives crashes."""
+
+
+class SpillableChannelConfig(LogChannelConfig):
+    """Limits of a channel in memory that spills into a write-ahead log: fast while small, roomy when it is not."""
+
+    type: Literal["spillable"]
+    """In memory up to `memory_capacity`, then in a log. What is in memory is lost with the process."""
+
+    memory_capacity: EventCount = 10_000
+    """Events that are kept in memory only, taken ones included. Its default bows to a smaller `capacity`."""
+
+    memory_byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
+    """Bytes for their bodies and headers. Default: a share of the machine's memory."""
+
+    @property
+    def memory_body_bytes_max(self) -> int:
+        """Bytes of bodies that are kept in memory only."""
+        return self.memory_byte_capacity * (100 - self.byte_capacity_buffer_percentage) // 100
+
+
+AnyChannelConfig = Annotated[
+    MemoryChannelConfig | FileChannelConfig | SpillableChannelConfig, Field(discriminator="type")
+]
 """The configuration of a channel, of whichever type."""

@@ -42,6 +42,8 @@ class Change:
     """Events that the stamp showed to be stored already."""
     is_purge: bool = False
     """Whether what it takes goes without anybody having had it."""
+    has_new_numbers: bool = False
+    """Whether the stamp names numbers that were not accepted before: they are to be remembered, also with no events."""
 
     put_count: int = field(init=False)
     """Events that are put."""
@@ -116,6 +118,14 @@ class Contents:
         return self.queue.first_sequence or self.next_sequence
 
     @property
+    def oldest_sequence(self) -> int:
+        """The oldest sequence that is still in the channel, queued or taken; all before it are gone for good.
+
+        Takes as long as there are batches taken.
+        """
+        return min([self.first_sequence, *self._taken])
+
+    @property
     def assigned_sequence(self) -> int:
         """The sequence that the next change to begin gets; `next_sequence` where none is under way."""
         return self._assigned_sequence
@@ -155,9 +165,10 @@ class Contents:
         self.refuse_if_closed()
         event_count = sum(put.count for put in puts)
         if stamp is not None:
+            self.ledger.close_gaps(stamp)
             ranges = self.ledger.new_ranges(stamp, event_count)
             kept_count = sum(stop - start for start, stop in ranges)
-            change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count)
+            change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count, has_new_numbers=bool(ranges))
         else:
             change = Change(puts, takes, None, 0)
         self._refuse_what_never_fits(change)

@@ -13,16 +13,19 @@ import structlog
 from millrace_server.channels.channel import ChannelBasis
 from millrace_server.channels.channel_file import ChannelFile, DirectoryError
 from millrace_server.channels.checkpointing import Checkpointing
-from millrace_server.channels.config import FileChannelConfig
+from millrace_server.channels.commits import Commits
+from millrace_server.channels.config import LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.directories import ChannelDirectories, open_directories
 from millrace_server.channels.disk_room import DiskRoom
 from millrace_server.channels.journal import Journal, JournalFiles
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.memory_share import MemoryShare
 from millrace_server.channels.recent import RecentColumns
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.room import Room
+from millrace_server.channels.spilling import SpillCommits
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
@@ -74,9 +77,14 @@ class FileStore:
         """The first damage that reading met since the opening; empty where there was none."""
         return self._files.columns.damage
 
-    async def close(self) -> None:
-        """Writes a last checkpoint, so that the next opening reads next to nothing, and closes the files."""
+    async def close(self, timeout_seconds: float | None = None) -> None:
+        """Writes a last checkpoint, so that the next opening reads next to nothing, and closes the files.
+
+        Before that, what is in memory only is written to the log, for as long as the time lasts.
+        """
         await self._checkpointing.stop()
+        if isinstance(self.basis.commits, SpillCommits):
+            await self.basis.commits.keep_all(timeout_seconds)
         if self._journal.fault is None:
             await self._checkpointing.make()
         self._journal.close()
@@ -168,17 +176,17 @@ class FileStores:
             except (OSError, DirectoryError) as error:
                 _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
 
-    def closed(self, name: str, config: FileChannelConfig) -> ClosedStore:
+    def closed(self, name: str, config: LogChannelConfig) -> ClosedStore:
         """A channel's files, not opened."""
         return ClosedStore(lambda: self._open_directories(name, config))
 
-    def _open_directories(self, name: str, config: FileChannelConfig) -> ChannelDirectories:
+    def _open_directories(self, name: str, config: LogChannelConfig) -> ChannelDirectories:
         data_dirs = [directory / name for directory in config.data_dirs or [self._base]]
         checkpoint_dir = config.checkpoint_dir / name if config.checkpoint_dir else data_dirs[0]
         return open_directories(name, data_dirs, checkpoint_dir)
 
     async def open(
-        self, name: str, config: FileChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
+        self, name: str, config: LogChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
     ) -> FileStore:
         """Reads a channel back, or makes its files, and has its log ready to be written.
 
@@ -206,10 +214,13 @@ class FileStores:
             await asyncio.to_thread(files.close)
             raise
         identity = files.directories.identity
+        commits: Commits = journal
+        if journal.share is not None:
+            commits = SpillCommits(name, journal, journal.share)
         basis = ChannelBasis(
             channel_id=identity.channel_id.hex(),
             contents=journal.contents,
-            commits=journal,
+            commits=commits,
             epochs_from=identity.made_at_microseconds,
             ended=recovered.ended,
             claim=recovered.claim,
@@ -227,7 +238,7 @@ class FileStores:
         )
         return FileStore(basis, files, journal, checkpointing)
 
-    def _recover(self, name: str, config: FileChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
+    def _recover(self, name: str, config: LogChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
         """Waits for the disk, on a thread of its own."""
         with ExitStack() as undoing:
             directories = self._open_directories(name, config)
@@ -250,16 +261,19 @@ class FileStores:
             undoing.pop_all()
         return _OpenFiles(directories, log, checkpoints, columns), recovered
 
-    def _journal(self, name: str, config: FileChannelConfig, files: _OpenFiles, recovered: Recovered) -> Journal:
+    def _journal(self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered) -> Journal:
         room = Room(config.capacity, config.body_bytes_max)
         contents = Contents(name, room, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger)
         disk_room = DiskRoom(self._disk, files.directories.data_dirs, time.monotonic)
-        journal_files = JournalFiles(files.log, files.columns, disk_room)
+        share = None
+        if isinstance(config, SpillableChannelConfig):
+            share = MemoryShare(config, recovered.queue.event_count)
+        journal_files = JournalFiles(files.log, files.columns, disk_room, share)
         return Journal(contents, recovered.ended, recovered.claim, journal_files, config)
 
 
-def make_sealer(config: FileChannelConfig) -> Sealer:
+def make_sealer(config: LogChannelConfig) -> Sealer:
     """How a channel's configuration has its records sealed.
 
     Raises:

@@ -1,23 +1,28 @@
-"""Commits of a file channel: each is written to the channel's log, and made once it is on the disk."""
+"""Commits of a channel with a log: each is written there, and made once it is on the disk."""
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.commits import ClaimNote, CommitEnd
-from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.contents import Change, Contents, Receipt
 from millrace_server.channels.disk_room import RETRY_DELAY_SECONDS, DiskRoom
 from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.memory_share import MemoryShare
 from millrace_server.channels.pending import (
     CommitOrder,
+    Holding,
     LastClaim,
     Pending,
     PendingClaim,
     PendingCommit,
+    PendingKeep,
     PendingRollback,
     PendingSnapshot,
     PendingSync,
@@ -47,6 +52,8 @@ class JournalFiles:
     """Reads back what was put."""
     room: DiskRoom
     """The log's disks."""
+    share: MemoryShare | None = None
+    """What of the channel is in memory only, and written nowhere; None where nothing ever is."""
 
 
 class Journal:
@@ -69,16 +76,18 @@ class Journal:
         ended: EndedTxns,
         claim: ClaimNote | None,
         files: JournalFiles,
-        config: FileChannelConfig,
+        config: LogChannelConfig,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.contents = contents
+        self.share = files.share
+        self._holding = Holding(contents, files.columns, files.share)
         self._ended = ended
         self._log = files.log
-        self._columns = files.columns
         self._room = files.room
         self._last_claim = LastClaim(claim)
         self._pending: deque[Pending] = deque()
+        self._commit_count = 0
         self._segment_bytes = files.log.end.position
         self._is_rotating = False
         self._rotates_again_at = 0.0
@@ -89,7 +98,11 @@ class Journal:
         self._fault = ""
         self.config = config
         self.submitted_count = 0
-        """Submissions so far: whether anything may have changed since somebody looked."""
+        """Submissions so far."""
+        self.change_count = 0
+        """Grows with whatever a new checkpoint would tell and the last one does not."""
+        self.had_no_room_at = -math.inf
+        """When the disk last had no room, on the event loop's clock."""
         self.on_new_segment: Callable[[], None] = _ignore
         """Called when a new segment has begun."""
         self.on_change: Callable[[str], None] = _ignore
@@ -102,23 +115,55 @@ class Journal:
 
     # What is to last.
 
+    @property
+    def memory_event_count(self) -> int:
+        return 0 if self.share is None else self.share.event_count
+
     def enforce(self, config: ChannelConfig) -> None:
-        assert isinstance(config, FileChannelConfig), "a channel's type never changes"
+        assert isinstance(config, LogChannelConfig), "a channel's type never changes"
         if config.compression != self.config.compression:
             self._log.compress(compresses=config.compression == "zstd")
         self.config = config
 
     def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
         self._refuse_after_fault()
-        order = CommitOrder(change, txn_ids, end)
-        commit = PendingCommit(self.contents, self._columns, order, self._loop.create_future())
+        commit = PendingCommit(self._holding, CommitOrder(change, txn_ids, end), self._loop.create_future())
         if commit.has_puts:
-            self._room.spend(commit.put_raw_bytes, self.config.min_free_bytes)
+            self._spend(commit.put_raw_bytes)
         if commit.writes_nothing and not self._pending:
             commit.begin()
             return commit.finish_at_once()
         self._submit(commit)
         return commit.future
+
+    def make_in_memory(
+        self, change: Change, txn_ids: Sequence[str], end: CommitEnd
+    ) -> "Receipt | asyncio.Future[Receipt]":
+        """Makes a change of what is in memory only: at once, or behind the commits that are on their way to the disk.
+
+        Also after the log has failed. Otherwise like `make`.
+        """
+        if self._commit_count:
+            # One of them may be undone, and gives its sequences back then.
+            order = CommitOrder(change, txn_ids, end, in_memory=True)
+            commit = PendingCommit(self._holding, order, self._loop.create_future())
+            self._submit(commit)
+            return commit.future
+        assert self.share is not None, "a channel without a share in memory writes all that it makes"
+        begun = self.contents.begin(change)
+        self.share.begin(begun, txn_ids, in_memory=True)
+        self.contents.finish(begun)
+        self.share.finish(change.takes)
+        self.change_count += bool(txn_ids or change.has_new_numbers)
+        end.made(begun.receipt)
+        return begun.receipt
+
+    def _spend(self, byte_count: int) -> None:
+        try:
+            self._room.spend(byte_count, self.config.min_free_bytes)
+        except DiskFullError:
+            self.had_no_room_at = self._loop.time()
+            raise
 
     def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
         if not self._fault:
@@ -139,19 +184,46 @@ class Journal:
             DiskFullError, ChannelLogFailedError: The log could not be synced up to there.
         """
         self._refuse_after_fault()
-        snapshot = PendingSnapshot(self.contents, self.state(), self._loop.create_future())
+        change_count = self.change_count
+        if self.share is not None:
+            # What the snapshot knows of commits in memory is then in the log too, which must do without checkpoints.
+            self._submit(self._pending_keep([]))
+        snapshot = PendingSnapshot(self._holding, self.state(), self._loop.create_future())
         self._submit(snapshot)
+        self.change_count = change_count
         return await asyncio.shield(snapshot.future)
 
+    def keep(self, batches: Sequence[StoredBatch] = ()) -> "asyncio.Future[None]":
+        """Writes how a channel with events in memory only stands, and some of these events; reserves sequences.
+
+        Returns:
+            A future that ends once the events are in the log, or with DiskFullError or ChannelLogFailedError where they
+            are not.
+        """
+        self._refuse_after_fault()
+        keep = self._pending_keep(batches)
+        self._submit(keep)
+        return keep.future
+
+    def _pending_keep(self, batches: Sequence[StoredBatch]) -> PendingKeep:
+        return PendingKeep(self._holding, batches, self.state, self._loop.create_future())
+
     def state(self) -> pb.State:
-        """How the channel will stand once all that is under way is finished, but for its events."""
+        """How the channel will stand once all that is under way is finished, but for its events.
+
+        What belongs to events that are in memory only is left out.
+        """
         under_way = (
             (txn_id, Outcome(TxnState.COMMITTED, receipt))
             for pending in self._pending
             for txn_id, receipt in pending.ending_txns()
         )
-        ended = chain(self._ended.items(), under_way)
-        return state_message(self.contents.assigned_sequence, self.contents.ledger, ended, self._last_claim.note)
+        next_sequence, ledger = self.contents.assigned_sequence, self.contents.ledger
+        ended: Iterator[tuple[str, Outcome]] = chain(self._ended.items(), under_way)
+        if (share := self.share) is None:
+            return state_message(next_sequence, ledger, ended, self._last_claim.note)
+        lasting = share.lasting_ledger(ledger), share.lasting_txns(ended)
+        return state_message(next_sequence, *lasting, self._last_claim.note, share.reserving_sequence)
 
     def close(self) -> None:
         """Submits nothing more by itself."""
@@ -172,7 +244,9 @@ class Journal:
         self._is_rotating = self._is_rotating or begins_segment
         pending.submitted_at = self._loop.time()
         self._pending.append(pending)
+        self._commit_count += isinstance(pending, PendingCommit)
         self.submitted_count += 1
+        self.change_count += 1
         if self._stall_timer is None:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._look_for_stall)
         self._log.submit(
@@ -236,6 +310,7 @@ class Journal:
             assert submission.end is not None
             first = self._pending.popleft()
             assert first is pending, "the log answers in order"
+            self._commit_count -= isinstance(pending, PendingCommit)
             if not self._pending:
                 # So far it was an estimate, since the log may pack what it is given.
                 self._segment_bytes = submission.end.position
@@ -247,6 +322,7 @@ class Journal:
 
     def _take_back(self) -> None:
         """Undoes all that is under way: the log has refused the first, and takes nothing that was built on it."""
+        self.had_no_room_at = self._loop.time()
         refused = self._undo_all()
         # Without what puts, or without a new segment, there may be room.
         is_worth_a_try = self._is_rotating or any(pending.has_puts for pending in refused)
@@ -279,6 +355,7 @@ class Journal:
     def _undo_all(self) -> list[Pending]:
         undone = list(self._pending)
         self._pending.clear()
+        self._commit_count = 0
         for pending in reversed(undone):
             pending.is_settled = True
             pending.undo()

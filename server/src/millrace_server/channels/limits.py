@@ -40,6 +40,15 @@ class ChannelLimits:
                     f"{self._answer_bytes_max} bytes"
                 )
 
+    def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
+        """Raises EventTooLargeError where one body has more bytes than all that is put at once may have."""
+        body_bytes_max = self._config().open_body_bytes_max
+        for stored in batches:
+            if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
+                raise EventTooLargeError(
+                    f"events: a body has {stored.largest_body_bytes} bytes; the channel takes {body_bytes_max} at once"
+                )
+
     def refuse_too_many(self, put_count: int) -> None:
         """Raises TxnCapacityError where a transaction would put more events than it may."""
         capacity = self._config().transaction_capacity

@@ -1,7 +1,7 @@
 """What is on its way into a channel's log."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,8 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.commits import ClaimNote, CommitEnd
 from millrace_server.channels.contents import BegunChange, Change, Contents, Receipt
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.records import claim_record, commit_records
+from millrace_server.channels.memory_share import MemoryShare
+from millrace_server.channels.records import claim_record, commit_records, keep_record, put_records
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.writer import Location, LogPosition, Record
@@ -64,28 +65,40 @@ class CommitOrder:
     change: Change
     txn_ids: Sequence[str]
     end: CommitEnd
+    in_memory: bool = False
+    """Whether nothing is written of it; it takes nothing then that the log has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a commit changes."""
+
+    contents: Contents
+    columns: LogColumns
+    """Reads back what was put."""
+    share: MemoryShare | None
+    """What of the contents is in memory only; None where nothing ever is."""
 
 
 class PendingCommit(Pending):
     """A commit."""
 
-    def __init__(
-        self, contents: Contents, columns: LogColumns, order: CommitOrder, future: "asyncio.Future[Receipt]"
-    ) -> None:
+    def __init__(self, holding: Holding, order: CommitOrder, future: "asyncio.Future[Receipt]") -> None:
         super().__init__()
-        self._contents = contents
-        self._columns = columns
+        self._holding = holding
         self._order = order
         self._change = order.change
-        if not all(put.is_whole for put in order.change.puts):
+        if not order.in_memory and not all(put.is_whole for put in order.change.puts):
             # A part of some columns becomes columns of its own: a PUT record is kept whole, or not at all.
             self._change = replace(order.change, puts=[_made_whole(put) for put in order.change.puts])
         self._begun: BegunChange
         self._is_repeat = False
         self.future = future
-        self.has_puts = bool(self._change.puts)
-        self.writes_nothing = not (order.txn_ids or self._change.puts or self._change.takes)
+        self.has_puts = bool(self._change.puts) and not order.in_memory
+        change = self._change
+        self.writes_nothing = not (order.txn_ids or change.puts or change.takes or change.has_new_numbers)
         """Whether it only repeats what was committed before."""
+        self.needs_sync = not order.in_memory
 
     @property
     def put_raw_bytes(self) -> int:
@@ -93,29 +106,36 @@ class PendingCommit(Pending):
         return sum(put.stored.raw_bytes for put in self._change.puts)
 
     def begin(self) -> None:
-        self._begun = self._contents.begin(self._change)
-        self.records = [] if self.writes_nothing else commit_records(self._begun, self._order.txn_ids)
+        order = self._order
+        self._begun = self._holding.contents.begin(self._change)
+        if self._holding.share is not None:
+            self._holding.share.begin(self._begun, order.txn_ids, in_memory=order.in_memory)
+        is_written = not (self.writes_nothing or order.in_memory)
+        self.records = commit_records(self._begun, order.txn_ids) if is_written else []
 
     def finish_at_once(self) -> Receipt:
         """Finishes what writes nothing, and has nothing before it that is not on the disk."""
-        self._contents.finish(self._begun)
+        self._holding.contents.finish(self._begun)
+        if self._holding.share is not None:
+            self._holding.share.finish(self._begun.change.takes)
         self._order.end.made(self._begun.receipt)
         return self._begun.receipt
 
     def finish(self, locations: Sequence[Location], _end: LogPosition) -> None:
-        # The PUT records come first.
-        puts = locations[: len(self._begun.batches)]
-        for batch, location in zip(self._begun.batches, puts, strict=True):
+        # The PUT records come first; of what stays in memory there are none.
+        for batch, location in zip(self._begun.batches, locations, strict=False):
             stored = batch.window.stored
-            stored.found_at(location, self._columns)
-            self._columns.add(stored)
+            stored.found_at(location, self._holding.columns)
+            self._holding.columns.add(stored)
         receipt = self.finish_at_once()
         # Whoever waited alone for it may have left.
         if not self.future.done():
             self.future.set_result(receipt)
 
     def undo(self) -> None:
-        self._contents.undo(self._begun)
+        self._holding.contents.undo(self._begun)
+        if self._holding.share is not None:
+            self._holding.share.undo(self._begun, in_memory=self._order.in_memory)
 
     def fail(self, error: MillraceError) -> None:
         self._order.end.refused()
@@ -127,7 +147,7 @@ class PendingCommit(Pending):
         may_be_untrue = self.writes_nothing or self._order.change.stamp is not None
         if self.has_puts or may_be_untrue or self._is_repeat:
             return None
-        again = PendingCommit(self._contents, self._columns, self._order, self.future)
+        again = PendingCommit(self._holding, self._order, self.future)
         again._is_repeat = True
         return again
 
@@ -188,7 +208,7 @@ class Snapshot:
     state: pb.State
     """All but its events."""
     batches: Sequence[StoredBatch]
-    """All events that were queued or taken, in no order."""
+    """All events that were queued or taken and are in the log, in no order."""
 
 
 class PendingSnapshot(Pending):
@@ -196,16 +216,19 @@ class PendingSnapshot(Pending):
 
     is_urgent = True
 
-    def __init__(self, contents: Contents, state: pb.State, future: "asyncio.Future[Snapshot]") -> None:
+    def __init__(self, holding: Holding, state: pb.State, future: "asyncio.Future[Snapshot]") -> None:
         super().__init__()
-        self._contents = contents
+        self._holding = holding
         self._state = state
         self.future = future
 
     def finish(self, _locations: Sequence[Location], end: LogPosition) -> None:
         # All that was submitted before is finished, and nothing that was submitted later: the events are those of the
         # state, which was taken when this was submitted.
-        self.future.set_result(Snapshot(end, self._state, self._contents.held_batches()))
+        batches = self._holding.contents.held_batches()
+        if self._holding.share is not None:
+            batches = [batch for batch in batches if batch.is_in_log]
+        self.future.set_result(Snapshot(end, self._state, batches))
 
     def fail(self, error: MillraceError) -> None:
         _refuse(self.future, error)
@@ -215,6 +238,58 @@ class PendingSync(Pending):
     """A sync of what was written without one."""
 
     is_urgent = True
+
+
+class PendingKeep(Pending):
+    """How a channel with events in memory only stands, and some of these events, which are in the log from then on.
+
+    Args:
+        holding: The channel's contents, with a share in memory.
+        batches: Events that are in memory only.
+        state: Tells how the channel stands.
+        future: Ends once it is on the disk.
+    """
+
+    is_urgent = True
+
+    def __init__(
+        self,
+        holding: Holding,
+        batches: Sequence[StoredBatch],
+        state: Callable[[], pb.State],
+        future: "asyncio.Future[None]",
+    ) -> None:
+        super().__init__()
+        assert holding.share is not None, "a channel without a share in memory has nothing to keep"
+        self._share = holding.share
+        self._holding = holding
+        self._batches = batches
+        # Queued or taken, some of one request's events may be apart from others: its columns are written once.
+        self._stored = list({id(batch.window.stored): batch.window.stored for batch in batches}.values())
+        self._state = state
+        self._reserved_before = self._reserved = 0
+        self.future = future
+        self.has_puts = bool(batches)
+
+    def begin(self) -> None:
+        share = self._share
+        self._reserved_before = share.reserving_sequence
+        self._reserved = share.reserving_sequence = share.reservation(self._holding.contents.assigned_sequence)
+        self.records = [*put_records(self._stored), keep_record(self._state(), self._stored, self._batches)]
+
+    def finish(self, locations: Sequence[Location], _end: LogPosition) -> None:
+        for stored, location in zip(self._stored, locations, strict=False):
+            stored.found_at(location, self._holding.columns)
+        self._share.keep(self._batches)
+        self._share.reserved_sequence = self._reserved
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def undo(self) -> None:
+        self._share.reserving_sequence = self._reserved_before
+
+    def fail(self, error: MillraceError) -> None:
+        _refuse(self.future, error)
 
 
 def _refuse(future: "asyncio.Future[Any]", error: MillraceError) -> None:

@@ -1,4 +1,4 @@
-"""What a file channel writes: the payloads of its records, and the state of its checkpoints.
+"""What a channel writes into its log: the payloads of its records, and the state of its checkpoints.
 
 `protos/storage/v1/records.proto` has the messages, FORMAT.md beside the log what records are.
 """
@@ -24,7 +24,7 @@ _COMMITTED_FROM = 2
 
 def commit_records(begun: BegunChange, txn_ids: Sequence[str]) -> list[Record]:
     """The records of one commit; the COMMIT, which makes the others count, comes last."""
-    change = begun.change
+    takes = [take for take in begun.change.takes if take.is_in_log]
     stored = [batch.window.stored for batch in begun.batches]
     commit = pb.Commit(
         txn_ids=txn_ids,
@@ -32,18 +32,25 @@ def commit_records(begun: BegunChange, txn_ids: Sequence[str]) -> list[Record]:
         put_counts=[columns.count for columns in stored],
         put_body_bytes=[columns.body_bytes for columns in stored],
         put_raw_bytes=[columns.raw_bytes for columns in stored],
-        take_records=1 if change.takes else 0,
+        take_records=1 if takes else 0,
         is_deduplicated=begun.receipt.is_deduplicated,
     )
-    if change.stamp is not None:
-        commit.stamp.producer_id = change.stamp.producer_id
-        commit.stamp.first = change.stamp.first
-        commit.stamp.last = change.stamp.last
-    records: list[Record] = [(Kind.PUT, [columns.raw]) for columns in stored]
-    if change.takes:
-        records.append((Kind.TAKE, [_take_payload(change.takes)]))
+    if begun.acceptance is not None and begun.acceptance.new:
+        # What was accepted before may be in memory only, and is not to be found in the log.
+        producer_id = begun.acceptance.producer_id
+        stamp, *more = [pb.Stamp(producer_id=producer_id, first=a, last=b) for a, b in begun.acceptance.new]
+        commit.stamp.CopyFrom(stamp)
+        commit.more_stamps.extend(more)
+    records = put_records(stored)
+    if takes:
+        records.append((Kind.TAKE, [_take_payload(takes)]))
     records.append((Kind.COMMIT, [commit.SerializeToString()]))
     return records
+
+
+def put_records(stored: Iterable[StoredColumns]) -> list[Record]:
+    """The records of columns that are put."""
+    return [(Kind.PUT, [columns.raw]) for columns in stored]
 
 
 def _take_payload(takes: Iterable[StoredBatch]) -> bytes:
@@ -81,18 +88,59 @@ def claim_note(claim: pb.Claim) -> ClaimNote:
     return ClaimNote(claim.reader_id, claim.epoch, claim.lease_seconds, claim.has_ended)
 
 
-def stamp_of(commit: pb.Commit) -> Stamp | None:
-    """The stamp of a COMMIT record; None where it has none."""
-    if not commit.HasField("stamp"):
-        return None
-    return Stamp(commit.stamp.producer_id, commit.stamp.first, commit.stamp.last)
+def stamps_of(commit: pb.Commit) -> list[Stamp]:
+    """What a COMMIT record stores of its producer's numbers."""
+    stamps = [commit.stamp, *commit.more_stamps] if commit.HasField("stamp") else []
+    return [Stamp(stamp.producer_id, stamp.first, stamp.last) for stamp in stamps]
+
+
+def keep_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
+    """The record of what is to last of a channel with events in memory only; those that are kept are put before it.
+
+    Args:
+        state: How the channel stands.
+        stored: The columns of the PUT records before it.
+        batches: What of them is in the channel.
+    """
+    indexes = {id(columns): index for index, columns in enumerate(stored)}
+    keep = pb.Keep(
+        state=state,
+        put_counts=[columns.count for columns in stored],
+        put_body_bytes=[columns.body_bytes for columns in stored],
+        put_raw_bytes=[columns.raw_bytes for columns in stored],
+        first_sequences=[batch.first_sequence for batch in batches],
+        put_indexes=[indexes[id(batch.window.stored)] for batch in batches],
+        starts=[batch.window.start for batch in batches],
+        stops=[batch.window.stop for batch in batches],
+        body_bytes=[batch.window.body_bytes for batch in batches],
+    )
+    return Kind.KEEP, [keep.SerializeToString()]
+
+
+def kept_batches(keep: pb.Keep, puts: Sequence[Location], source: ColumnsSource) -> Iterator[StoredBatch]:
+    """The events that a KEEP record has written.
+
+    Args:
+        keep: The record.
+        puts: Where its PUT records lie.
+        source: Reads their columns.
+    """
+    sizes = zip(keep.put_counts, keep.put_body_bytes, keep.put_raw_bytes, strict=True)
+    stored = [StoredColumns.in_log(put, source, *size) for put, size in zip(puts, sizes, strict=True)]
+    windows = zip(keep.first_sequences, keep.put_indexes, keep.starts, keep.stops, keep.body_bytes, strict=True)
+    for first_sequence, index, start, stop, body_bytes in windows:
+        yield StoredBatch(first_sequence, Window(stored[index], start, stop, body_bytes))
 
 
 # States.
 
 
 def state_message(
-    next_sequence: int, ledger: StampLedger, ended: Iterable[tuple[str, Outcome]], claim: ClaimNote | None
+    next_sequence: int,
+    ledger: StampLedger,
+    ended: Iterable[tuple[str, Outcome]],
+    claim: ClaimNote | None,
+    reserved_sequence: int = 0,
 ) -> pb.State:
     """How a channel stands, but for its events.
 
@@ -101,12 +149,14 @@ def state_message(
         ledger: What was accepted of whom.
         ended: The ended transactions that are remembered, beginning with the one that ended first.
         claim: The newest claim, if there was any.
+        reserved_sequence: Sequences below it may be given to events of which the log does not tell.
     """
     return pb.State(
         next_sequence=next_sequence,
         producers=_producers_message(ledger),
         ended_txns=_ended_message(ended),
         claim=None if claim is None else _claim_message(claim),
+        reserved_sequence=reserved_sequence,
     )
 
 

@@ -8,10 +8,11 @@ from millrace_server.channels.contents import Receipt
 from millrace_server.channels.queue import EventQueue
 from millrace_server.channels.records import (
     claim_note,
+    kept_batches,
     restore_batches,
     restore_ended,
     restore_ledger,
-    stamp_of,
+    stamps_of,
 )
 from millrace_server.channels.stamps import StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
@@ -25,13 +26,17 @@ from millrace_server.wal.writer import Location, LogPosition
 
 @dataclass(slots=True)
 class Recovered:
-    """A channel as it was, all that was acknowledged included. Open transactions have rolled back."""
+    """A channel as it was, all that was acknowledged included, but for what was in memory only.
+
+    Open transactions have rolled back.
+    """
 
     queue: EventQueue = field(default_factory=EventQueue)
     ledger: StampLedger = field(default_factory=StampLedger)
     ended: EndedTxns = field(default_factory=EndedTxns)
     claim: ClaimNote | None = None
     next_sequence: int = 1
+    """Behind all that were given, also to events that were in memory only."""
     first_needed_segment: int = 0
     """The oldest segment that the checkpoint needs from which this was made; 0 where there was none."""
     checkpoint: LogPosition | None = None
@@ -98,6 +103,7 @@ def _read_back(replay: "_Replay", log: WriteAheadLog, progress: ReplayProgress, 
         replay.apply(record)
         progress.bytes_total = progress.bytes_total or log.byte_count_behind(start)
         progress.bytes_done = replay.recovered.replayed_bytes
+    replay.end()
     needed = replay.recovered.first_needed_segment
     if 0 < needed < log.first_segment_id:
         raise LogCorruptError(f"segment {needed}, whose events a checkpoint has as queued, is missing")
@@ -109,6 +115,7 @@ class _Replay:
     def __init__(self, source: ColumnsSource, checkpoint: Checkpoint | None) -> None:
         self._source = source
         self._has_state = False
+        self._reserved_sequence = 0
         self._puts: list[Location] = []
         self._takes: list[pb.Take] = []
         self.recovered = Recovered()
@@ -128,7 +135,9 @@ class _Replay:
         self._has_state = True
         recovered = self.recovered
         recovered.next_sequence = state.next_sequence
+        self._reserved_sequence = state.reserved_sequence
         recovered.ledger = restore_ledger(state.producers)
+        recovered.ended = EndedTxns()
         restore_ended(state.ended_txns, recovered.ended)
         recovered.claim = claim_note(state.claim) if state.HasField("claim") else None
 
@@ -152,14 +161,38 @@ class _Replay:
                 recovered.claim = claim_note(pb.Claim.FromString(bytes(record.payload)))
             case Kind.STATE:
                 self._state(record.location, pb.State.FromString(bytes(record.payload)))
+            case Kind.KEEP:
+                self._keep(record.location, pb.Keep.FromString(bytes(record.payload)))
             case _:
                 assert record.kind is Kind.MARK, "it says only how far the log was synced"
+
+    def end(self) -> None:
+        """There are no more records."""
+        # What a process gave of its reserve to events in memory, nobody knows.
+        self.recovered.next_sequence = max(self.recovered.next_sequence, self._reserved_sequence)
 
     def _state(self, location: Location, state: pb.State) -> None:
         if not self._has_state:
             self._restore_state(state)
-        elif state.next_sequence != self.recovered.next_sequence:
-            raise _contradicted(location, f"the next sequence is {state.next_sequence}", self.recovered)
+        else:
+            self._go_on_from(state.next_sequence, location, "the next sequence is")
+            self._reserved_sequence = state.reserved_sequence
+
+    def _keep(self, location: Location, keep: pb.Keep) -> None:
+        puts = self._puts[len(self._puts) - len(keep.put_counts) :]
+        self._puts, self._takes = [], []
+        if len(puts) != len(keep.put_counts):
+            raise _contradicted(location, f"it keeps {len(keep.put_counts)} puts", self.recovered)
+        self._go_on_from(keep.state.next_sequence, location, "the next sequence is")
+        self._restore_state(keep.state)
+        self.recovered.queue.put_back(list(kept_batches(keep, puts, self._source)))
+
+    def _go_on_from(self, next_sequence: int, location: Location, what: str) -> None:
+        """Takes a record's word for the next sequence: as it was, or behind some that events in memory were given."""
+        expected = self.recovered.next_sequence
+        if not expected <= next_sequence <= max(expected, self._reserved_sequence):
+            raise _contradicted(location, f"{what} {next_sequence}", self.recovered)
+        self.recovered.next_sequence = next_sequence
 
     def _commit(self, location: Location, commit: pb.Commit) -> None:
         recovered = self.recovered
@@ -170,8 +203,7 @@ class _Replay:
         if (len(puts), len(takes)) != (len(commit.put_counts), commit.take_records):
             what = f"it has {len(commit.put_counts)} puts and {commit.take_records} takes"
             raise _contradicted(location, what, recovered)
-        if commit.first_sequence != recovered.next_sequence:
-            raise _contradicted(location, f"its first sequence is {commit.first_sequence}", recovered)
+        self._go_on_from(commit.first_sequence, location, "its first sequence is")
         sizes = zip(commit.put_counts, commit.put_body_bytes, commit.put_raw_bytes, strict=True)
         for put, (count, body_bytes, raw_bytes) in zip(puts, sizes, strict=True):
             stored = StoredColumns.in_log(put, self._source, count, body_bytes, raw_bytes)
@@ -182,7 +214,7 @@ class _Replay:
             # What is not there went with a segment that nothing needed any more.
             for taken in zip(take.first_sequences, take.counts, take.body_bytes, strict=True):
                 recovered.queue.remove_range(*taken)
-        if stamp := stamp_of(commit):
+        for stamp in stamps_of(commit):
             recovered.ledger.accept(stamp)
         self._end_txns(commit)
 

@@ -9,7 +9,7 @@ import structlog
 
 from millrace_server.channels.channel import Channel, memory_basis
 from millrace_server.channels.channel_file import DirectoryError
-from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.names import check_channel_name, shown
@@ -43,6 +43,7 @@ class ChannelRegistry:
     ) -> None:
         self._hosted: dict[str, HostedChannel] = {}
         self._openings: dict[str, asyncio.Task[None]] = {}
+        self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
         self._stores = FileStores(channels_dir, disk or OsDisk())
         self._watchers: list[Callable[[str], None]] = []
@@ -62,14 +63,14 @@ class ChannelRegistry:
         if name in self._hosted:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
         hosted = self._hosted[name] = HostedChannel(name, config, self._tell_watchers)
-        if isinstance(config, FileChannelConfig):
+        if isinstance(config, LogChannelConfig):
             self._openings[name] = asyncio.create_task(self._open(hosted, config))
             self._tell_watchers(name)
         else:
             self._open_with(hosted, Channel(name, config, memory_basis(name, config), *self._around()))
         return hosted
 
-    async def _open(self, hosted: HostedChannel, config: FileChannelConfig) -> None:
+    async def _open(self, hosted: HostedChannel, config: LogChannelConfig) -> None:
         telling = asyncio.create_task(hosted.tell_progress())
         try:
             hosted.store = await self._stores.open(hosted.name, config, hosted.progress, hosted.has_changed)
@@ -156,7 +157,7 @@ class ChannelRegistry:
         Raises:
             ChannelLogFailedError, OSError: It could not be marked, and goes on.
         """
-        if isinstance(self.get_hosted(name).config, FileChannelConfig):
+        if isinstance(self.get_hosted(name).config, LogChannelConfig):
             try:
                 await self._files_of(name).mark_deleted()
             except DirectoryError as error:
@@ -168,12 +169,27 @@ class ChannelRegistry:
     async def delete(self, name: str) -> None:
         """Deletes a channel that was marked, with whatever it holds."""
         hosted = self.get_hosted(name)
-        files = self._files_of(name) if isinstance(hosted.config, FileChannelConfig) else None
+        files = self._files_of(name) if isinstance(hosted.config, LogChannelConfig) else None
         self.forget(name)
         if (channel := hosted.channel_if_open) is not None:
             channel.delete()
         if files is not None:
             await files.remove()
+
+    async def retire(self, name: str) -> None:
+        """Closes a channel and knows no more of it; its files stay, for whoever makes a channel of this name again.
+
+        To be called for a channel that nobody uses any more.
+        """
+        hosted = self.get_hosted(name)
+        self.forget(name)
+        if (channel := hosted.channel_if_open) is not None:
+            channel.delete()
+        if hosted.store is not None:
+            closing = asyncio.create_task(hosted.store.close())
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
+            await asyncio.shield(closing)
 
     def forget(self, name: str) -> None:
         """Knows no more of a channel."""
@@ -182,16 +198,23 @@ class ChannelRegistry:
 
     def _files_of(self, name: str) -> "FileStore | ClosedStore":
         hosted = self.get_hosted(name)
-        assert isinstance(hosted.config, FileChannelConfig), "only file channels have files"
+        assert isinstance(hosted.config, LogChannelConfig), "only channels with a log have files"
         return hosted.store or self._stores.closed(name, hosted.config)
 
-    async def close(self) -> None:
-        """Closes the files of all channels; to be called when nobody uses them any more."""
-        for opening in list(self._openings.values()):
-            await asyncio.wait({opening})
+    async def close(self, timeout_seconds: float | None = None) -> None:
+        """Closes the files of all channels; to be called when nobody uses them any more.
+
+        Args:
+            timeout_seconds: How long events that are in memory only may take to be written to the channels' logs, all
+                together; what is not written then is lost. None: as long as it takes.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up = None if timeout_seconds is None else clock() + timeout_seconds
+        for under_way in [*self._openings.values(), *self._closings]:
+            await asyncio.wait({under_way})
         for hosted in self.hosted():
             if hosted.store is not None:
-                await hosted.store.close()
+                await hosted.store.close(None if give_up is None else max(give_up - clock(), 0.0))
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with a channel's name each time after one was made, changed its state or was deleted."""
@@ -210,12 +233,3 @@ class ChannelRegistry:
         self._is_draining = True
         for channel in self.channels():
             channel.drain()
-
-    async def wait_idle(self, timeout_seconds: float) -> bool:
-        """Waits until no transaction is open; False where that took too long."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self.transactions.limit.is_idle.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -1,11 +1,11 @@
 """What each producer has stored: the ground of exactly once."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from millrace_server.channels.names import check_identifier
-from millrace_server.errors import BadArgumentError
+from millrace_server.errors import BadArgumentError, OffsetGapError
 
 PRODUCERS_MAX = 100_000
 """Producers that a channel remembers; beyond it, the one that has not stored anything for longest is forgotten."""
@@ -23,12 +23,21 @@ class Stamp:
     producer_id: str
     first: int
     last: int
+    after: int | None = None
+    """A number that must have been accepted before; None: there is no condition."""
+    oldest_open: int | None = None
+    """The producer sends no number below this one any more; None: nobody knows."""
 
     def __post_init__(self) -> None:
         check_identifier("stamp.producer_id", self.producer_id)
         if self.last < self.first:
             raise BadArgumentError(
                 f"stamp.last_sequence: is {self.last}; it must not be below stamp.first_sequence, {self.first}"
+            )
+        if self.oldest_open is not None and self.oldest_open > self.first:
+            raise BadArgumentError(
+                f"stamp.oldest_open_sequence: is {self.oldest_open}; it must not be above stamp.first_sequence, "
+                f"{self.first}, which is sent just now"
             )
 
     @property
@@ -76,6 +85,32 @@ class StampLedger:
             )
         return [(0, event_count)]
 
+    def refuse_gap(self, stamp: Stamp) -> None:
+        """Raises OffsetGapError where the number that the stamp is to come after was not accepted."""
+        if stamp.after is None:
+            return
+        accepted = self._intervals.get(stamp.producer_id)
+        if accepted is None or accepted.gaps(stamp.after, stamp.after):
+            raise OffsetGapError(
+                f"stamp.after_sequence: is {stamp.after}, which the channel has not accepted of producer "
+                f"{stamp.producer_id!r}; send that first"
+            )
+
+    def close_gaps(self, stamp: Stamp) -> None:
+        """Keeps as accepted what the producer has said that it never sends any more.
+
+        That is so whatever becomes of the commit, so nothing undoes it. Nor is it in a log: after a restart the gaps
+        are there again, until the producer's next commit.
+        """
+        accepted = self._intervals.get(stamp.producer_id)
+        if accepted is not None and stamp.oldest_open:
+            accepted.add(0, stamp.oldest_open - 1)
+
+    def has_accepted(self, stamp: Stamp) -> bool:
+        """Whether all numbers of the stamp were accepted."""
+        accepted = self._intervals.get(stamp.producer_id)
+        return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
+
     def accept(self, stamp: Stamp) -> "Acceptance":
         """Remembers the stamp's numbers as stored; returns what it takes to forget them again."""
         # Taken out and put in again, so that the dict's order tells who has been silent for longest.
@@ -99,6 +134,25 @@ class StampLedger:
         if acceptance.forgotten is not None:
             producer_id, intervals = acceptance.forgotten
             self._intervals = {producer_id: intervals, **self._intervals}
+
+    def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
+        """The ledger as it were without these; this one stays as it is."""
+        rest = StampLedger()
+        rest._intervals = dict(self._intervals)
+        copied: set[str] = set()
+        for acceptance in acceptances:
+            producer_id = acceptance.producer_id
+            if (accepted := rest._intervals.get(producer_id)) is None:
+                continue
+            if producer_id not in copied:
+                copied.add(producer_id)
+                accepted = rest._intervals[producer_id] = accepted.copy()
+            for first, last in acceptance.new:
+                accepted.remove(first, last)
+        for producer_id in copied:
+            if not len(rest._intervals[producer_id]):
+                del rest._intervals[producer_id]
+        return rest
 
     def intervals_of(self, producer_id: str) -> Iterator[tuple[int, int]]:
         """The numbers of one producer that were accepted, as ascending ranges with both ends included."""
@@ -149,13 +203,21 @@ class IntervalSet:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._firsts, self._lasts, strict=True)
 
+    def copy(self) -> "IntervalSet":
+        """Another set of the same numbers."""
+        copy = IntervalSet()
+        copy._firsts, copy._lasts = self._firsts[:], self._lasts[:]
+        return copy
+
     def remove(self, first: int, last: int) -> None:
-        """Removes the numbers from `first` to `last`, both included, which one interval holds."""
-        index = bisect_left(self._lasts, first)
-        parts = [(self._firsts[index], first - 1), (last + 1, self._lasts[index])]
+        """Removes the numbers from `first` to `last`, both included, as far as they are there."""
+        low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        if low >= high:
+            return
+        parts = [(self._firsts[low], first - 1), (last + 1, self._lasts[high - 1])]
         kept = [(low, high) for low, high in parts if low <= high]
-        self._firsts[index : index + 1] = [low for low, _ in kept]
-        self._lasts[index : index + 1] = [high for _, high in kept]
+        self._firsts[low:high] = [first for first, _ in kept]
+        self._lasts[low:high] = [last for _, last in kept]
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of `first` to `last` that are not in the set."""

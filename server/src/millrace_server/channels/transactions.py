@@ -172,16 +172,10 @@ class TxnLimit:
         self._whose = whose
         self._maximum = maximum
         self.open_count = 0
-        self.is_idle = asyncio.Event()
-        self.is_idle.set()
 
     def count(self, change: int) -> None:
         """Counts a transaction that was opened, or that has ended."""
         self.open_count += change
-        if self.open_count:
-            self.is_idle.clear()
-        else:
-            self.is_idle.set()
 
     def refuse_if_reached(self) -> None:
         """Raises TooManyTxnsError where no more may be opened."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Never
 
-from millrace_server.wal.disk import Directory, File
+from millrace_server.wal.disk import Directory, File, Piece
 
 _BLOCK_BYTES = 4096
 
@@ -72,7 +72,7 @@ class FrozenFile:
     def close(self) -> None:
         """Whoever froze it closes it."""
 
-    def write(self, _pieces: Sequence[bytes], _offset: int) -> Never:
+    def write(self, _pieces: Sequence[Piece], _offset: int) -> Never:
         _refuse()
 
     def reserve(self, _offset: int, _length: int) -> Never:

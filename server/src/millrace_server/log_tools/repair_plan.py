@@ -205,6 +205,10 @@ def _note_what_was_seen(report: Report, plan: Plan) -> None:
         if state.HasField("claim"):
             contents.see_claim(state.claim)
     plan.next_sequence = max([contents.next_sequence_seen, *(state.next_sequence for state in states)])
+    if report.survey.first_loss is not None:
+        # What is lost may be what said that the reserve was not used.
+        reserved = [contents.reserved_sequence_seen, *(state.reserved_sequence for state in states)]
+        plan.next_sequence = max(plan.next_sequence, *reserved)
     kept_epoch = plan.recovered.claim.epoch if plan.recovered.claim else -1
     if contents.claim_seen is not None and contents.claim_seen.epoch > kept_epoch:
         plan.claim = contents.claim_seen

@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace_server.wal.disk import Disk
+from millrace_server.wal.disk import Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
 from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import LogCorruptError
@@ -115,7 +115,7 @@ class CheckpointFiles:
             if name in names and (checkpoint := self._read(self._directory / name)) is not None:
                 yield checkpoint
 
-    def _encode(self, checkpoint: Checkpoint) -> Sequence[bytes]:
+    def _encode(self, checkpoint: Checkpoint) -> Sequence[Piece]:
         flags, pieces = self._sealer.seal(_SEALED_KIND, [checkpoint.state], self._context(checkpoint.position))
         length = sum(map(len, pieces))
         head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)

@@ -13,11 +13,14 @@ from typing import Protocol
 
 _IOV_MAX = 1024
 
+Piece = bytes | memoryview
+"""A part of what is written."""
+
 
 class File(Protocol):
     """An open file."""
 
-    def write(self, pieces: Sequence[bytes], offset: int) -> None:
+    def write(self, pieces: Sequence[Piece], offset: int) -> None:
         """Writes all pieces one after the other from an offset on.
 
         Raises:
@@ -93,7 +96,7 @@ class OsFile:
     def __del__(self) -> None:
         self.close()
 
-    def write(self, pieces: Sequence[bytes], offset: int) -> None:
+    def write(self, pieces: Sequence[Piece], offset: int) -> None:
         for start in range(0, len(pieces), _IOV_MAX):
             some = pieces[start : start + _IOV_MAX]
             length = sum(map(len, some))

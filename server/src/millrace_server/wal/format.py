@@ -68,6 +68,8 @@ class Kind(enum.IntEnum):
     """A reader's claim has begun."""
     MARK = 7
     """Nothing, but for its synced position."""
+    KEEP = 8
+    """What is to last of a channel that has events in memory only."""
 
 
 class Flags(enum.IntFlag, boundary=enum.STRICT):

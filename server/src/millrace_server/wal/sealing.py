@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags
 from millrace_server.wal.segments import LogCorruptError
 
@@ -94,7 +95,7 @@ class Sealer:
         """Whether it does anything to a payload."""
         return self.compresses or bool(self.active_key_id)
 
-    def seal(self, kind: int, pieces: Sequence[bytes], context: bytes) -> tuple[Flags, Sequence[bytes]]:
+    def seal(self, kind: int, pieces: Sequence[Piece], context: bytes) -> tuple[Flags, Sequence[Piece]]:
         """Seals a payload.
 
         Args:

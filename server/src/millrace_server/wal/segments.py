@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from millrace_server.wal.disk import Disk, File
+from millrace_server.wal.disk import Disk, File, Piece
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader, UnknownVersionError
 
 _NAME = re.compile(r"segment-(\d{12})\.log")
@@ -46,7 +46,7 @@ class SegmentFiles:
     channel_id: bytes
     """Whose log it is, 16 bytes."""
 
-    def create(self, header: SegmentHeader, records: Sequence[bytes]) -> Segment:
+    def create(self, header: SegmentHeader, records: Sequence[Piece]) -> Segment:
         """Makes a segment, so that after a crash it is there with its first records or not at all.
 
         Args:
@@ -68,7 +68,7 @@ class SegmentFiles:
                 raise NameUnsyncedError(error.strerror) from error
         return segment
 
-    def _create_under(self, directory: Path, header: SegmentHeader, records: Sequence[bytes]) -> Segment:
+    def _create_under(self, directory: Path, header: SegmentHeader, records: Sequence[Piece]) -> Segment:
         path = directory / segment_name(header.segment_id)
         temporary = path.with_suffix(_TEMPORARY_SUFFIX)
         if temporary.name in self.disk.list(directory):

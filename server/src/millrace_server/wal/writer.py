@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Never
 
+from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import (
     RECORD_HEAD_BYTES,
     SEGMENT_HEADER_BYTES,
@@ -77,7 +78,7 @@ class LogPosition(NamedTuple):
     """That of the record that comes next."""
 
 
-Record = tuple[Kind, Sequence[bytes]]
+Record = tuple[Kind, Sequence[Piece]]
 """Its kind, and its payload in pieces."""
 
 Done = Callable[["Submission", Exception | None], None]
@@ -329,11 +330,11 @@ class LogWriter:
 
     def _encode(
         self, group: Sequence[Submission], header: SegmentHeader, start: LogPosition, synced_position: int
-    ) -> tuple[list[bytes], LogPosition]:
+    ) -> tuple[list[Piece], LogPosition]:
         """The bytes of a group's records in a segment, and where they end; tells each submission where its own lie."""
         segment_id, position, write_number = start
         seals = self.sealer.seals
-        encoded: list[bytes] = []
+        encoded: list[Piece] = []
         for submission in group:
             locations = submission.locations = []
             for kind, payload in submission.records:

@@ -27,7 +27,7 @@ class Stamp(_message.Message):
     def __init__(self, producer_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated")
+    __slots__ = ("txn_ids", "first_sequence", "put_counts", "put_body_bytes", "put_raw_bytes", "take_records", "stamp", "is_deduplicated", "more_stamps")
     TXN_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Commit(_message.Message):
     TAKE_RECORDS_FIELD_NUMBER: _ClassVar[int]
     STAMP_FIELD_NUMBER: _ClassVar[int]
     IS_DEDUPLICATED_FIELD_NUMBER: _ClassVar[int]
+    MORE_STAMPS_FIELD_NUMBER: _ClassVar[int]
     txn_ids: _containers.RepeatedScalarFieldContainer[str]
     first_sequence: int
     put_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -44,7 +45,8 @@ class Commit(_message.Message):
     take_records: int
     stamp: Stamp
     is_deduplicated: bool
-    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ...) -> None: ...
+    more_stamps: _containers.RepeatedCompositeFieldContainer[Stamp]
+    def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., first_sequence: _Optional[int] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., take_records: _Optional[int] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., is_deduplicated: bool = ..., more_stamps: _Optional[_Iterable[_Union[Stamp, _Mapping]]] = ...) -> None: ...
 
 class Rollback(_message.Message):
     __slots__ = ("txn_id", "has_expired")
@@ -93,16 +95,40 @@ class EndedTxns(_message.Message):
     def __init__(self, txn_ids: _Optional[_Iterable[str]] = ..., outcomes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., last_sequences: _Optional[_Iterable[int]] = ..., are_deduplicated: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("next_sequence", "producers", "ended_txns", "claim")
+    __slots__ = ("next_sequence", "producers", "ended_txns", "claim", "reserved_sequence")
     NEXT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_TXNS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     next_sequence: int
     producers: Producers
     ended_txns: EndedTxns
     claim: Claim
-    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+    reserved_sequence: int
+    def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PUT_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PUT_RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PUT_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: State
+    put_counts: _containers.RepeatedScalarFieldContainer[int]
+    put_body_bytes: _containers.RepeatedScalarFieldContainer[int]
+    put_raw_bytes: _containers.RepeatedScalarFieldContainer[int]
+    first_sequences: _containers.RepeatedScalarFieldContainer[int]
+    put_indexes: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    stops: _containers.RepeatedScalarFieldContainer[int]
+    body_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, state: _Optional[_Union[State, _Mapping]] = ..., put_counts: _Optional[_Iterable[int]] = ..., put_body_bytes: _Optional[_Iterable[int]] = ..., put_raw_bytes: _Optional[_Iterable[int]] = ..., first_sequences: _Optional[_Iterable[int]] = ..., put_indexes: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., body_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batches(_message.Message):
     __slots__ = ("first_sequences", "starts", "stops", "body_bytes", "segment_ids", "positions", "payload_lengths", "record_counts", "record_body_bytes", "record_raw_bytes")

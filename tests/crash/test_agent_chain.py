@@ -1,0 +1,56 @@
+"""Whole flows are tormented: each line that is written arrives once, and those of one log in order."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.agent_chain import COLLECTOR, RELAY, agent_chain, torments
+from tests.line_account import LineAccount
+from tests.log_writer import line_of
+
+_TORMENTS_IN_THE_SUITE = 6
+_ROUNDS = 6
+_TORMENTS_IN_A_ROUND = 60
+
+
+def _run_torments(folder: Path, chance: random.Random, torment_count: int, stop_seconds_max: float) -> None:
+    fan_in = chance.choice([RELAY, COLLECTOR])
+    plan = torments(chance, torment_count, stop_seconds_max)
+    with agent_chain(folder, chance.getrandbits(32), fan_in) as chain:
+        chain.begin()
+        chain.torment(plan, chance)
+        chain.settle()
+        account = chain.account()
+        logs = [log for writer in chain.writers.values() for log in writer.logs.values()]
+        print(  # noqa: T201 - how much that was
+            f"{len(plan)} torments {chain.counts}, {sum(log.line_count for log in logs)} lines, "
+            f"{sum(log.rename_count for log in logs)} renamed, {sum(log.copy_count for log in logs)} copied and cut"
+        )
+        assert account == LineAccount(count=sum(chain.line_counts.values()))
+        chain.stop()
+
+
+def test_account_of_what_went_wrong_tells_of_it() -> None:
+    """A line that is missing, comes again, comes late, or was never written is found."""
+    first, second, third, fourth = (line_of("app", number) for number in range(4))
+    arrived = [first, third, second, third, b"app 0000003 cut", line_of("app", 4)]
+    account = LineAccount.of(arrived, {"app": 4})
+    assert account == LineAccount(6, {"app": [3]}, [third], [second], arrived[4:])
+    assert LineAccount.of([first, second, third, fourth], {"app": 4}) == LineAccount(4)
+
+
+@pytest.mark.timeout(180)
+def test_flow_of_tormented_agents_brings_each_line_once_in_order(tmp_path: Path, chance: random.Random) -> None:
+    """Three agents in a chain and one that joins it are killed, stopped and cut off while logs are rotated."""
+    _run_torments(tmp_path, chance, _TORMENTS_IN_THE_SUITE, 1.0)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("round_number", range(_ROUNDS))
+def test_flow_of_agents_tormented_for_long_brings_each_line_once_in_order(
+    round_number: int, tmp_path: Path, chance: random.Random
+) -> None:
+    """The same for longer, and stops that last longer than any server may take to answer."""
+    _run_torments(tmp_path, chance, _TORMENTS_IN_A_ROUND, 7.0)

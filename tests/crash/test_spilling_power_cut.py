@@ -1,0 +1,49 @@
+"""Power cuts and kills at every change that a spillable channel makes to its disk."""
+
+import asyncio
+import random
+
+import pytest
+
+from millrace_server.channels import memory_share
+from tests.spilling_histories import History, check_moment
+
+pytestmark = pytest.mark.usefixtures("simple_channels")
+
+RESERVED_AHEAD = 40
+
+
+@pytest.fixture(autouse=True)
+def _small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is renewed in each history, and runs out now and then."""
+    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", RESERVED_AHEAD)
+    monkeypatch.setattr(memory_share, "_COMMITS_AHEAD", 0)
+
+
+def _history(chance: random.Random, step_count: int) -> History:
+    history = History(chance)
+    asyncio.run(history.go(step_count))
+    return history
+
+
+def test_open_after_a_crash_at_any_change_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
+    """What was answered and spilled is there, what is lost is not said to be stored, and no sequence comes twice."""
+    for moment in _history(chance, 40).moments:
+        asyncio.run(check_moment(moment, chance, 1))
+
+
+def test_open_after_a_crash_in_a_long_history_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
+    """The same with restarts, checkpoints and many segments behind it."""
+    moments = _history(chance, 300).moments
+    for moment in chance.sample(moments, min(60, len(moments))):
+        asyncio.run(check_moment(moment, chance, 2))
+
+
+@pytest.mark.torture
+def test_open_after_ten_thousand_crashes_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
+    """Ten histories, each moment of them with several power cuts."""
+    crash_count = 0
+    while crash_count < 10_000:
+        for moment in _history(chance, 300).moments:
+            asyncio.run(check_moment(moment, chance, 3))
+            crash_count += 4

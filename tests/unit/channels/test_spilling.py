@@ -1,0 +1,647 @@
+"""Where a spillable channel keeps its events; see test_spilling_crashes for what a crash leaves."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from millrace_server.channels import memory_share
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.spilling import SpillCommits
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import (
+    BytesFullError,
+    ChannelFullError,
+    ChannelLogFailedError,
+    DiskFullError,
+    DrainingError,
+    TxnCapacityError,
+)
+from tests.channel_events import (
+    append,
+    begin,
+    begin_with_puts,
+    begin_with_takes,
+    bodies_of,
+    queued,
+    stored,
+    take,
+)
+from tests.simulated_channels import (
+    DATA,
+    SimulatedChannel,
+    make_simple,
+    open_simulated_channel,
+    small_limits,
+    small_spillable_limits,
+)
+from tests.simulated_disk import SimulatedDisk
+from tests.spillable_channels import check_share, in_log, in_memory
+
+
+@dataclass
+class Opened:
+    """Spillable channels on one disk, one after the other."""
+
+    disk: SimulatedDisk = field(default_factory=lambda: SimulatedDisk([DATA]))
+    now: SimulatedChannel = field(init=False)
+
+    async def open(self, **limits: Any) -> Channel:
+        self.now = await open_simulated_channel(self.disk, small_spillable_limits(**limits))
+        return self.now.channel
+
+    async def stop_and_open(self, **limits: Any) -> Channel:
+        await self.now.close()
+        return await self.open(**limits)
+
+    def written_since(self, call_count: int) -> list[str]:
+        """The calls that changed the disk since it had had so many."""
+        return [call.kind for call in self.disk.calls[call_count:] if call.kind not in {"read", "free_bytes"}]
+
+
+@pytest.fixture
+async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
+    make_simple(monkeypatch)
+    opened = Opened()
+    yield opened
+    check_share(opened.now.channel)
+    opened.now.abandon()
+
+
+async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
+    """Takes events in a transaction and commits it."""
+    txn_id = begin(channel)
+    bodies = await take(channel, txn_id, events_max)
+    await channel.commit([txn_id], None)
+    return bodies
+
+
+# Where a commit goes.
+
+
+async def test_append_that_fits_memory_writes_nothing(opened: Opened) -> None:
+    """It costs what it does in a memory channel: the disk hears of neither the puts nor the takes, nor of rollbacks."""
+    channel = await opened.open()
+    call_count = len(opened.disk.calls)
+    receipt = await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
+    assert (receipt.first_sequence, receipt.last_sequence) == (1, 2)
+    channel.rollback(await begin_with_takes(channel, 2))
+    assert await consume(channel) == [b"a", b"b"]
+    assert opened.written_since(call_count) == []
+    assert not channel.contents.room.event_count
+
+
+async def test_append_beyond_memory_goes_to_the_log_as_a_whole(opened: Opened) -> None:
+    """None of its events is in memory only, and all are behind those that are, as one queue."""
+    channel = await opened.open(memory_capacity=3)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    assert (in_memory(channel), in_log(channel)) == ([1, 2], [3, 4])
+    assert queued(channel) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_append_of_more_than_memory_ever_holds_goes_to_the_log(opened: Opened) -> None:
+    """Also into an empty channel: what is beyond the memory's limits is what the log is for."""
+    channel = await opened.open(memory_capacity=3)
+    await append(channel, b"a", b"b", b"c", b"d")
+    assert (in_memory(channel), in_log(channel)) == ([], [1, 2, 3, 4])
+
+
+async def test_append_of_more_bytes_than_memory_has_left_goes_to_the_log(opened: Opened) -> None:
+    """Bytes of bodies are bounded like events, and given back when the events leave."""
+    channel = await opened.open(memory_capacity=100, memory_byte_capacity=10)
+    await append(channel, b"123456")
+    await append(channel, b"12345")
+    assert (in_memory(channel), in_log(channel)) == ([1], [2])
+    await consume(channel)
+    await append(channel, b"1234567890")
+    assert in_memory(channel) == [3]
+
+
+async def test_append_while_the_log_holds_events_goes_behind_them_there(opened: Opened) -> None:
+    """Memory that was freed meanwhile stays free: a crash then loses the oldest, and leaves no gaps."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    assert await consume(channel, 3) == [b"a", b"b", b"c"]
+    await append(channel, b"e")
+    assert (in_memory(channel), in_log(channel)) == ([], [4, 5])
+
+
+async def test_append_once_the_log_holds_nothing_goes_to_memory_again(opened: Opened) -> None:
+    """Taken events count as held: they may come back."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    taker = await begin_with_takes(channel, 3)
+    await append(channel, b"d")
+    channel.rollback(taker)
+    assert in_log(channel) == [1, 2, 3, 4]
+    await consume(channel)
+    call_count = len(opened.disk.calls)
+    await append(channel, b"e", b"f")
+    assert in_memory(channel) == [5, 6]
+    assert opened.written_since(call_count) == []
+
+
+async def test_append_of_the_channels_capacity_counts_both_parts(opened: Opened) -> None:
+    """`capacity` is the whole: memory adds nothing to it, and its keep-alive holds wherever events are."""
+    channel = await opened.open(capacity=4, memory_capacity=2, body_bytes_max=100)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c")
+    with pytest.raises(ChannelFullError):
+        await append(channel, b"d", b"e")
+    with pytest.raises(BytesFullError):
+        await append(channel, bytes(98))
+    with pytest.raises(TxnCapacityError):
+        await append(channel, *[b"x"] * 5)
+    await append(channel, b"d")
+    assert (in_memory(channel), in_log(channel)) == ([1, 2], [3, 4])
+
+
+# Takes and transactions.
+
+
+async def test_take_across_memory_and_log_gives_both(opened: Opened) -> None:
+    """Flume's takes end at the boundary, and say that there is nothing though there are events; not here."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    taker = await begin_with_takes(channel, 3)
+    other = await begin_with_takes(channel, 1)
+    channel.rollback(taker)
+    channel.rollback(other)
+    assert queued(channel) == [b"a", b"b", b"c", b"d"]
+    assert await consume(channel) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: Opened) -> None:
+    """What it takes makes room for what it puts."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"c")], None)
+    call_count = len(opened.disk.calls)
+    await channel.commit([txn_id], None)
+    assert in_memory(channel) == [2, 3]
+    assert opened.written_since(call_count) == []
+
+
+async def test_commit_that_takes_from_the_log_puts_there(opened: Opened) -> None:
+    """Both happen or neither does: puts in memory would be lost by a crash, and what was taken for them stay gone."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    txn_id = await begin_with_takes(channel, 3)
+    channel.put(txn_id, [stored(b"d")], None)
+    await channel.commit([txn_id], None)
+    assert in_log(channel) == [4]
+
+
+async def test_commit_of_memory_behind_one_of_the_log_keeps_the_order(opened: Opened) -> None:
+    """What is on its way to the disk may yet be undone; so what comes behind it is answered behind it."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    taker = await begin_with_takes(channel, 2)
+    ended: list[str] = []
+    spilling = asyncio.ensure_future(append(channel, b"c"))
+    spilling.add_done_callback(lambda _: ended.append("log"))
+    await asyncio.sleep(0)
+    taking = asyncio.ensure_future(channel.commit([taker], None))
+    taking.add_done_callback(lambda _: ended.append("memory"))
+    await asyncio.gather(spilling, taking)
+    assert ended == ["log", "memory"]
+    assert queued(channel) == [b"c"]
+
+
+async def test_commit_of_memory_behind_one_of_the_log_needs_no_sync(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for that of the other, and has nothing to be synced itself."""
+    # So that each commit is a group of its own.
+    monkeypatch.setattr("millrace_server.wal.writer.GROUP_BYTES_MAX", 1)
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    taker = await begin_with_takes(channel, 2)
+    call_count = len(opened.disk.calls)
+    await asyncio.gather(append(channel, b"c"), channel.commit([taker], None))
+    assert opened.written_since(call_count).count("sync") == 1
+
+
+async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at_once(opened: Opened) -> None:
+    """Nor does it wait for a claim, or for more sequences: a disk that stalls stalls nothing that is in memory."""
+    channel = await opened.open()
+    checkpointing = asyncio.ensure_future(opened.now.checkpoint())
+    claiming = asyncio.ensure_future(channel.claim("r", 30.0, takeover=False))
+    await asyncio.sleep(0)
+    made = channel.begin_append(channel.plan_append([stored(b"a")], None))
+    assert isinstance(made, Receipt)
+    assert not checkpointing.done()
+    assert not claiming.done()
+    await asyncio.gather(checkpointing, claiming)
+    assert in_memory(channel) == [1]
+
+
+# What users of Flume's spillable channel suffered from.
+
+
+async def test_rollback_of_an_empty_transaction_is_a_rollback(opened: Opened) -> None:
+    """Flume's ends with a NullPointerException."""
+    channel = await opened.open()
+    channel.rollback(begin(channel))
+    assert channel.contents.counters.rollbacks == 1
+
+
+async def test_rollback_of_puts_leaves_the_memorys_budget_as_it_was(opened: Opened) -> None:
+    """Flume's grows by what was put, each time."""
+    channel = await opened.open(memory_capacity=2, memory_byte_capacity=10)
+    for _ in range(3):
+        channel.rollback(begin_with_puts(channel, b"12345"))
+    await append(channel, b"1234567890")
+    await append(channel, b"")
+    await append(channel, b"c")
+    assert (in_memory(channel), in_log(channel)) == ([1, 2], [3])
+
+
+async def test_rollback_of_puts_and_takes_returns_what_was_taken(opened: Opened) -> None:
+    """Flume's loses the event."""
+    channel = await opened.open()
+    await append(channel, b"a")
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"b")], None)
+    channel.rollback(txn_id)
+    assert queued(channel) == [b"a"]
+
+
+async def test_commits_of_puts_and_takes_leak_no_room_in_memory(opened: Opened) -> None:
+    """Flume's loses one slot with each."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a")
+    for _ in range(5):
+        txn_id = await begin_with_takes(channel, 1)
+        channel.put(txn_id, [stored(b"next")], None)
+        await channel.commit([txn_id], None)
+        check_share(channel)
+    await append(channel, b"z")
+    assert in_memory(channel) == [6, 7]
+
+
+async def test_counters_of_both_parts_are_those_of_one_channel(opened: Opened) -> None:
+    """Flume's were wrong; here one queue has one accounting, whichever way events went."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d", stamp=Stamp("p", 1, 2))
+    await append(channel, b"c", b"d", stamp=Stamp("p", 1, 2))
+    txn_id = await begin_with_takes(channel, 3)
+    channel.rollback(txn_id)
+    assert len(await consume(channel, 3)) == 3
+    counters, contents = channel.contents.counters, channel.contents
+    assert (counters.put_attempts, counters.put_successes, counters.deduplicated) == (6, 4, 2)
+    assert (counters.take_attempts, counters.take_successes) == (6, 3)
+    assert (counters.commits, counters.rollbacks) == (4, 1)
+    assert (contents.room.event_count, contents.room.body_bytes, contents.queue.event_count) == (1, 1, 1)
+    assert channel.commits.memory_event_count == 0
+
+
+async def test_open_after_one_that_failed_finds_what_the_log_has(opened: Opened) -> None:
+    """Flume's channel is of no use after a start that failed; here the next one opens it."""
+    channel = await opened.open(memory_capacity=1)
+    await append(channel, b"a", b"b")
+    opened.now.abandon()
+    opened.disk.fail("open", 1, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        await opened.open(memory_capacity=1)
+    opened.disk.heal()
+    channel = await opened.open(memory_capacity=1)
+    assert await consume(channel) == [b"a", b"b"]
+
+
+# Limits that change.
+
+
+async def test_update_of_the_memorys_capacity_is_in_force_at_once(opened: Opened) -> None:
+    """A smaller one has what is in memory stay, and what comes go to the log."""
+    channel = await opened.open(memory_capacity=1)
+    await append(channel, b"a")
+    assert not await channel.update(small_spillable_limits(memory_capacity=3))
+    await append(channel, b"b", b"c")
+    assert in_memory(channel) == [1, 2, 3]
+    assert not await channel.update(small_spillable_limits(memory_capacity=1))
+    await append(channel, b"d")
+    assert (in_memory(channel), in_log(channel)) == ([1, 2, 3], [4])
+
+
+async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
+    """An acknowledgement goes through what is in memory and what is in the log; a purge takes the rest."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    claim = await channel.claim("r", 30.0, takeover=False)
+    read = [batch async for batch in channel.claims.read("r", claim.epoch, 0, 0)]
+    assert bodies_of(read) == [b"a", b"b", b"c", b"d"]
+    assert await channel.claims.acknowledge("r", claim.epoch, 3) == 4
+    assert await channel.purge() == 1
+    check_share(channel)
+    assert not channel.contents.room.event_count
+
+
+# The disk has no room.
+
+
+async def test_append_with_a_full_disk_goes_on_in_memory_until_that_is_full_too(opened: Opened) -> None:
+    """Then it is DISK_FULL; takes go on, and make room."""
+    channel = await opened.open(memory_capacity=2, min_free_bytes=1 << 41)
+    await append(channel, b"a", b"b")
+    with pytest.raises(DiskFullError):
+        await append(channel, b"c")
+    assert await consume(channel, 1) == [b"a"]
+    await append(channel, b"c")
+    assert (in_memory(channel), in_log(channel)) == ([2, 3], [])
+
+
+async def test_append_with_a_full_disk_goes_to_memory_behind_the_log(opened: Opened) -> None:
+    """As much as fits there; the order is that of sequences all the same."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
+    await append(channel, b"d")
+    await append(channel, b"e")
+    with pytest.raises(DiskFullError):
+        await append(channel, b"f")
+    assert (in_log(channel), in_memory(channel)) == ([1, 2, 3], [4, 5])
+    assert await consume(channel) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_append_that_the_disk_refused_goes_to_memory_when_it_comes_again(opened: Opened) -> None:
+    """Where nobody could have known before: a quota, or a disk that others fill."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    opened.disk.fail("write", 1, errno.ENOSPC, count=1_000)
+    with pytest.raises(DiskFullError):
+        await append(channel, b"d", stamp=Stamp("p", 1, 1))
+    receipt = await append(channel, b"d", stamp=Stamp("p", 1, 1))
+    assert (receipt.first_sequence, receipt.is_deduplicated) == (4, False)
+    assert in_memory(channel) == [4]
+    opened.disk.heal()
+
+
+async def test_commit_that_takes_from_the_log_with_a_full_disk_puts_nothing_in_memory(opened: Opened) -> None:
+    """It is refused whole, and stays open."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
+    txn_id = await begin_with_takes(channel, 1)
+    channel.put(txn_id, [stored(b"d")], None)
+    with pytest.raises(DiskFullError):
+        await channel.commit([txn_id], None)
+    channel.rollback(txn_id)
+    assert queued(channel) == [b"a", b"b", b"c"]
+
+
+async def test_commit_of_memory_behind_one_that_is_refused_is_made_again(opened: Opened) -> None:
+    """What it takes is in memory only, and needs no disk; nothing of what was refused is left."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    taker = await begin_with_takes(channel, 2)
+    opened.disk.fail("write", 1, errno.ENOSPC, count=1_000)
+    outcomes = await asyncio.gather(append(channel, b"c"), channel.commit([taker], None), return_exceptions=True)
+    assert isinstance(outcomes[0], DiskFullError)
+    assert not isinstance(outcomes[1], BaseException)
+    assert not channel.contents.room.event_count
+    opened.disk.heal()
+    receipt = await append(channel, b"d")
+    assert receipt.first_sequence == 3
+
+
+# The log has failed.
+
+
+async def fail_log(opened: Opened, channel: Channel) -> None:
+    """Has the sync of a commit that spills fail."""
+    opened.disk.fail("sync", 1, errno.EIO)
+    with pytest.raises(ChannelLogFailedError):
+        await append(channel, *[b"x"] * 50)
+
+
+async def test_takes_of_memory_after_the_log_has_failed_go_on(opened: Opened) -> None:
+    """It is the only way out for what is in memory; puts, which a restart would lose, are refused."""
+    channel = await opened.open(memory_capacity=3, transaction_capacity=100)
+    await append(channel, b"a", b"b")
+    await fail_log(opened, channel)
+    with pytest.raises(ChannelLogFailedError):
+        await append(channel, b"c")
+    with pytest.raises(ChannelLogFailedError):
+        await channel.append([], Stamp("p", 1, 1))
+    assert await consume(channel, 1) == [b"a"]
+    loan = await channel.lend(Wish())
+    assert bodies_of(loan.takes) == [b"b"]
+    assert channel.settle(loan) is None
+    with pytest.raises(ChannelLogFailedError):
+        await channel.lend(Wish())
+    assert opened.now.changes
+
+
+async def test_take_after_the_log_has_failed_ends_where_memory_ends(opened: Opened) -> None:
+    """What is taken together is committed together, and nothing of the log can be removed any more."""
+    channel = await opened.open(memory_capacity=2, transaction_capacity=100)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c")
+    await fail_log(opened, channel)
+    assert await consume(channel) == [b"a", b"b"]
+    taker = await begin_with_takes(channel, 1)
+    with pytest.raises(ChannelLogFailedError):
+        await channel.commit([taker], None)
+    with pytest.raises(ChannelLogFailedError):
+        await channel.lend(Wish())
+    channel.rollback(taker)
+    assert queued(channel) == [b"c"]
+
+
+# The reserve of sequences.
+
+
+async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half of the reserve used, more is reserved, while commits go on; none is given that is not reserved."""
+    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    channel = await opened.open(memory_capacity=3, transaction_capacity=1)
+    assert isinstance(channel.commits, SpillCommits)
+    share = channel.commits._share
+    for number in range(200):
+        await append(channel, b"%d" % number)
+        assert share.reserved_sequence > number + 1
+        await consume(channel)
+        await asyncio.sleep(0)
+    assert 200 < share.reserved_sequence <= 250
+    assert channel.contents.next_sequence == 201
+
+
+async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut now would forget it; what comes so early goes to the log instead."""
+    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 10)
+    monkeypatch.setattr(memory_share, "_COMMITS_AHEAD", 0)
+    channel = await opened.open(memory_capacity=100)
+    commits = [channel.begin_append(channel.plan_append([stored(b"x")], None)) for _ in range(15)]
+    await asyncio.gather(*(commit for commit in commits if not isinstance(commit, Receipt)))
+    assert in_memory(channel) == list(range(1, 11))
+    assert in_log(channel) == list(range(11, 16))
+
+
+async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk had no room to reserve more, memory's sequences end, and nothing else does."""
+    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    channel = await opened.open(memory_capacity=100, transaction_capacity=1)
+    opened.disk.fail("write", 1, errno.ENOSPC)
+    for number in range(40):
+        await append(channel, b"%d" % number)
+        await asyncio.sleep(0)
+    assert isinstance(channel.commits, SpillCommits)
+    assert channel.commits._share.reserving_sequence == 41, "what was refused is not counted upon"
+    opened.disk.heal()
+    await append(channel, b"spilled")
+    assert in_memory(channel) == list(range(1, 41))
+    assert in_log(channel) == [41]
+    await channel.purge()
+    # The disk has room again, and is asked once more after a while.
+    await asyncio.sleep(60.0)
+    for _ in range(2):
+        await append(channel, b"reserves")
+        await channel.purge()
+        await asyncio.sleep(0)
+    await append(channel, b"in memory")
+    assert in_memory(channel) == [44]
+
+
+# A graceful stop.
+
+
+async def test_stop_writes_what_is_in_memory_to_the_log(opened: Opened) -> None:
+    """All of it is there again, with its sequences, and none is skipped; taken events are back in their places."""
+    channel = await opened.open(memory_capacity=5)
+    await append(channel, b"a", b"b", b"c", stamp=Stamp("p", 1, 3))
+    txn_id = begin_with_puts(channel, b"d")
+    await channel.commit([txn_id], Stamp("q", 7, 7))
+    await begin_with_takes(channel, 2)
+    begin_with_puts(channel, b"never committed")
+    channel = await opened.stop_and_open(memory_capacity=5)
+    assert in_log(channel) == [1, 2, 3, 4]
+    assert queued(channel) == [b"a", b"b", b"c", b"d"]
+    again = await append(channel, b"a", b"b", b"c", b"e", stamp=Stamp("p", 1, 4))
+    assert (again.first_sequence, again.last_sequence, again.is_deduplicated) == (5, 5, True)
+    assert (await channel.commit([txn_id], None)).first_sequence == 4
+
+
+async def test_stop_right_after_a_checkpoint_takes_the_reserve_back(opened: Opened) -> None:
+    """Also where there is nothing else to write: no sequence is skipped."""
+    channel = await opened.open()
+    await append(channel, b"a")
+    await consume(channel)
+    await opened.now.checkpoint()
+    channel = await opened.stop_and_open()
+    assert (await append(channel, b"b")).first_sequence == 2
+
+
+async def test_stop_keeps_what_is_left_of_a_request(opened: Opened) -> None:
+    """Its columns are written once and whole; what has left the channel does not come back."""
+    channel = await opened.open(memory_capacity=9)
+    await append(channel, b"a", b"b", b"c", b"d", b"e")
+    first, second = await begin_with_takes(channel, 1), await begin_with_takes(channel, 1)
+    assert await consume(channel, 1) == [b"c"]
+    await channel.commit([first], None)
+    channel.rollback(second)
+    channel = await opened.stop_and_open()
+    assert [batch.first_sequence for batch in channel.contents.queue] == [2, 4]
+    assert await consume(channel) == [b"b", b"d", b"e"]
+
+
+async def test_stop_with_a_log_behind_memory_keeps_the_order(opened: Opened) -> None:
+    """What was in memory is written behind the log's events, and stands before them."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c")
+    channel = await opened.stop_and_open()
+    assert queued(channel) == [b"a", b"b", b"c"]
+    channel = await opened.stop_and_open()
+    assert await consume(channel) == [b"a", b"b", b"c"]
+
+
+async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is, one write has a bounded part of it."""
+    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 500)
+    channel = await opened.open(memory_capacity=100, transaction_capacity=10)
+    for number in range(20):
+        await append(channel, b"%d" % number + bytes(120))
+    channel = await opened.stop_and_open(transaction_capacity=100)
+    assert [body.rstrip(b"\0") for body in await consume(channel)] == [b"%d" % number for number in range(20)]
+
+
+async def test_stop_with_a_full_disk_keeps_the_oldest_and_tells_the_rest(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is no room for is lost, and the server's log says how much; what was written stays good."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 1)
+    monkeypatch.setattr(
+        "millrace_server.channels.spilling._log.error", lambda event, **fields: told.append({"event": event, **fields})
+    )
+    channel = await opened.open(memory_capacity=3)
+    for body in (b"a", b"b", b"c"):
+        await append(channel, body, stamp=Stamp("p", body[0], body[0]))
+    opened.disk.fail("write", 2, errno.ENOSPC)
+    await opened.now.close()
+    channel = await opened.open()
+    assert queued(channel) == [b"a"]
+    [loss] = told
+    assert (loss["event"], loss["events"]) == ("events that were in memory only are lost", 2)
+    assert "no room" in loss["reason"]
+    again = await append(channel, b"a", b"b", b"c", stamp=Stamp("p", ord("a"), ord("c")))
+    assert (again.first_sequence, again.last_sequence) == (4, 5)
+
+
+async def test_stop_without_time_is_not_held_up_by_what_is_in_memory(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stops the server at once, or whose disk does not answer, loses it, and is told."""
+    told: list[int] = []
+    monkeypatch.setattr("millrace_server.channels.spilling._log.error", lambda _, events, **__: told.append(events))
+    channel = await opened.open(memory_capacity=3)
+    await append(channel, b"a", b"b")
+    await opened.now.store.close(0.0)
+    assert told == [2]
+    assert (await append(await opened.open(), b"c")).first_sequence == 3
+
+
+async def test_commit_while_the_channel_is_closed_is_refused(opened: Opened) -> None:
+    """It would come too late to be written; whoever asks goes elsewhere."""
+    channel = await opened.open(memory_capacity=3)
+    await append(channel, b"a")
+    await opened.now.close()
+    with pytest.raises(DrainingError):
+        await append(channel, b"b")
+
+
+# The other types.
+
+
+async def test_open_as_a_file_channel_and_back_finds_the_same(opened: Opened) -> None:
+    """Whose log it is does not matter, but for what was in memory when it was killed."""
+    channel = await opened.open(memory_capacity=2)
+    await append(channel, b"a")
+    await opened.now.close()
+    as_file = await open_simulated_channel(opened.disk, small_limits())
+    assert queued(as_file.channel) == [b"a"]
+    assert (await append(as_file.channel, b"b")).first_sequence == 2
+    await as_file.close()
+    channel = await opened.open(memory_capacity=2)
+    assert await consume(channel) == [b"a", b"b"]
+    await append(channel, b"c")
+    opened.now.abandon()
+    as_file = await open_simulated_channel(opened.disk, small_limits())
+    assert queued(as_file.channel) == []
+    assert (await append(as_file.channel, b"d")).first_sequence > 3
+    as_file.abandon()

@@ -1,0 +1,309 @@
+"""What a crash leaves of a spillable channel, and what the channel must not say afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from millrace_server.channels import memory_share
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
+from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, queued, stored, take
+from tests.simulated_channels import (
+    DATA,
+    SimulatedChannel,
+    make_simple,
+    open_simulated_channel,
+    small_spillable_limits,
+)
+from tests.simulated_disk import SimulatedDisk
+from tests.spillable_channels import check_share
+
+Open = Callable[..., Any]
+
+
+class Crashing:
+    """A spillable channel whose process is killed, or whose power is cut, as often as one likes."""
+
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk([DATA])
+        self.opened: SimulatedChannel
+
+    async def open(self, **limits: Any) -> Channel:
+        self.opened = await open_simulated_channel(self.disk, small_spillable_limits(**limits))
+        return self.opened.channel
+
+    async def kill(self, **limits: Any) -> Channel:
+        """What was written is there."""
+        self.opened.abandon()
+        self.disk = self.disk.copy()
+        return await self.open(**limits)
+
+    async def cut_power(self, **limits: Any) -> Channel:
+        """What was synced is there."""
+        self.opened.abandon()
+        self.disk = self.disk.crashed(1)
+        return await self.open(**limits)
+
+    def remove_checkpoints(self) -> None:
+        for path in self.disk.paths():
+            if path.name.startswith("checkpoint"):
+                self.disk.remove(path)
+
+
+@pytest.fixture
+async def crashing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crashing]:
+    make_simple(monkeypatch)
+    crashing = Crashing()
+    yield crashing
+    check_share(crashing.opened.channel)
+    crashing.opened.abandon()
+
+
+async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
+    """Takes events in a transaction and commits it."""
+    txn_id = begin(channel)
+    bodies = await take(channel, txn_id, events_max)
+    await channel.commit([txn_id], None)
+    return bodies
+
+
+async def consume_loan(channel: Channel) -> list[bytes]:
+    """Takes events as a stream does, and acknowledges them."""
+    loan = await channel.lend(Wish())
+    bodies = bodies_of(loan.takes)
+    assert channel.settle(loan) is None
+    return bodies
+
+
+def accepted(channel: Channel, producer_id: str = "p") -> list[tuple[int, int]]:
+    """The numbers that the channel calls stored."""
+    return list(channel.contents.ledger.intervals_of(producer_id))
+
+
+@pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
+async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Crashing, crash: Open) -> None:
+    """The oldest are gone, and what remains is without a gap and in order."""
+    channel = await crashing.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c")
+    await append(channel, b"d", b"e")
+    channel = await crash(crashing)
+    assert [(batch.first_sequence, batch.count) for batch in channel.contents.queue] == [(3, 1), (4, 2)]
+    assert await consume(channel) == [b"c", b"d", b"e"]
+
+
+@pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
+async def test_crash_gives_no_sequence_twice(crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of lost events either: whoever has read them must not take others for them."""
+    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
+    given: set[int] = set()
+    for number in range(60):
+        for size in (1, 1, 1 + number % 4):
+            receipt = await append(channel, *[b"x"] * size)
+            fresh = set(range(receipt.first_sequence, receipt.last_sequence + 1))
+            assert not fresh & given
+            given |= fresh
+            if number % 3:
+                await consume(channel, 2)
+        if number % 7 == 0:
+            channel = await crash(crashing, memory_capacity=3, transaction_capacity=4)
+        if number % 11 == 0:
+            await crashing.opened.checkpoint()
+
+
+async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing: Crashing) -> None:
+    """A stop knows what was given, and takes the reserve back."""
+    channel = await crashing.open()
+    await append(channel, b"lost")
+    channel = await crashing.kill()
+    first = (await append(channel, b"a")).first_sequence
+    assert first == memory_share.RESERVED_AHEAD + 1
+    for _ in range(2):
+        await crashing.opened.close()
+        channel = await crashing.open()
+    assert (await append(channel, b"b")).first_sequence == first + 1
+
+
+async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> None:
+    """A producer that sends it again stores it; of what the log has, nothing is stored twice."""
+    channel = await crashing.open(memory_capacity=2)
+    await append(channel, b"1", b"2", stamp=Stamp("p", 1, 2))
+    await append(channel, b"3", b"4", stamp=Stamp("p", 3, 4))
+    channel = await crashing.kill()
+    assert accepted(channel) == [(3, 4)]
+    receipt = await append(channel, b"1", b"2", b"3", b"4", stamp=Stamp("p", 1, 4))
+    assert receipt.is_deduplicated
+    assert queued(channel) == [b"3", b"4", b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_checkpoint_tells_stamps_of_what_has_left_memory(crashing: Crashing, *, is_whole: bool) -> None:
+    """A commit is true for good once its last event was consumed; until then a crash undoes all of it."""
+    channel = await crashing.open(memory_capacity=5)
+    stamp = Stamp("p", 1, 1) if is_whole else Stamp("p", 1, 2)
+    await append(channel, b"1", b"2", stamp=stamp)
+    await append(channel, b"3", stamp=Stamp("p", 3, 3))
+    await consume(channel, 1)
+    await crashing.opened.checkpoint()
+    assert accepted(await crashing.kill()) == []
+    channel = await crashing.open(memory_capacity=5)
+    await append(channel, b"1", b"2", stamp=stamp)
+    await append(channel, b"3", stamp=Stamp("p", 3, 3))
+    await consume(channel, 2)
+    await crashing.opened.checkpoint()
+    crashing.remove_checkpoints()
+    assert accepted(await crashing.kill()) == [(stamp.first, stamp.last)]
+
+
+async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing) -> None:
+    """What it drops as a repeat of events in memory is lost with them; what it stores itself is not."""
+    channel = await crashing.open(memory_capacity=3)
+    await append(channel, b"2", b"4", stamp=None)
+    await append(channel, b"2", stamp=Stamp("p", 2, 2))
+    await append(channel, b"1", b"2", b"3", stamp=Stamp("p", 1, 3))
+    assert queued(channel) == [b"2", b"4", b"2", b"1", b"3"]
+    channel = await crashing.kill()
+    assert accepted(channel) == [(1, 1), (3, 3)]
+    assert queued(channel) == [b"1", b"3"]
+
+
+async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(crashing: Crashing) -> None:
+    """There is nothing that could be lost; while the log holds events it is there at once."""
+    channel = await crashing.open(memory_capacity=1)
+    await channel.append([], Stamp("p", 1, 5))
+    await crashing.opened.checkpoint()
+    channel = await crashing.kill(memory_capacity=1)
+    assert accepted(channel) == [(1, 5)]
+    await append(channel, b"a", b"b")
+    await channel.append([], Stamp("p", 6, 9))
+    assert accepted(await crashing.kill()) == [(1, 9)]
+
+
+async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(crashing: Crashing) -> None:
+    """Its caller is not told that it is committed; where its events are in the log, it is."""
+    channel = await crashing.open(memory_capacity=2)
+    lost, kept = begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b", b"c")
+    await channel.commit([lost], None)
+    await channel.commit([kept], None)
+    await crashing.opened.checkpoint()
+    channel = await crashing.kill(memory_capacity=2)
+    with pytest.raises(TxnNotFoundError):
+        await channel.commit([lost], None)
+    assert (await channel.commit([kept], None)).first_sequence == 2
+
+
+async def test_checkpoint_tells_how_transactions_ended(crashing: Crashing) -> None:
+    """Those that rolled back or expired, and those whose events have left memory; so does the log alone."""
+    channel = await crashing.open(memory_capacity=2)
+    committed = begin_with_puts(channel, b"a")
+    await channel.commit([committed], None)
+    taker = await begin_with_takes(channel, 1)
+    await channel.commit([taker], None)
+    rolled_back, expired = begin(channel), begin(channel, lease_seconds=1.0)
+    channel.rollback(rolled_back)
+    await asyncio.sleep(2.0)
+    await crashing.opened.checkpoint()
+    crashing.remove_checkpoints()
+    channel = await crashing.kill()
+    assert (await channel.commit([committed], None)).first_sequence == 1
+    assert (await channel.commit([taker], None)).first_sequence == 0
+    with pytest.raises(TxnStateError):
+        channel.put(rolled_back, [stored(b"x")], None)
+    with pytest.raises(LeaseExpiredError):
+        channel.put(expired, [stored(b"x")], None)
+
+
+async def test_crash_after_takes_from_both_parts_brings_nothing_back(crashing: Crashing) -> None:
+    """One commit removed both; its record tells of what the log has."""
+    channel = await crashing.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    await consume(channel, 3)
+    channel = await crashing.kill()
+    assert queued(channel) == [b"d"]
+
+
+async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memory_only(crashing: Crashing) -> None:
+    """What it took from the log is in its place again."""
+    channel = await crashing.open(memory_capacity=2)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c", b"d")
+    await begin_with_takes(channel, 3)
+    channel = await crashing.kill()
+    assert queued(channel) == [b"c", b"d"]
+
+
+async def test_claim_after_a_crash_goes_on_behind_what_is_lost(crashing: Crashing) -> None:
+    """Its epoch lasts; what it did not read is gone, and said to be; it acknowledges over the gap."""
+    channel = await crashing.open(memory_capacity=2)
+    claim = await channel.claim("r", 30.0, takeover=False)
+    await append(channel, b"a", b"b")
+    await append(channel, b"c")
+    channel = await crashing.kill(memory_capacity=2)
+    renewed = await channel.claim("r", 30.0, takeover=False)
+    assert renewed.epoch == claim.epoch
+    with pytest.raises(SequenceGoneError):
+        channel.claims.read("r", renewed.epoch, 1, 4)
+    await append(channel, b"behind the reserve")
+    read = [batch async for batch in channel.claims.read("r", renewed.epoch, 0, 0)]
+    assert bodies_of(read) == [b"c", b"behind the reserve"]
+    through = read[-1].first_sequence
+    assert await channel.claims.acknowledge("r", renewed.epoch, through) == through + 1
+    assert not channel.contents.room.event_count
+
+
+async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crashing: Crashing) -> None:
+    """Memory takes what it can where the disk is full; what comes in later goes on behind."""
+    channel = await crashing.open(memory_capacity=2)
+    await append(channel, b"a", b"b", b"c")
+    channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
+    await append(channel, b"lost", stamp=Stamp("p", 1, 1))
+    await asyncio.sleep(60.0)
+    channel.enforce(small_spillable_limits(memory_capacity=2))
+    await append(channel, b"e", stamp=Stamp("p", 2, 2))
+    channel = await crashing.kill()
+    assert [(batch.first_sequence, batch.count) for batch in channel.contents.queue] == [(1, 3), (5, 1)]
+    assert accepted(channel) == [(2, 2)]
+
+
+async def test_crash_in_the_midst_of_a_stop_keeps_what_was_written(
+    crashing: Crashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is lost as in any crash; stamps of what was kept may be forgotten, those of what was not are."""
+    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 1)
+    channel = await crashing.open(memory_capacity=4)
+    for number in range(4):
+        await append(channel, b"%d" % number, stamp=Stamp("p", number, number))
+    disks: list[SimulatedDisk] = []
+    crashing.disk.before_call = lambda _kind, _name: disks.append(crashing.disk.copy())
+    await crashing.opened.close()
+    crashing.disk.before_call = lambda _kind, _name: None
+    kept_counts = set()
+    for disk in disks:
+        opened = await open_simulated_channel(disk, small_spillable_limits())
+        bodies = queued(opened.channel)
+        assert bodies == [b"%d" % number for number in range(len(bodies))]
+        stamped = {number for first, last in accepted(opened.channel) for number in range(first, last + 1)}
+        assert stamped <= set(range(len(bodies)))
+        kept_counts.add(len(bodies))
+        opened.abandon()
+    assert kept_counts == {0, 1, 2, 3, 4}
+
+
+async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_nothing(crashing: Crashing) -> None:
+    """Events alone change nothing that a checkpoint could tell: an idle disk stays idle."""
+    channel = await crashing.open(memory_capacity=9)
+    await crashing.opened.checkpoint()
+    call_count = len(crashing.disk.calls)
+    await append(channel, b"a", b"b")
+    loan_count = len(await consume_loan(channel))
+    await crashing.opened.checkpoint()
+    assert loan_count == 2
+    assert len(crashing.disk.calls) == call_count
+    await append(channel, b"c", stamp=Stamp("p", 1, 1))
+    await crashing.opened.checkpoint()
+    assert len(crashing.disk.calls) > call_count
