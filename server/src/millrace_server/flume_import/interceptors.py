@@ -1,0 +1,128 @@
+"""Flume's interceptors."""
+
+from millrace_server.flume_import.options import Options, Table, set_known
+from millrace_server.flume_import.patterns import replacement_of, strptime_format_of
+
+_CLASSES = {
+    "TimestampInterceptor": "timestamp",
+    "HostInterceptor": "host",
+    "StaticInterceptor": "static",
+    "RemoveHeaderInterceptor": "remove_header",
+    "UUIDInterceptor": "uuid",
+    "SearchAndReplaceInterceptor": "search_replace",
+    "RegexFilteringInterceptor": "regex_filter",
+    "RegexExtractorInterceptor": "regex_extractor",
+}
+"""What a type may be instead of its short name: a class, with its builder behind a dollar sign."""
+
+
+def convert_interceptors(options: Options) -> list[Table]:
+    """The tables of a source's interceptors, in their order."""
+    names = options.words("interceptors")
+    each = options.below("interceptors")
+    tables = [table for name in names if (table := _convert(each.below(name)))]
+    each.tell_rest({})
+    return tables
+
+
+def _convert(options: Options) -> Table | None:
+    type_name = options.text("type")
+    short = _CLASSES.get(type_name.removesuffix("$Builder").rpartition(".")[2], type_name.lower())
+    convert = _CONVERTERS.get(short)
+    if convert is None:
+        options.remark("type", f"{type_name} has no counterpart: write an interceptor of type custom in Python")
+        options.drop_rest()
+        return None
+    table = convert(options)
+    options.tell_rest({})
+    return table
+
+
+def _timestamp(options: Options) -> Table:
+    table: Table = {"type": "timestamp"}
+    header = options.text("headerName") or options.text("header")
+    set_known(table, header=header or None, preserve_existing=options.flag("preserveExisting"))
+    return table
+
+
+def _host(options: Options) -> Table:
+    uses_ip = options.flag("useIP")
+    table: Table = {"type": "host", "use": "name" if uses_ip is False else "ip"}
+    set_known(table, header=options.text("hostHeader") or None, preserve_existing=options.flag("preserveExisting"))
+    return table
+
+
+def _static(options: Options) -> Table:
+    table: Table = {"type": "static", "key": options.text("key", "key"), "value": options.text("value", "value")}
+    set_known(table, preserve_existing=options.flag("preserveExisting"))
+    return table
+
+
+def _remove_header(options: Options) -> Table:
+    table: Table = {"type": "remove_header"}
+    separator = options.text("fromListSeparator")
+    if separator and separator not in {r"\s*,\s*", ","}:
+        options.remark("fromListSeparator", "names are separated at commas")
+    names = [options.text("withName"), *options.text("fromList").split(",")]
+    set_known(table, names=[name.strip() for name in names if name.strip()] or None)
+    set_known(table, pattern=options.text("matching") or None)
+    return table
+
+
+def _uuid(options: Options) -> Table:
+    table: Table = {"type": "uuid"}
+    set_known(
+        table,
+        header=options.text("headerName") or None,
+        prefix=options.text("prefix") or None,
+        preserve_existing=options.flag("preserveExisting"),
+    )
+    return table
+
+
+def _search_replace(options: Options) -> Table:
+    _tell_charset(options)
+    replacement = replacement_of(options.text("replaceString"))
+    return {"type": "search_replace", "pattern": options.text("searchPattern"), "replacement": replacement}
+
+
+def _regex_filter(options: Options) -> Table:
+    action = "drop" if options.flag("excludeEvents") else "keep"
+    return {"type": "regex_filter", "pattern": options.text("regex", ".*"), "action": action}
+
+
+def _regex_extractor(options: Options) -> Table:
+    table: Table = {"type": "regex_extractor", "pattern": options.text("regex")}
+    serializers = options.words("serializers")
+    each = options.below("serializers")
+    names, millis = [], {}
+    for serializer in serializers:
+        one = each.below(serializer)
+        name, type_name, pattern = one.text("name", serializer), one.text("type", "default"), one.text("pattern")
+        names.append(name)
+        if "Millis" in type_name and (time_format := strptime_format_of(pattern)):
+            millis[name] = time_format
+        elif type_name not in {"", "default"}:
+            one.remark("type", f"{type_name} has no counterpart; the header gets the text that was found")
+        one.tell_rest({})
+    each.tell_rest({})
+    set_known(table, names=names or None, millis=millis or None)
+    return table
+
+
+def _tell_charset(options: Options) -> None:
+    charset = options.text("charset", "UTF-8")
+    if charset.upper() not in {"UTF-8", "UTF8"}:
+        options.remark("charset", "texts are UTF-8; let the source convert them, by its setting charset")
+
+
+_CONVERTERS = {
+    "timestamp": _timestamp,
+    "host": _host,
+    "static": _static,
+    "remove_header": _remove_header,
+    "uuid": _uuid,
+    "search_replace": _search_replace,
+    "regex_filter": _regex_filter,
+    "regex_extractor": _regex_extractor,
+}

@@ -1,0 +1,200 @@
+"""Flume's sinks and sink groups."""
+
+from millrace_server.flume_import.options import Options, Table, set_known
+from millrace_server.flume_import.patterns import path_template_of
+
+_NEVER_SECONDS = 86_400.0
+_LOWEST_RANK = -(1 << 31)
+_FLUME_ROLL_SECONDS = 30.0
+
+_WITHOUT_COUNTERPART = "write a sink of type custom in Python, or let Spark read the channel"
+_HDFS_REASONS = {
+    "hdfs.kerberosPrincipal": "log in with kinit; libhdfs uses the ticket",
+    "hdfs.kerberosKeytab": "log in with kinit; libhdfs uses the ticket",
+    "hdfs.proxyUser": "set user in the sink's table options",
+    "hdfs.inUsePrefix": "unfinished files lie where nobody looks for data, and are removed after a crash",
+    "hdfs.inUseSuffix": "unfinished files lie where nobody looks for data, and are removed after a crash",
+    "hdfs.writeFormat": "there are no sequence files: use Avro or Parquet",
+    "hdfs.threadsPoolSize": "one thread writes",
+    "hdfs.rollTimerPoolSize": "one thread writes",
+    "hdfs.minBlockReplicas": "files are not rolled because a replica is missing",
+    "hdfs.closeTries": "closing is tried until it succeeds",
+    "hdfs.retryInterval": "delays after a failure grow up to 30 seconds",
+    "serializer.": "has no counterpart",
+}
+_STATUS_OPTIONS = (
+    "defaultBackoff",
+    "defaultRollback",
+    "defaultIncrementMetrics",
+    "backoff.",
+    "rollback.",
+    "incrementMetrics.",
+)
+_CODECS = {"gzip": "gzip", "zstd": "zstd", "zstandard": "zstd", "snappy": "snappy"}
+
+
+def convert_sink(type_name: str, options: Options) -> Table | None:
+    """The table of a sink; None where there is no counterpart, which is told."""
+    channel = options.text("channel")
+    convert = _CONVERTERS.get(type_name.lower())
+    if convert is None:
+        options.remark("type", f"{type_name} has no counterpart: {_WITHOUT_COUNTERPART}")
+        options.drop_rest()
+        return None
+    return {"channel": channel} | convert(options, channel)
+
+
+def convert_group(options: Options) -> Table | None:
+    """The table of a sink group; None where it has one sink only, and needs no group."""
+    sinks = options.words("sinks")
+    processor = options.below("processor")
+    kind = processor.text("type", "default").lower()
+    priorities = processor.below("priority")
+    table: Table = {"sinks": sinks, "policy": "load_balancing" if kind == "load_balance" else "failover"}
+    if kind == "failover":
+        ranks = {name: priorities.number(name) for name in sinks}
+        unranked = [name for name, rank in ranks.items() if rank is None]
+        if unranked:
+            priorities.remark("", f"{' and '.join(unranked)} have none, and come last in the order of the list")
+        # The highest first; sorting keeps the list's order among equals.
+        table["sinks"] = sorted(sinks, key=lambda name: ranks[name] or _LOWEST_RANK, reverse=True)
+    backoff_seconds_max = processor.seconds("maxpenalty") or processor.seconds("selector.maxTimeOut")
+    set_known(table, backoff_seconds_max=backoff_seconds_max)
+    processor.tell_rest(
+        {
+            "selector": "each sink takes from the channel as fast as it can, which shares the load by itself",
+            "backoff": "sinks that fail always back off",
+        }
+    )
+    options.tell_rest({})
+    return table if len(sinks) > 1 else None
+
+
+def _millrace(options: Options, channel: str) -> Table:
+    host, port = options.text("hostname"), options.text("port")
+    table: Table = {"type": "millrace", "endpoints": [f"{host}:{port}"], "target_channel": channel}
+    options.remark(
+        "", f"target_channel is the channel of the receiving server; here it is called {channel}, as the sink's own"
+    )
+    set_known(
+        table,
+        batch_events_max=options.number("batch-size"),
+        connect_timeout_seconds=options.seconds("connect-timeout"),
+        timeout_seconds=options.seconds("request-timeout"),
+    )
+    options.tell_rest(
+        {
+            "ssl": "there is no TLS yet",
+            "truststore": "there is no TLS yet",
+            "compression-type": "batches travel as they are",
+            "compression-level": "batches travel as they are",
+            "maxIoWorkers": "there is one event loop",
+            "reset-connection-interval": "a name that resolves anew is found when the connection breaks",
+        }
+    )
+    return table
+
+
+def _hdfs(options: Options, _channel: str) -> Table:
+    path, unknown = path_template_of(options.text("hdfs.path"))
+    table: Table = {"type": "files", "path": path}
+    if unknown:
+        options.remark("hdfs.path", f"{' and '.join(unknown)} have no counterpart; see the path of the sink files")
+    codec = options.text("hdfs.codeC").lower()
+    compression = next((name for known, name in _CODECS.items() if codec.startswith(known)), None)
+    if codec and compression is None:
+        options.remark("hdfs.codeC", f"{codec} is not there; files are compressed with gzip or zstd")
+    file_type = options.text("hdfs.fileType", "SequenceFile").lower()
+    if "serializer" in options and "avro" in options.text("serializer").lower():
+        table["format"] = "avro"
+    elif file_type == "sequencefile":
+        options.remark("hdfs.fileType", "there are no sequence files; text is written, see format for Avro and Parquet")
+    rounds = options.flag("hdfs.round")
+    value, unit = options.number("hdfs.roundValue"), options.text("hdfs.roundUnit", "second").lower()
+    if rounds and value:
+        table["time_round_seconds"] = value * {"second": 1, "minute": 60, "hour": 3_600}.get(unit, 1)
+    zone = options.text("hdfs.timeZone")
+    if options.flag("hdfs.useLocalTimeStamp"):
+        options.remark("hdfs.useLocalTimeStamp", "the clock is used where an event has no header timestamp")
+    set_known(
+        table,
+        prefix=options.text("hdfs.filePrefix") or None,
+        suffix=options.text("hdfs.fileSuffix") or None,
+        compression=compression,
+        time_zone=None if zone in {"", "Local Time"} else zone,
+        open_files_max=options.number("hdfs.maxOpenFiles"),
+        batch_events_max=options.number("hdfs.batchSize"),
+        stall_seconds=options.seconds("hdfs.callTimeout"),
+        idle_seconds=_number_or_none(options, "hdfs.idleTimeout"),
+        roll_seconds=_roll_seconds(options.number("hdfs.rollInterval")),
+        # Flume's own defaults, 1,024 bytes and 10 events, are nobody's wish; 0 is no limit there.
+        roll_bytes=options.number("hdfs.rollSize") or None,
+        roll_events=options.number("hdfs.rollCount") or None,
+    )
+    options.tell_rest(_HDFS_REASONS)
+    return table
+
+
+def _file_roll(options: Options, _channel: str) -> Table:
+    table: Table = {"type": "files", "path": options.text("sink.directory")}
+    set_known(
+        table,
+        roll_seconds=_roll_seconds(options.number("sink.rollInterval")),
+        batch_events_max=options.number("sink.batchSize"),
+        prefix=options.text("sink.pathManager.prefix") or None,
+    )
+    if extension := options.text("sink.pathManager.extension"):
+        table["suffix"] = f".{extension}"
+    options.tell_rest(
+        {"sink.pathManager": "names tell the time and what is in the file", "sink.serializer": "text is written"}
+    )
+    return table
+
+
+def _roll_seconds(given: int | None) -> float:
+    """A file's age limit: Flume's default where none was given, and none to speak of where it was 0."""
+    return float(_FLUME_ROLL_SECONDS if given is None else given or _NEVER_SECONDS)
+
+
+def _number_or_none(options: Options, key: str) -> float | None:
+    number = options.number(key)
+    return float(number) if number else None
+
+
+def _logger(options: Options, _channel: str) -> Table:
+    table: Table = {"type": "logger"}
+    set_known(table, bytes_max=options.number("maxBytesToLog"))
+    options.tell_rest({})
+    return table
+
+
+def _null(options: Options, _channel: str) -> Table:
+    table: Table = {"type": "null"}
+    set_known(table, batch_events_max=options.number("batchSize"))
+    options.tell_rest({})
+    return table
+
+
+def _http(options: Options, _channel: str) -> Table:
+    table: Table = {"type": "http", "url": options.text("endpoint"), "format": "single"}
+    set_known(
+        table,
+        connect_seconds_max=options.seconds("connectTimeout"),
+        answer_seconds_max=options.seconds("requestTimeout"),
+    )
+    headers = {"Content-Type": options.text("contentTypeHeader"), "Accept": options.text("acceptHeader")}
+    set_known(table, headers={name: value for name, value in headers.items() if value} or None)
+    told = "see statuses: what each status means for the events"
+    options.tell_rest(dict.fromkeys(_STATUS_OPTIONS, told))
+    return table
+
+
+_CONVERTERS = {
+    "avro": _millrace,
+    "thrift": _millrace,
+    "hdfs": _hdfs,
+    "file_roll": _file_roll,
+    "logger": _logger,
+    "null": _null,
+    "http": _http,
+}

@@ -1,0 +1,212 @@
+import tomllib
+from typing import Any
+
+import pytest
+
+from millrace_server.flume_import.importing import FlumeImportError, Imported, import_agent
+from millrace_server.settings import check_settings
+
+BASE = """
+a.channels = c
+a.channels.c.type = memory
+"""
+
+
+def imported(text: str, agent: str | None = None) -> Imported:
+    return import_agent(text, agent)
+
+
+def tables_of(text: str) -> dict[str, Any]:
+    """The configuration that comes of it, which must be good."""
+    toml = imported(BASE + text).toml()
+    tables = tomllib.loads(toml)
+    check_settings(tables, "imported")
+    return tables
+
+
+def told(text: str) -> dict[str, str]:
+    return {remark.key: remark.sentence for remark in imported(BASE + text).remarks}
+
+
+def test_import_of_a_file_channel_takes_over_its_limits() -> None:
+    """Milliseconds become seconds, lists become arrays, and what is not taken over is told."""
+    text = """
+    a.channels = c f
+    a.channels.f.type = file
+    a.channels.f.dataDirs = /d1, /d2
+    a.channels.f.checkpointDir = /cp
+    a.channels.f.checkpointInterval = 15000
+    a.channels.f.transactionCapacity = 500
+    a.channels.f.keep-alive = 5
+    a.channels.f.useDualCheckpoints = true
+    a.channels.f.use-fast-replay = true
+    """
+    assert tables_of(text)["channels"]["f"] == {
+        "type": "file",
+        "transaction_capacity": 500,
+        "keep_alive_seconds": 5.0,
+        "data_dirs": ["/d1", "/d2"],
+        "checkpoint_dir": "/cp",
+        "backup_checkpoint": True,
+        "checkpoint_interval_seconds": 15.0,
+    }
+    assert "a.channels.f.use-fast-replay" in told(text)
+
+
+def test_import_of_a_spillable_channel_adds_its_two_capacities() -> None:
+    """Flume counts what overflows apart."""
+    text = """
+    a.channels = c s
+    a.channels.s.type = SPILLABLEMEMORY
+    a.channels.s.memoryCapacity = 100
+    a.channels.s.overflowCapacity = 1000
+    """
+    assert tables_of(text)["channels"]["s"] == {"type": "spillable", "capacity": 1100, "memory_capacity": 100}
+
+
+def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
+    """Groups become paths; headers stay with theirs."""
+    text = """
+    a.sources = s
+    a.sources.s.type = TAILDIR
+    a.sources.s.channels = c
+    a.sources.s.filegroups = g h
+    a.sources.s.filegroups.g = /logs/.*\\\\.log
+    a.sources.s.filegroups.h = /logs/(a|b)
+    a.sources.s.headers.g.team = web
+    a.sources.s.byteOffsetHeader = true
+    """
+    source = tables_of(text)["sources"]["s"]
+    assert source["paths"] == ["/logs/*.log", "/logs/*"]
+    assert source["path_headers"] == {"/logs/*.log": {"team": "web"}}
+    assert source["byte_offset_header"] == "byteoffset"
+    assert "all files of the directory are read" in told(text)["a.sources.s.filegroups.h"]
+
+
+def test_import_of_each_source_with_a_counterpart_makes_a_good_configuration() -> None:
+    """Whatever the defaults are, the result passes the check."""
+    text = """
+    a.sources = e h s p t u
+    a.sources.e.type = exec
+    a.sources.e.command = tail -F /var/log/x
+    a.sources.e.restart = true
+    a.sources.h.type = http
+    a.sources.h.port = 81
+    a.sources.s.type = syslogtcp
+    a.sources.s.port = 82
+    a.sources.p.type = spooldir
+    a.sources.p.spoolDir = /spool
+    a.sources.p.includePattern = ^.*\\\\.txt$
+    a.sources.t.type = exec
+    a.sources.t.command = cat x | grep y
+    a.sources.t.shell = /bin/bash -c
+    a.sources.u.type = syslogudp
+    """ + "".join(f"a.sources.{name}.channels = c\n" for name in "ehsptu")
+    sources = tables_of(text)["sources"]
+    assert {name: table["type"] for name, table in sources.items()} == {
+        "e": "exec", "h": "http", "s": "syslog", "p": "spooldir", "t": "exec", "u": "syslog",
+    }  # fmt: skip
+    assert sources["e"]["command"] == ["tail", "-F", "/var/log/x"]
+    assert sources["t"]["command"] == "cat x | grep y"
+    assert sources["p"]["include"] == ["*.txt"]
+    assert sources["u"]["listen"] == ["udp://0.0.0.0:514"]
+
+
+def test_import_of_an_avro_source_has_the_server_listen_there() -> None:
+    """Who sends to that address finds a server, and is told what is different."""
+    text = """
+    a.sources = s
+    a.sources.s.type = avro
+    a.sources.s.bind = 127.0.0.1
+    a.sources.s.port = 4141
+    a.sources.s.channels = c
+    """
+    tables = tables_of(text)
+    assert tables["server"] == {"listen": "127.0.0.1:4141"}
+    assert "sources" not in tables
+    assert "over gRPC" in told(text)["a.sources.s"]
+
+
+def test_import_of_sinks_and_a_group_keeps_priorities() -> None:
+    """The highest priority comes first, whatever the list's order."""
+    text = """
+    a.sinks = x y z
+    a.sinks.x.type = avro
+    a.sinks.x.hostname = one.example.org
+    a.sinks.y.type = thrift
+    a.sinks.y.hostname = two.example.org
+    a.sinks.z.type = avro
+    a.sinks.z.hostname = three.example.org
+    a.sinkgroups = g
+    a.sinkgroups.g.sinks = x y z
+    a.sinkgroups.g.processor.type = failover
+    a.sinkgroups.g.processor.priority.x = 5
+    a.sinkgroups.g.processor.priority.y = 10
+    """ + "".join(f"a.sinks.{name}.channel = c\na.sinks.{name}.port = 4545\n" for name in "xyz")
+    tables = tables_of(text)
+    assert tables["sink_groups"]["g"] == {"sinks": ["y", "x", "z"], "policy": "failover"}
+    assert tables["sinks"]["x"]["endpoints"] == ["one.example.org:4545"]
+    assert "z have none" in told(text)["a.sinkgroups.g.processor.priority"]
+
+
+def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
+    """Paths, rolling and rounding have their counterparts."""
+    text = """
+    a.sinks = h
+    a.sinks.h.type = hdfs
+    a.sinks.h.channel = c
+    a.sinks.h.hdfs.path = /flume/%Y/%m/%{host}
+    a.sinks.h.hdfs.rollInterval = 0
+    a.sinks.h.hdfs.rollSize = 134217728
+    a.sinks.h.hdfs.rollCount = 0
+    a.sinks.h.hdfs.round = true
+    a.sinks.h.hdfs.roundValue = 10
+    a.sinks.h.hdfs.roundUnit = minute
+    a.sinks.h.hdfs.codeC = gzip
+    a.sinks.h.hdfs.kerberosPrincipal = me
+    """
+    assert tables_of(text)["sinks"]["h"] == {
+        "channel": "c",
+        "type": "files",
+        "path": "/flume/{time:%Y}/{time:%m}/{header:host}",
+        "compression": "gzip",
+        "time_round_seconds": 600,
+        "roll_seconds": 86_400.0,
+        "roll_bytes": 134_217_728,
+    }
+    assert "kinit" in told(text)["a.sinks.h.hdfs.kerberosPrincipal"]
+
+
+@pytest.mark.parametrize("kind", ["jms", "netcat", "com.example.MySource"])
+def test_import_of_a_source_without_counterpart_leaves_it_out_and_says_why(kind: str) -> None:
+    """Nothing vanishes in silence."""
+    text = f"a.sources = s\na.sources.s.type = {kind}\na.sources.s.channels = c\na.sources.s.odd = 1\n"
+    assert "sources" not in tables_of(text)
+    assert "has no counterpart" in told(text)["a.sources.s.type"]
+
+
+def test_import_tells_of_each_option_that_it_does_not_know() -> None:
+    """A typing error in the old file is not taken over either."""
+    assert told("a.channels.c.capacty = 7") == {"a.channels.c.capacty": "has no counterpart"}
+    assert told("a.channels.c.capacity = many")["a.channels.c.capacity"].startswith('is "many", which is not')
+
+
+def test_import_leaves_out_what_names_no_channel() -> None:
+    """As Flume does, but it says so."""
+    text = "a.sinks = s\na.sinks.s.type = null\na.sinks.s.channel = gone\n"
+    assert not tables_of(text).get("sinks")
+    assert "left out" in told(text)["a.sinks.s.channel"]
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "sentence"),
+    [
+        ("", None, "describes no agent"),
+        ("a.channels = c\nb.channels = d", None, "describes a and b; choose one"),
+        ("a.channels = c", "x", "describes no agent x, but a"),
+    ],
+)
+def test_import_of_what_is_not_there_says_so(text: str, agent: str | None, sentence: str) -> None:
+    """The sentence tells what to choose from."""
+    with pytest.raises(FlumeImportError, match=sentence):
+        imported(text, agent)

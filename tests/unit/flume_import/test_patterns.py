@@ -1,0 +1,56 @@
+import re
+from fnmatch import fnmatchcase
+
+import pytest
+
+from millrace_server.agent.sinks.files.path_template import PathTemplate
+from millrace_server.flume_import.patterns import glob_of, path_template_of, replacement_of, strptime_format_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "glob"),
+    [
+        ("example.log", "example.log"),
+        (r".*\.log", "*.log"),
+        (r"^app-[0-9].log$", "app-[0-9].log"),
+        ("[^a]bc", "[!a]bc"),
+        (".+x", "?*x"),
+        (r"a\*b", "a[*]b"),
+        (".*log.*", "*log*"),
+    ],
+)
+def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: str) -> None:
+    """What people write in Flume's configurations has a shell pattern."""
+    assert glob_of(pattern) == glob
+    for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "x"):
+        assert bool(re.fullmatch(pattern, name)) == fnmatchcase(name, glob)
+
+
+@pytest.mark.parametrize("pattern", ["(a|b).log", r"a\d+", "ab?", "x{2}", "[ab]+"])
+def test_glob_of_anything_else_is_none(pattern: str) -> None:
+    """What a shell pattern cannot say is left to people."""
+    assert glob_of(pattern) is None
+
+
+def test_path_template_of_flumes_escapes_has_their_places() -> None:
+    """Headers and times; times of one name become one place; braces stay braces; what is unknown is told."""
+    template, unknown = path_template_of("/x/%y-%m-%d/%H%M/%{host}/{a}/%Q")
+    assert template == "/x/{time:%y-%m-%d}/{time:%H%M}/{header:host}/{{a}}/Q"
+    assert unknown == ["%Q"]
+    PathTemplate.parse(template)
+
+
+def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:
+    """Letters, quoted text, and none where a letter has no counterpart."""
+    assert strptime_format_of("yyyy-MM-dd'T'HH:mm:ss.SSS") == "%Y-%m-%dT%H:%M:%S.%f"
+    assert strptime_format_of("dd/MMM/yyyy:HH:mm:ss Z") == "%d/%b/%Y:%H:%M:%S %z"
+    assert strptime_format_of("wwww") is None
+
+
+@pytest.mark.parametrize(
+    ("java", "text"),
+    [("$2 and $1", "b and a"), (r"costs \$1", "costs $1"), ("${x}!", "a!"), (r"back\\slash", r"back\slash")],
+)
+def test_replacement_of_javas_text_replaces_the_same(java: str, text: str) -> None:
+    """Groups by number and name, and what is escaped."""
+    assert re.sub("(?P<x>a)(b)", replacement_of(java), "ab") == text
