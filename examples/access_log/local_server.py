@@ -1,4 +1,4 @@
-"""A server of its own for the job: a process on a free port, which can be killed and comes back."""
+"""Servers of the job's own: processes on free ports, which can be killed and come back."""
 
 import json
 import subprocess
@@ -55,6 +55,11 @@ class LocalServer:
             raise
 
     @property
+    def name(self) -> str:
+        """What it is called: as its log, without the suffix."""
+        return self._log.stem
+
+    @property
     def endpoint(self) -> str:
         """Where it listens for gRPC, `host:port`; the same after it came back."""
         return self._addresses["grpc"]
@@ -90,11 +95,11 @@ class LocalServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            told = f"the server did not stop within {_STOP_SECONDS_MAX:.0f} s; {self._log} tells more"
+            told = f"the {self.name} did not stop within {_STOP_SECONDS_MAX:.0f} s; {self._log} tells more"
             raise ServerError(told) from None
         # An error that ends the block says more than that the server, too, ended with one.
         if code and sys.exception() is None:
-            raise ServerError(f"the server ended with code {code}; {self._log} tells why")
+            raise ServerError(f"the {self.name} ended with code {code}; {self._log} tells why")
 
     def _start(self, addresses: dict[str, str]) -> "subprocess.Popen[bytes]":
         listen = ["--listen", addresses["grpc"], "--http-listen", addresses["http"]]
@@ -112,9 +117,11 @@ class LocalServer:
         give_up = time.monotonic() + _START_SECONDS_MAX
         while (found := find()) is None:
             if self._process.poll() is not None:
-                raise ServerError(f"the server did not start; {self._log} tells why")
+                raise ServerError(f"the {self.name} did not start; {self._log} tells why")
             if time.monotonic() > give_up:
-                raise ServerError(f"the server was not ready within {_START_SECONDS_MAX:.0f} s; {self._log} tells more")
+                raise ServerError(
+                    f"the {self.name} was not ready within {_START_SECONDS_MAX:.0f} s; {self._log} tells more"
+                )
             time.sleep(_POLL_SECONDS)
         return found
 
@@ -152,7 +159,7 @@ def local_server(config_toml: str, channel: str, log: Path) -> Iterator[LocalSer
     """
     log.write_bytes(b"")
     # Not in the folder for temporary files, which may be in memory: there, no sync would reach a disk.
-    with tempfile.TemporaryDirectory(prefix="server-", dir=log.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f"{log.stem}-", dir=log.parent) as scratch:
         config = Path(scratch) / "millrace.toml"
         config.write_text(config_toml)
         server = LocalServer(config, channel, Path(scratch), log)

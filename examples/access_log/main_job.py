@@ -1,4 +1,4 @@
-"""The main job as a program: brings a server and Spark up, runs the job, and takes both down whatever happens."""
+"""The main job as a program: brings two agents and Spark up, runs the job, and takes them down whatever happens."""
 
 import argparse
 import signal
@@ -15,10 +15,10 @@ from pyspark.errors import PySparkException
 from rich.console import Console
 
 import millrace_client as millrace
-from examples.access_log.job import CHANNEL, Job, StoppedError, server_toml
-from examples.access_log.local_server import ServerError, local_server
+from examples.access_log.agents import RoundLimits, two_agents
+from examples.access_log.job import Job, StoppedError
+from examples.access_log.local_server import ServerError
 from examples.access_log.log_file import LogFile, LogFileError, open_log_file
-from examples.access_log.sending import RoundLimits
 from examples.access_log.spark_session import end_java, local_spark
 from millrace_spark import MillraceSparkError
 
@@ -34,7 +34,9 @@ _SETUP_LOG = Path(sys.prefix) / "setup.log"
 
 def main() -> int:
     """Runs the program; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Sends a log file through a channel into Spark and accounts for it.")
+    parser = argparse.ArgumentParser(
+        description="Follows a log through two agents into Spark and accounts for each line."
+    )
     parser.add_argument("log", nargs="?", type=Path, default=_SETUP_LOG, help="a log file; else the set-up's own log")
     path: Path = parser.parse_args().log
     console = Console(highlight=False)
@@ -51,7 +53,7 @@ def main() -> int:
         what = str(error).strip().splitlines()[0]
         return _fail(f"Spark failed: {what}; {output / 'spark.log'} tells more", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _fail("stopped; the server and Spark are stopped too", EXIT_STOPPED)
+        return _fail("stopped; the agents and Spark are stopped too", EXIT_STOPPED)
 
 
 def _run(log: LogFile, output: Path, console: Console) -> int:
@@ -83,15 +85,19 @@ def _run_job(log: LogFile, output: Path, console: Console, is_stopping: threadin
     limits = RoundLimits()
     is_short_run = log.size_bytes <= _SHORT_RUN_BYTES_MAX
     with ExitStack() as running:
-        with _shown(console, "Starting a server and Spark ..."):
-            server = running.enter_context(local_server(server_toml(limits), CHANNEL, output / "millraced.log"))
+        with _shown(console, "Starting two agents and Spark ..."):
+            agents = running.enter_context(two_agents(output, limits))
             if is_stopping.is_set():
                 raise StoppedError
             spark = running.enter_context(local_spark(output / "spark.log", is_short_run=is_short_run))
-        console.print(f"Millrace listens on {server.endpoint}, Spark {spark.version} runs in this machine's cores")
+        console.print(
+            f"The edge listens on {agents.edge.endpoint}, the collector on {agents.collector.endpoint}; Spark "
+            f"{spark.version} runs in this machine's cores",
+            soft_wrap=True,
+        )
         job = Job(
             log=log,
-            server=server,
+            agents=agents,
             spark=spark,
             folder=output / "parquet",
             console=console,

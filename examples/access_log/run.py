@@ -1,12 +1,12 @@
-"""The main job: a log file goes through a channel into Spark, and every line is accounted for.
+"""The main job: a log that grows goes through two agents into Spark, and every line is accounted for.
 
     python examples/access_log/run.py [LOG]
 
-It starts a server on a free port, sends the file's lines into a file channel, reads them with Spark in parallel, parses
-them, writes Parquet, shows what is in it, compares the counts and checksums of each step, acknowledges, and stops
-everything. Half-way through the sending, and again before Spark reads, it kills the server and starts it anew: nothing
-that was committed may be lost, and nothing may be there twice. Without LOG it takes the log that the set-up of the
-virtual environment wrote.
+It starts two agents on free ports. The edge follows a file, which gets the lines of LOG bit by bit, and forwards them
+to the collector; each keeps them in a file channel. Spark reads the collector's channel in parallel, parses the lines,
+writes Parquet, and shows what is in it. Then the counts and checksums of each step are compared. While the lines flow,
+the edge is killed and started anew, then the collector, and that once more before Spark reads: nothing may be lost, and
+nothing may be there twice. Without LOG it takes the log that the set-up of the virtual environment wrote.
 """
 
 import sys

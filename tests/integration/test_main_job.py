@@ -18,11 +18,11 @@ from rich.table import Table
 
 import millrace_client as millrace
 from examples.access_log import access_lines, job, main_job, plain_lines
-from examples.access_log.job import CHANNEL, Job, StoppedError, server_toml
+from examples.access_log.agents import CHANNEL, RoundLimits, collector_toml, two_agents
+from examples.access_log.job import Job, StoppedError
 from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
-from examples.access_log.sending import RoundLimits
 
 pytestmark = pytest.mark.spark
 
@@ -49,13 +49,13 @@ def path_without_java(folder: Path) -> str:
 
 @contextmanager
 def job_on(spark: SparkSession, log: Path, folder: Path, limits: RoundLimits) -> Iterator[tuple[Job, io.StringIO]]:
-    """A job with a server of its own, and what it shows."""
+    """A job with agents of its own, and what it shows."""
     shown = io.StringIO()
-    with local_server(server_toml(limits), CHANNEL, folder / "millraced.log") as server:
+    with two_agents(folder, limits) as agents:
         console = Console(file=shown, width=200)
         parquet = folder / "parquet"
         yield (
-            Job(log=open_log_file(log), server=server, spark=spark, folder=parquet, console=console, limits=limits),
+            Job(log=open_log_file(log), agents=agents, spark=spark, folder=parquet, console=console, limits=limits),
             shown,
         )
 
@@ -78,7 +78,7 @@ def processes_below(folder: Path) -> list[str]:
 
 
 def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Path) -> None:
-    """Without a Java it brings one; it kills its server twice, has equal counts all the same, and leaves nothing."""
+    """Without a Java it brings one; it kills its agents, has equal counts all the same, and leaves nothing."""
     log = write_access_log(tmp_path / "access.log", 2_500)
     (tmp_path / "bin").mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
@@ -92,39 +92,40 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
         assert told in ran.stdout
     for counted in ("lines in the file", "events committed", "rows read", "rows written"):
         assert f"{counted:<17}   2,500" in ran.stdout
-    assert "Killed the server (SIGKILL) half-way through the sending: after " in ran.stdout
-    assert "Killed the server (SIGKILL) again, when Spark had claimed the channel: after " in ran.stdout
+    assert "Killed the edge (SIGKILL) while the log went on to grow: after " in ran.stdout
+    assert "Killed the collector (SIGKILL) while the edge forwarded to it: after " in ran.stdout
+    assert "Killed the collector (SIGKILL) again, when Spark had claimed its channel: after " in ran.stdout
     assert "with 2,500 events, which it read from its log in " in ran.stdout
-    assert "Every line arrived, once, and is acknowledged: the channel is empty." in ran.stdout
+    assert "Every line arrived, once, and is acknowledged: both channels are empty." in ran.stdout
     output = tmp_path / "build" / "access_log" / "access.log"
-    assert sorted(path.name for path in output.iterdir()) == ["millraced.log", "parquet", "spark.log"]
-    events = events_of(output / "millraced.log")
-    assert (events.count("serving"), events.count("channel opened")) == (3, 3), "it was started anew twice"
-    assert events[-2:] == ["stopping", "stopped"], "the others were killed"
-    assert events.count("stopped") == 1
+    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "parquet", "spark.log"]
+    for name, start_count in (("edge", 2), ("collector", 3)):
+        events = events_of(output / f"{name}.log")
+        assert (events.count("serving"), events.count("channel opened")) == (start_count, start_count)
+        assert (events[-1], events.count("stopped")) == ("stopped", 1), "the others were killed"
     assert processes_below(tmp_path) == []
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    "moment", ["Millrace listens", "lines of a web server's access log", "half-way", "again", "Status codes"]
+    "moment", ["The edge listens", "lines of a web server's access log", "grow", "again", "Status codes"]
 )
 def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment: str) -> None:
-    """Ctrl-C at any time, which a terminal sends to all, ends Spark, its Java and the server in one sentence."""
+    """Ctrl-C at any time, which a terminal sends to all, ends Spark, its Java and the agents in one sentence."""
     log = write_access_log(tmp_path / "access.log", 2_500)
     told = stop_at(tmp_path, log, moment, signal.SIGINT)
-    assert told == "run: stopped; the server and Spark are stopped too\n"
+    assert told == "run: stopped; the agents and Spark are stopped too\n"
     output = tmp_path / "build" / "access_log" / "access.log"
-    assert events_of(output / "millraced.log")[-2:] == ["stopping", "stopped"]
-    assert sorted(path.name for path in output.iterdir()) == ["millraced.log", "spark.log"]
+    assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
+    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "spark.log"]
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
 def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM while the server and Spark are starting stops whatever has started."""
+    """SIGTERM while the agents and Spark are starting stops whatever has started."""
     log = write_access_log(tmp_path / "access.log", 100)
-    told = stop_at(tmp_path, log, "Starting a server and Spark", signal.SIGTERM)
-    assert told == "run: stopped; the server and Spark are stopped too\n"
+    told = stop_at(tmp_path, log, "Starting two agents and Spark", signal.SIGTERM)
+    assert told == "run: stopped; the agents and Spark are stopped too\n"
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
@@ -151,7 +152,7 @@ def stop_at(folder: Path, log: Path, moment: str, number: signal.Signals) -> str
     return told
 
 
-def test_main_when_it_is_interrupted_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_when_it_is_interrupted_stops_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever Ctrl-C comes, what was started is stopped, the last first."""
     log = write_access_log(tmp_path / "access.log", 100)
     monkeypatch.chdir(tmp_path)
@@ -165,9 +166,8 @@ def test_main_when_it_is_interrupted_stops_the_server(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(main_job, "local_spark", interrupted_spark)
     assert main() == EXIT_STOPPED
-    events = events_of(tmp_path / "build" / "access_log" / "access.log" / "millraced.log")
-    assert "stopping" in events
-    assert events[-1] == "stopped"
+    output = tmp_path / "build" / "access_log" / "access.log"
+    assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
 
 
 def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: SparkSession, tmp_path: Path) -> None:
@@ -185,21 +185,19 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: Spar
     assert (rows[2_497].level, rows[2_499].characters) == ("WARNING", 5_000)
     assert "2,500 lines of text" in shown.getvalue()
     assert "Spark read in 6 partitions" in shown.getvalue()
-    assert shown.getvalue().count("Killed the server") == 2
-    assert events_of(tmp_path / "millraced.log").count("serving") == 3
+    assert shown.getvalue().count("Killed the collector") == 2
 
 
-def test_job_that_is_told_to_stop_sends_no_more(spark: SparkSession, tmp_path: Path) -> None:
-    """It ends at the next batch; what was sent stays in the channel, and there is no result."""
+def test_job_that_is_told_to_stop_lets_the_log_grow_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """It ends at the next piece, and there is no result."""
     log = tmp_path / "some.log"
     log.write_text("line\n" * 2_500)
     with job_on(spark, log, tmp_path, RoundLimits()) as (stopped_job, _):
         stopped_job.is_stopping.set()
         with pytest.raises(StoppedError):
             stopped_job.run()
-        with millrace.connect(stopped_job.server.endpoint) as client:
-            assert client.admin.get_channel(CHANNEL).gauges.queued_events == 1_000
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["millraced.log", "some.log"]
+        assert stopped_job.agents.live_log.read_bytes().count(b"\n") == 500
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "some.log"]
 
 
 class LossyLines:
@@ -223,7 +221,7 @@ def test_job_that_loses_lines_says_so_and_acknowledges_nothing(
     log.write_text("line\n" * 100)
     with job_on(spark, log, tmp_path, RoundLimits()) as (lossy_job, shown):
         assert not lossy_job.run()
-        with millrace.connect(lossy_job.server.endpoint) as client:
+        with millrace.connect(lossy_job.agents.collector.endpoint) as client:
             assert client.admin.get_channel(CHANNEL).gauges.queued_events == 100
     assert "The account is not equal; 100 events are not acknowledged." in shown.getvalue()
     assert f"{'rows written':<17}      90" in shown.getvalue()
@@ -247,7 +245,7 @@ def test_job_that_fails_keeps_the_earlier_result(
         pytest.raises(RuntimeError, match="no way"),
     ):
         failing_job.run()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["millraced.log", "parquet", "some.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "parquet", "some.log"]
     assert [path.name for path in (tmp_path / "parquet").iterdir()] == ["earlier"]
 
 
@@ -305,19 +303,19 @@ def test_main_with_a_bad_log_says_why_before_anything_starts(
 def test_local_server_that_cannot_start_names_its_log(tmp_path: Path) -> None:
     """Why it did not is in the file, and it does not take the time limit to find out."""
     with (
-        pytest.raises(ServerError, match=r"the server did not start; .*/server.log tells why"),
-        local_server("nonsense = 1", CHANNEL, tmp_path / "server.log"),
+        pytest.raises(ServerError, match=r"the collector did not start; .*/collector.log tells why"),
+        local_server("nonsense = 1", CHANNEL, tmp_path / "collector.log"),
     ):
         pytest.fail("it started")
-    assert "nonsense" in (tmp_path / "server.log").read_text()
-    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+    assert "nonsense" in (tmp_path / "collector.log").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["collector.log"]
 
 
 def test_local_server_that_is_killed_brings_its_channel_back(tmp_path: Path) -> None:
     """What was committed is there again at the same address, and it tells how much that is."""
-    log = tmp_path / "server.log"
+    log = tmp_path / "collector.log"
     with (
-        local_server(server_toml(RoundLimits()), CHANNEL, log) as server,
+        local_server(collector_toml(RoundLimits()), CHANNEL, log) as server,
         millrace.connect(server.endpoint) as client,
     ):
         client.channel(CHANNEL).append([b"one", b"two"])
@@ -330,14 +328,14 @@ def test_local_server_that_is_killed_brings_its_channel_back(tmp_path: Path) -> 
 
 def test_local_server_that_does_not_come_back_says_so(tmp_path: Path) -> None:
     """A server that cannot start on what was left is no comeback."""
-    with pytest.raises(ServerError, match=r"the server did not start; .*/server.log tells why"):
+    with pytest.raises(ServerError, match=r"the collector did not start; .*/collector.log tells why"):
         kill_and_start_badly(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+    assert [path.name for path in tmp_path.iterdir()] == ["collector.log"]
 
 
 def kill_and_start_badly(folder: Path) -> None:
     """Has a server come back to a configuration that is none."""
-    with local_server(server_toml(RoundLimits()), CHANNEL, folder / "server.log") as server:
-        (config,) = folder.glob("server-*/millrace.toml")
+    with local_server(collector_toml(RoundLimits()), CHANNEL, folder / "collector.log") as server:
+        (config,) = folder.glob("collector-*/millrace.toml")
         config.write_text("nonsense = 1")
         server.kill_and_start()

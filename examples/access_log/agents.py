@@ -1,0 +1,84 @@
+"""The two agents of the job: one at the edge, where the log grows, and one that collects.
+
+live log -> edge: taildir, file channel, sink -> collector: file channel -> Spark
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.access_log.local_server import LocalServer, local_server
+
+CHANNEL = "lines"
+"""The channel's name, in both agents."""
+
+_BATCH_LINES_MAX = 1_000
+_LINE_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundLimits:
+    """How much each agent holds at once. A larger log is landed in several rounds, and waits in its file meanwhile."""
+
+    lines_max: int = 200_000
+    bytes_max: int = 128 << 20
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Both agents, while they run."""
+
+    live_log: Path
+    """The file that the edge follows."""
+    edge: LocalServer
+    collector: LocalServer
+
+
+@contextmanager
+def two_agents(folder: Path, limits: RoundLimits) -> Iterator[Agents]:
+    """Runs both agents for as long as the block runs; their logs are `edge.log` and `collector.log` in the folder.
+
+    Raises:
+        ServerError: One did not start, or did not stop by itself.
+    """
+    live_log = folder / "live.log"
+    live_log.write_bytes(b"")
+    try:
+        with local_server(collector_toml(limits), CHANNEL, folder / "collector.log") as collector:
+            toml = edge_toml(limits, live_log, collector.endpoint)
+            with local_server(toml, CHANNEL, folder / "edge.log") as edge:
+                yield Agents(live_log, edge, collector)
+    finally:
+        live_log.unlink()
+
+
+def collector_toml(limits: RoundLimits) -> str:
+    """The configuration of the agent that collects: a channel that holds one round."""
+    return f"""\
+[channels.{CHANNEL}]
+type = "file"
+capacity = {limits.lines_max}
+transaction_capacity = {min(_BATCH_LINES_MAX, limits.lines_max)}
+# A fifth of it is set aside for headers, and one line of the largest size fits whatever else is there.
+byte_capacity = {2 * (limits.bytes_max + _LINE_BYTES_MAX)}
+"""
+
+
+def edge_toml(limits: RoundLimits, live_log: Path, collector: str) -> str:
+    """The configuration of the agent at the edge: follows a file, and forwards its lines to the collector."""
+    return f"""\
+{collector_toml(limits)}
+[sources.live_log]
+type = "taildir"
+paths = ['{live_log.resolve()}']
+channels = ["{CHANNEL}"]
+basename_header = "file"
+line_bytes_max = {_LINE_BYTES_MAX}
+
+[sinks.collector]
+type = "millrace"
+channel = "{CHANNEL}"
+endpoints = ["{collector}"]
+target_channel = "{CHANNEL}"
+"""
