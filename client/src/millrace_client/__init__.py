@@ -33,6 +33,7 @@ from millrace_client.channel_info import (
 )
 from millrace_client.claim import Claim
 from millrace_client.client import Client, connect
+from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
 from millrace_client.consume import Deliveries, Delivery
 from millrace_client.consumer import ConsumedEvent, Consumer
 from millrace_client.consuming.config import ConsumerConfig
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
         Routing,
         SendAttempt,
         SendFuture,
+        SendFutures,
         SendResult,
     )
 
@@ -126,6 +128,10 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "ClientForkedError",
+    "ComponentCounters",
+    "ComponentInfo",
+    "ComponentKind",
+    "ComponentState",
     "Compression",
     "ConsumedEvent",
     "Consumer",
@@ -168,6 +174,7 @@ __all__ = [
     "SendAttempt",
     "SendFailedError",
     "SendFuture",
+    "SendFutures",
     "SendResult",
     "SequenceGoneError",
     "StaleEpochError",
@@ -194,6 +201,7 @@ _OF_PRODUCER = {
     "Routing",
     "SendAttempt",
     "SendFuture",
+    "SendFutures",
     "SendResult",
 }
 

@@ -18,6 +18,7 @@ from millrace_client import _decoding, _methods
 from millrace_client._decoding import ClaimGrant, Taken
 from millrace_client._methods import Method
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelType, ChannelUpdate
+from millrace_client.component_info import ComponentInfo
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Batch, Receipt, Stamp
 
@@ -236,6 +237,17 @@ def purge_channel(name: str) -> Call[int]:
     return Call(_methods.PURGE_CHANNEL, _made(admin_pb.PurgeChannelRequest, name=name), _purged_count, channel=name)
 
 
+def list_components() -> Call[list[ComponentInfo]]:
+    """All components of the agent."""
+    return Call(_methods.LIST_COMPONENTS, admin_pb.ListComponentsRequest(), _decoding.component_infos)
+
+
+def watch_components(interval_seconds: float) -> Call[list[ComponentInfo]]:
+    """Components again and again; each answer is one look."""
+    request = _made(admin_pb.WatchComponentsRequest, interval=_duration("interval_seconds", interval_seconds))
+    return Call(_methods.WATCH_COMPONENTS, request, _decoding.component_infos, interval_seconds)
+
+
 def _lease_seconds(answer: pb.BeginTxnResponse | pb.RenewTxnResponse) -> float:
     return _decoding.seconds_of(answer.lease)
 
@@ -290,6 +302,8 @@ def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb
         fsync=_number_of("fsync", config.fsync, _decoding.FSYNC_POLICIES),
         fsync_interval=_duration("fsync_interval_seconds", config.fsync_interval_seconds),
         compression=_number_of("compression", config.compression, _decoding.COMPRESSIONS),
+        memory_capacity=_within_if_said("memory_capacity", config.memory_capacity, _UINT64_MAX),
+        memory_byte_capacity=_within_if_said("memory_byte_capacity", config.memory_byte_capacity, _UINT64_MAX),
     )
     if config.backup_checkpoint is not None:
         message.backup_checkpoint = config.backup_checkpoint

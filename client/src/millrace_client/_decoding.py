@@ -22,6 +22,7 @@ from millrace_client.channel_info import (
     Compression,
     FsyncPolicy,
 )
+from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
 from millrace_client.events import Batch, Receipt
 
 CHANNEL_TYPES = {
@@ -48,9 +49,24 @@ CHANNEL_STATES = {
     admin_pb.CHANNEL_STATE_CORRUPT: ChannelState.CORRUPT,
 }
 """Likewise."""
+COMPONENT_KINDS = {
+    admin_pb.COMPONENT_KIND_SOURCE: ComponentKind.SOURCE,
+    admin_pb.COMPONENT_KIND_SINK: ComponentKind.SINK,
+    admin_pb.COMPONENT_KIND_SINK_GROUP: ComponentKind.SINK_GROUP,
+}
+"""Likewise."""
+COMPONENT_STATES = {
+    admin_pb.COMPONENT_STATE_STARTING: ComponentState.STARTING,
+    admin_pb.COMPONENT_STATE_RUNNING: ComponentState.RUNNING,
+    admin_pb.COMPONENT_STATE_BACKING_OFF: ComponentState.BACKING_OFF,
+    admin_pb.COMPONENT_STATE_FAILED: ComponentState.FAILED,
+    admin_pb.COMPONENT_STATE_STOPPED: ComponentState.STOPPED,
+    admin_pb.COMPONENT_STATE_STANDING_BY: ComponentState.STANDING_BY,
+}
+"""Likewise."""
 
 _NANOSECONDS = 1e-9
-_CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters)
+_CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters, ComponentCounters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +159,27 @@ def channel_update(answer: admin_pb.UpdateChannelResponse) -> ChannelUpdate:
     return ChannelUpdate(channel=channel_info(answer.channel), applied=answer.applied, message=answer.message)
 
 
+def component_info(component: admin_pb.Component) -> ComponentInfo:
+    """A component as it stands."""
+    return ComponentInfo(
+        kind=COMPONENT_KINDS.get(component.kind, ComponentKind.UNKNOWN),
+        name=component.name,
+        type=component.type,
+        state=COMPONENT_STATES.get(component.state, ComponentState.UNKNOWN),
+        reason=component.reason,
+        since=component.since.ToDatetime(UTC),
+        counters=_counts(ComponentCounters, component.counters),
+        progress_age_seconds=seconds_of(component.progress_age) if component.HasField("progress_age") else None,
+    )
+
+
+def component_infos(
+    answer: admin_pb.ListComponentsResponse | admin_pb.WatchComponentsResponse,
+) -> list[ComponentInfo]:
+    """Components as they stand, by kind and name."""
+    return [component_info(component) for component in answer.components]
+
+
 def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
     return ChannelLimits(
         type=CHANNEL_TYPES[config.type],
@@ -160,6 +197,8 @@ def _limits(config: admin_pb.ChannelConfig) -> ChannelLimits:
         fsync=FSYNC_POLICIES.get(config.fsync),
         fsync_interval_seconds=_seconds_if_said(config, "fsync_interval"),
         compression=COMPRESSIONS.get(config.compression),
+        memory_capacity=config.memory_capacity if config.HasField("memory_capacity") else None,
+        memory_byte_capacity=config.memory_byte_capacity if config.HasField("memory_byte_capacity") else None,
         active_key=config.active_key,
     )
 
@@ -170,7 +209,9 @@ def _seconds_if_said(
     return seconds_of(getattr(config, field)) if config.HasField(field) else None
 
 
-def _counts(kind: type[_CountsT], message: admin_pb.ChannelGauges | admin_pb.ChannelCounters) -> _CountsT:
+def _counts(
+    kind: type[_CountsT], message: admin_pb.ChannelGauges | admin_pb.ChannelCounters | admin_pb.ComponentCounters
+) -> _CountsT:
     return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
 
 

@@ -77,6 +77,8 @@ GET_CHANNEL = _method(admin_pb.GetChannelRequest, admin_pb.GetChannelResponse)
 WATCH_CHANNELS = _method(admin_pb.WatchChannelsRequest, admin_pb.WatchChannelsResponse)
 PEEK_EVENTS = _method(admin_pb.PeekEventsRequest, admin_pb.PeekEventsResponse)
 PURGE_CHANNEL = _method(admin_pb.PurgeChannelRequest, admin_pb.PurgeChannelResponse)
+LIST_COMPONENTS = _method(admin_pb.ListComponentsRequest, admin_pb.ListComponentsResponse)
+WATCH_COMPONENTS = _method(admin_pb.WatchComponentsRequest, admin_pb.WatchComponentsResponse)
 
 METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Method))
 """All of them."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from millrace_client import _calls
 from millrace_client._connection import Connection
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
+from millrace_client.component_info import ComponentInfo
 
 
 class Admin:
@@ -70,3 +71,15 @@ class Admin:
             How many were removed.
         """
         return self._connection.run(_calls.purge_channel(name))
+
+    def list_components(self) -> list[ComponentInfo]:
+        """All sources, sinks and sink groups of the server's agent, by kind and name."""
+        return self._connection.run(_calls.list_components())
+
+    def watch_components(self, interval_seconds: float = 1.0) -> Iterator[list[ComponentInfo]]:
+        """Components as they stand, at once and then at an interval, until the iterator is closed or dropped.
+
+        Args:
+            interval_seconds: How often, 0.1 to 3,600.
+        """
+        return self._connection.stream(_calls.watch_components(interval_seconds))

@@ -13,7 +13,7 @@ class ChannelType(StrEnum):
     FILE = "file"
     """A write-ahead log: survives crashes."""
     SPILLABLE = "spillable"
-    """Memory up to a limit, then a log."""
+    """Memory up to a limit, then a log; what is in memory is lost in a crash."""
 
 
 class FsyncPolicy(StrEnum):
@@ -55,7 +55,8 @@ class ChannelState(StrEnum):
 class ChannelConfig:
     """Limits to ask for. None means the server's default where a channel is made, and no change where it is updated.
 
-    From `backup_checkpoint` on they are limits of file channels only; another type's refuse them.
+    From `backup_checkpoint` on they are limits of channels with a log, which a memory channel refuses; the last two are
+    those of spillable channels only.
     """
 
     type: ChannelType | None = None
@@ -88,6 +89,10 @@ class ChannelConfig:
     """How much a power cut may lose where `fsync` is `INTERVAL`; 0.01 to 3,600."""
     compression: Compression | None = None
     """What packs records from now on."""
+    memory_capacity: int | None = None
+    """Events that are kept in memory only, taken ones included."""
+    memory_byte_capacity: int | None = None
+    """Bytes for their bodies and headers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +142,8 @@ class ChannelGauges:
     """Bytes of the channel's log on the disk; 0 in memory."""
     segments: int
     """Segments of the channel's log; 0 in memory."""
+    memory_events: int
+    """Queued and taken events that are in memory only, so that a crash of the server loses them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

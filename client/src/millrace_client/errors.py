@@ -70,7 +70,10 @@ class BadNameError(RefusedError):
 
 
 class OffsetGapError(RefusedError):
-    """Returned when a put or take offset lies beyond what the transaction has: somebody else uses the transaction."""
+    """Returned when a put or take offset lies beyond what the transaction has: somebody else uses the transaction.
+
+    Also when a stamp names a number that the channel should have accepted before, and has not.
+    """
 
     default_reason = "OFFSET_GAP"
 

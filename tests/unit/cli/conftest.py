@@ -6,7 +6,8 @@ from typer.testing import CliRunner, Result
 
 from millrace_client.cli.program import app
 from millrace_client.cli.session import SERVER_VARIABLE, Session
-from tests.unit.cli.fake_client import FakeChannel, FakeClient
+from millrace_client.dead_letters import targets
+from tests.unit.cli.fake_client import FakeChannel, FakeClient, fake_append_pipelined
 
 
 class RunMillrace(Protocol):
@@ -27,6 +28,7 @@ def orders(client: FakeClient) -> FakeChannel:
 def millrace(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> RunMillrace:
     """Runs `millrace` in this process with the fake client."""
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+    monkeypatch.setattr(targets, "append_pipelined", fake_append_pipelined)
     session = Session(connect=cast("Callable[[str, float], Any]", client.connect))
 
     def run(*arguments: str, typed: str = "") -> Result:

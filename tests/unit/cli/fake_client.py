@@ -1,7 +1,7 @@
 """A client without a server: one or more channels in this process, which fail when a test says so."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -22,11 +22,19 @@ from millrace_client import (
     ChannelType,
     ChannelUpdate,
     ClaimStatus,
+    ComponentCounters,
+    ComponentInfo,
+    ComponentKind,
+    ComponentState,
     Event,
+    EventTooLargeError,
+    MillraceError,
     Receipt,
     Stamp,
+    TxnCapacityError,
 )
 from millrace_client.channel_info import ChannelLimits
+from millrace_client.dead_letters.pipelining import StampedEvents
 
 START_TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -53,6 +61,7 @@ GAUGES = ChannelGauges(
     waiting_commits=0,
     log_bytes=0,
     segments=0,
+    memory_events=0,
 )
 COUNTERS = ChannelCounters(
     event_put_attempt_count=0,
@@ -77,33 +86,78 @@ ORDERS = ChannelInfo(
     replayed_fraction=1.0,
 )
 
+ACCESS = ComponentInfo(
+    kind=ComponentKind.SOURCE,
+    name="access",
+    type="taildir",
+    state=ComponentState.RUNNING,
+    reason="",
+    since=START_TIME,
+    counters=ComponentCounters(
+        event_count=1234,
+        batch_count=5,
+        body_bytes=2048,
+        failure_count=0,
+        filtered_count=2,
+        unrouted_count=0,
+        dead_lettered_count=0,
+        dropped_count=0,
+        missed_count=0,
+    ),
+    progress_age_seconds=90.0,
+)
+
 
 def batch_of(events: Iterable[Event], first_sequence: int = 1, skipped_events: int = 0) -> Batch:
     (columns,) = columns_from_events((event.headers, event.body) for event in events)
     return Batch(first_sequence, columns, skipped_events=skipped_events)
 
 
+def batches_of(events: Iterable[Event]) -> list[Batch]:
+    """Stored events as a channel gives them: a batch for each run of sequences."""
+    runs: list[list[Event]] = []
+    for event in events:
+        if runs and event.sequence == (runs[-1][-1].sequence or 0) + 1:
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+    return [batch_of(run, run[0].sequence or 0) for run in runs]
+
+
 @dataclass
 class FakeTransaction:
     channel: "FakeChannel"
     taken: list[Event] = field(default_factory=list)
+    lease_seconds: float | None = None
+
+    def begin(self) -> Self:
+        self.channel.check()
+        return self
 
     def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
         self.channel.waits.append(wait_seconds)
-        count = min(max_events or self.channel.config.transaction_capacity, len(self.channel.events))
-        self.taken = [self.channel.events.popleft() for _ in range(count)]
-        return [batch_of(self.taken, self.taken[0].sequence or 0)] if self.taken else []
+        self.channel.raise_sometimes()
+        room = self.channel.config.transaction_capacity - len(self.taken)
+        if not room:
+            raise TxnCapacityError("the transaction is full", channel=self.channel.name)
+        count = min(max_events or room, room, len(self.channel.events))
+        taken = [self.channel.events.popleft() for _ in range(count)]
+        self.taken += taken
+        return batches_of(taken)
+
+    def rollback(self) -> None:
+        self.channel.events = deque(sorted([*self.taken, *self.channel.events], key=lambda event: event.sequence or 0))
+        self.taken = []
 
     def __enter__(self) -> Self:
-        self.channel.check()
-        return self
+        return self.begin()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         commit_error = self.channel.commit_errors.popleft() if self.channel.commit_errors and not error else None
         if error or commit_error:
-            self.channel.events.extendleft(reversed(self.taken))
+            self.rollback()
         if commit_error:
             raise commit_error
 
@@ -127,6 +181,10 @@ class FakeChannel:
     append_errors: deque[BaseException | None] = field(default_factory=deque)
     commit_errors: deque[BaseException | None] = field(default_factory=deque)
     followed: list[Batch | BaseException] = field(default_factory=list)
+    body_bytes_max: int = 1_000_000
+    taken_events: int = 0
+    raise_sometimes: Callable[[], None] = field(default=lambda: None)
+    """Called by takes, and by appends before and after they have stored."""
 
     def check(self) -> None:
         if not self.exists:
@@ -138,7 +196,13 @@ class FakeChannel:
         self.stamps.append(stamp)
         if self.append_errors and (error := self.append_errors.popleft()):
             raise error
-        numbered = zip(range(stamp.first_sequence, stamp.last_sequence + 1), events, strict=True)
+        self.raise_sometimes()
+        offered = [event if isinstance(event, Event) else Event(_bytes_of(event)) for event in events]
+        if any(len(event.body) > self.body_bytes_max for event in offered):
+            raise EventTooLargeError(f"an event has more than {self.body_bytes_max} bytes.", channel=self.name)
+        if len(offered) > self.config.transaction_capacity:
+            raise TxnCapacityError(f"{len(offered)} are too many", channel=self.name)
+        numbered = zip(range(stamp.first_sequence, stamp.last_sequence + 1), offered, strict=True)
         new = [(number, event) for number, event in numbered if (stamp.producer_id, number) not in self.stored]
         if len(self.events) + len(new) > self.config.capacity:
             raise ChannelFullError(f"channel {self.name!r} is full", channel=self.name, retry_delay_seconds=0.5)
@@ -147,11 +211,12 @@ class FakeChannel:
             self.stored.add((stamp.producer_id, number))
             self.add(event)
         last = self.next_sequence - 1
+        self.raise_sometimes()
         return Receipt(first if new else 0, last if new else 0, deduplicated=len(new) <= stamp.last_sequence - first)
 
     def add(self, event: Event | bytes | str) -> None:
         if not isinstance(event, Event):
-            event = Event(event.encode() if isinstance(event, str) else event)
+            event = Event(_bytes_of(event))
         self.events.append(replace(event, sequence=self.next_sequence))
         self.next_sequence += 1
 
@@ -164,8 +229,7 @@ class FakeChannel:
             yield from self._follow()
             return
         shown = [event for event in self.events if (event.sequence or 0) >= from_sequence][: max_events or 10]
-        if shown:
-            yield batch_of(shown, shown[0].sequence or 0)
+        yield from batches_of(shown)
 
     def _follow(self) -> Iterator[Batch]:
         for batch in self.followed:
@@ -177,6 +241,7 @@ class FakeChannel:
         gauges = replace(
             GAUGES,
             queued_events=len(self.events),
+            taken_events=self.taken_events,
             body_bytes=sum(len(event.body) for event in self.events),
             next_sequence=self.next_sequence,
         )
@@ -194,9 +259,29 @@ class FakeChannel:
         )
 
 
+def fake_append_pipelined(
+    channel: FakeChannel, appends: Iterable[StampedEvents], after_each: Callable[[], None]
+) -> int:
+    """Stands for `append_pipelined`."""
+    stored_count = 0
+    for events, stamp in appends:
+        try:
+            channel.append(events, stamp)
+        except MillraceError:
+            break
+        stored_count += 1
+        after_each()
+    return stored_count
+
+
+def _bytes_of(body: bytes | str) -> bytes:
+    return body.encode() if isinstance(body, str) else body
+
+
 @dataclass
 class FakeAdmin:
     channels: dict[str, FakeChannel]
+    components: list[ComponentInfo] = field(default_factory=list)
     errors: deque[BaseException] = field(default_factory=deque)
     update_message: str = ""
     last_config: ChannelConfig | None = None
@@ -205,6 +290,9 @@ class FakeAdmin:
         if self.errors:
             raise self.errors.popleft()
         return [self.channels[name].info() for name in sorted(self.channels)]
+
+    def list_components(self) -> list[ComponentInfo]:
+        return list(self.components)
 
     def get_channel(self, name: str) -> ChannelInfo:
         if self.errors:

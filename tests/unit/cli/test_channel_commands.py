@@ -111,6 +111,17 @@ def test_create_with_all_options_says_them(client: FakeClient, millrace: RunMill
     assert json.loads(result.stdout)["name"] == "audit"
 
 
+def test_create_of_a_spillable_channel_says_what_memory_holds(client: FakeClient, millrace: RunMillrace) -> None:
+    """Its limits are those of a channel with a log, and two more; both can be changed later."""
+    memory = ("--memory-capacity", "500", "--memory-byte-capacity", "1MiB")
+    millrace("channel", "create", "audit", "--type", "spillable", "--fsync", "commit", *memory)
+    assert client.admin.last_config == ChannelConfig(
+        type=ChannelType.SPILLABLE, fsync=FsyncPolicy.COMMIT, memory_capacity=500, memory_byte_capacity=1 << 20
+    )
+    millrace("channel", "update", "orders", *memory)
+    assert client.admin.last_config == ChannelConfig(memory_capacity=500, memory_byte_capacity=1 << 20)
+
+
 def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None:
     """The sentence tells how to change it instead."""
     result = millrace("channel", "create", "orders")
@@ -135,6 +146,8 @@ def test_create_a_channel_that_exists_ends_with_1(millrace: RunMillrace) -> None
         ("--fsync", "never"),
         ("--fsync-interval", "nan"),
         ("--compression", "gzip"),
+        ("--memory-capacity", "0"),
+        ("--memory-byte-capacity", "some"),
     ],
 )
 def test_create_with_impossible_limits_is_a_usage_error(

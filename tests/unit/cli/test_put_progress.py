@@ -10,9 +10,9 @@ from millrace_client.cli.put_progress import BarProgress, NotedProgress, progres
 FULL = ChannelFullError("no room for 100 more", channel="orders")
 
 
-def drawn(total_bytes: int | None, *, is_waiting: bool) -> str:
+def drawn(total_bytes: int | None, *, is_waiting: bool, noun: str = "lines") -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    with Progress(*progress_columns(total_bytes), console=console, auto_refresh=False) as progress:
+    with Progress(*progress_columns(total_bytes, noun), console=console, auto_refresh=False) as progress:
         bar = BarProgress(progress, "put", total_bytes)
         bar.committed(1000, 50_000)
         bar.committed(1000, 50_000)
@@ -36,6 +36,11 @@ def test_bar_of_a_pipe_tells_lines() -> None:
     text = drawn(None, is_waiting=False)
     assert "2,000 lines" in text
     assert "/" not in text.replace("/s", "")
+
+
+def test_bar_of_something_else_names_it() -> None:
+    """Lines are not the only thing that is counted."""
+    assert "2,000 events" in drawn(None, is_waiting=False, noun="events")
 
 
 def test_bar_while_waiting_says_why_and_how_long() -> None:

@@ -190,6 +190,24 @@ def test_get_channel_of_a_file_channel_tells_all_of_it(client: Any, server: Fake
     assert (channel.fault, channel.replayed_fraction) == ("it reads its log", 0.5)
 
 
+def test_get_channel_of_a_spillable_channel_tells_what_is_in_memory(client: Any, server: FakeServer) -> None:
+    """Its limits, which another channel can be made with, and how many events a crash would lose."""
+    described_so = file_channel("orders")
+    described_so.config.MergeFrom(
+        admin_pb.ChannelConfig(type=admin_pb.CHANNEL_TYPE_SPILLABLE, memory_capacity=500, memory_byte_capacity=1 << 20)
+    )
+    described_so.gauges.memory_events = 7
+    server.script("GetChannel", admin_pb.GetChannelResponse(channel=described_so))
+    server.script("CreateChannel", admin_pb.CreateChannelResponse(channel=described_so))
+    channel = client.admin.get_channel("orders")
+    config = channel.config
+    assert (config.type, config.memory_capacity, config.memory_byte_capacity) == ("spillable", 500, 1 << 20)
+    assert channel.gauges.memory_events == 7
+    client.admin.create_channel("audit", config)
+    asked = server.requests["CreateChannel"][0].config
+    assert (asked.memory_capacity, asked.memory_byte_capacity) == (500, 1 << 20)
+
+
 @pytest.mark.parametrize("state", [0, 99])
 def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: FakeServer, state: int) -> None:
     """A server of another release may say less or more; what a memory channel does not have is None."""
@@ -199,6 +217,7 @@ def test_get_channel_in_a_state_that_is_not_known_says_so(client: Any, server: F
     assert (channel.state, channel.fault) == (millrace.ChannelState.UNKNOWN, "")
     assert (channel.config.fsync, channel.config.compression, channel.config.backup_checkpoint) == (None, None, None)
     assert (channel.config.checkpoint_interval_seconds, channel.config.min_free_bytes) == (None, None)
+    assert (channel.config.memory_capacity, channel.config.memory_byte_capacity) == (None, None)
 
 
 def test_create_channel_with_the_limits_of_another_makes_one_like_it(client: Any, server: FakeServer) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from millrace_client import _calls
 from millrace_client.aio._connection import Connection
 from millrace_client.channel_info import ChannelConfig, ChannelInfo, ChannelUpdate
+from millrace_client.component_info import ComponentInfo
 
 
 class Admin:
@@ -42,3 +43,11 @@ class Admin:
     async def purge_channel(self, name: str) -> int:
         """Removes all events that no open transaction has taken; returns how many."""
         return await self._connection.run(_calls.purge_channel(name))
+
+    async def list_components(self) -> list[ComponentInfo]:
+        """All components of the server's agent; see `millrace_client.Admin.list_components`."""
+        return await self._connection.run(_calls.list_components())
+
+    def watch_components(self, interval_seconds: float = 1.0) -> AsyncGenerator[list[ComponentInfo]]:
+        """Components as they stand, again and again; see `millrace_client.Admin.watch_components`."""
+        return self._connection.stream(_calls.watch_components(interval_seconds))

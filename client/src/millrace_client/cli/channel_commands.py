@@ -54,34 +54,40 @@ BackupCheckpointOption = Annotated[
     bool | None,
     typer.Option(
         "--backup-checkpoint/--no-backup-checkpoint",
-        help="File: keep the checkpoint before the newest one too.",
+        help="Log: keep the checkpoint before the newest one too.",
         show_default=False,
     ),
 ]
 CheckpointIntervalOption = Annotated[
     float | None,
-    seconds_option(min=0, show_default=False, help="File: how long after one checkpoint the next one begins."),
+    seconds_option(min=0, show_default=False, help="Log: how long after one checkpoint the next one begins."),
 ]
 SegmentBytesOption = Annotated[
     str | None,
-    _limit("SIZE", "File: a segment of this size is ended and the next one begun.", callback=_check_size),
+    _limit("SIZE", "Log: a segment of this size is ended and the next one begun.", callback=_check_size),
 ]
 MinFreeBytesOption = Annotated[
-    str | None, _limit("SIZE", "File: bytes that puts leave free on each disk.", callback=_check_size)
+    str | None, _limit("SIZE", "Log: bytes that puts leave free on each disk.", callback=_check_size)
 ]
 FsyncOption = Annotated[
     FsyncPolicy | None,
     typer.Option(
-        help="File: sync before each commit is answered, or at an interval, which a power cut may lose.",
+        help="Log: sync before each commit is answered, or at an interval, which a power cut may lose.",
         show_default=False,
     ),
 ]
 FsyncIntervalOption = Annotated[
     float | None,
-    seconds_option(min=0, show_default=False, help="File: how much a power cut may lose with --fsync interval."),
+    seconds_option(min=0, show_default=False, help="Log: how much a power cut may lose with --fsync interval."),
 ]
 CompressionOption = Annotated[
-    Compression | None, typer.Option(help="File: what packs events from now on.", show_default=False)
+    Compression | None, typer.Option(help="Log: what packs events from now on.", show_default=False)
+]
+MemoryCapacityOption = Annotated[
+    int | None, _limit("EVENTS", "Spillable: events that are kept in memory only; a crash loses them.", min=1)
+]
+MemoryByteCapacityOption = Annotated[
+    str | None, _limit("SIZE", "Spillable: bytes for their bodies and headers.", callback=_check_size)
 ]
 
 
@@ -128,12 +134,15 @@ def create(
     fsync: FsyncOption = None,
     fsync_interval: FsyncIntervalOption = None,
     compression: CompressionOption = None,
+    memory_capacity: MemoryCapacityOption = None,
+    memory_byte_capacity: MemoryByteCapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a channel.
 
-    It survives restarts of the server; what a memory channel holds does not, what a file channel holds does. A limit
-    that is not said is the server's default. Directories and keys are said in the server's configuration file.
+    It survives restarts of the server; what a memory channel holds does not, what a file channel holds does. What a
+    spillable channel holds survives a stop, and a crash all but what was in its memory. A limit that is not said is the
+    server's default. Directories and keys are said in the server's configuration file.
     """
     config = ChannelConfig(
         type=channel_type,
@@ -151,6 +160,8 @@ def create(
         fsync=fsync,
         fsync_interval_seconds=fsync_interval,
         compression=compression,
+        memory_capacity=memory_capacity,
+        memory_byte_capacity=_size(memory_byte_capacity),
     )
     _write(client.admin.create_channel(name, config), as_json=as_json)
 
@@ -174,6 +185,8 @@ def update(
     fsync: FsyncOption = None,
     fsync_interval: FsyncIntervalOption = None,
     compression: CompressionOption = None,
+    memory_capacity: MemoryCapacityOption = None,
+    memory_byte_capacity: MemoryByteCapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change limits of a channel while it is in use.
@@ -195,6 +208,8 @@ def update(
         fsync=fsync,
         fsync_interval_seconds=fsync_interval,
         compression=compression,
+        memory_capacity=memory_capacity,
+        memory_byte_capacity=_size(memory_byte_capacity),
     )
     if config == ChannelConfig():
         raise CommandError(ExitCode.USAGE, "there is nothing to change; name a limit, such as --capacity N")

@@ -93,15 +93,18 @@ def writer_on_stdout(event_format: EventFormat) -> EventWriter:
     return EventWriter(event_format, sys.stdout.buffer, is_terminal=sys.stdout.isatty())
 
 
+def body_document(body: bytes) -> dict[str, str]:
+    """A body as JSON has it: `body`, or `body_base64` where it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
 def _long_line(event: Event) -> str:
     headers = " ".join(f"{key}={value}" for key, value in event.headers.items()) or "-"
     return f"{event.sequence}\t{printable(headers)}\t{printable_bytes(event.body)}"
 
 
 def _json_line(event: Event) -> str:
-    document: dict[str, object] = {"sequence": event.sequence, "headers": dict(event.headers)}
-    try:
-        document["body"] = event.body.decode()
-    except UnicodeDecodeError:
-        document["body_base64"] = base64.b64encode(event.body).decode("ascii")
-    return json.dumps(document)
+    return json.dumps({"sequence": event.sequence, "headers": dict(event.headers), **body_document(event.body)})

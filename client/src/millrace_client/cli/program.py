@@ -9,7 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from millrace_client import MillraceError
-from millrace_client.cli import bench_command, channel_commands, put_command, read_commands, top_command
+from millrace_client.cli import (
+    bench_command,
+    channel_commands,
+    component_commands,
+    dead_letter_command,
+    put_command,
+    read_commands,
+    top_command,
+)
 from millrace_client.cli.exit_codes import MEANINGS, ExitCode
 from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
 from millrace_client.cli.interrupts import TerminatedError, undisguised_interrupts
@@ -72,10 +80,12 @@ app = typer.Typer(
 )
 app.command()(channel_commands.channels)
 app.add_typer(channel_commands.channel_app, name="channel")
+app.command()(component_commands.components)
 app.command()(put_command.put)
 app.command()(read_commands.take)
 app.command()(read_commands.peek)
 app.command()(read_commands.tail)
+app.add_typer(dead_letter_command.dead_letter_app, name="dead-letter")
 app.command()(top_command.top)
 app.add_typer(bench_command.bench_app, name="bench")
 

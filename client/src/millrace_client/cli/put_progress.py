@@ -69,26 +69,36 @@ class BarProgress:
 
 
 class _LinesColumn(ProgressColumn):
+    def __init__(self, noun: str) -> None:
+        super().__init__()
+        self._noun = noun
+
     def render(self, task: Task) -> Text:
         lines = int(task.fields["lines"])
         rate = lines / task.elapsed if task.elapsed else 0.0
-        return Text(f"{lines:,} lines {rate:,.0f}/s")
+        return Text(f"{lines:,} {self._noun} {rate:,.0f}/s")
 
 
-def progress_columns(total_bytes: int | None) -> list[ProgressColumn]:
+def progress_columns(total_bytes: int | None, noun: str = "lines") -> list[ProgressColumn]:
     """What stands beside the bar; without a total there is no bar."""
     measure = [BarColumn(), DownloadColumn(), TimeRemainingColumn()] if total_bytes else [SpinnerColumn()]
-    return [TextColumn("{task.description}", markup=False), *measure, _LinesColumn(), TimeElapsedColumn()]
+    return [TextColumn("{task.description}", markup=False), *measure, _LinesColumn(noun), TimeElapsedColumn()]
 
 
 @contextmanager
-def shown_progress(label: str, total_bytes: int | None) -> Iterator[PutProgress]:
-    """Shows a put's progress on standard error until the block ends."""
+def shown_progress(label: str, total_bytes: int | None, noun: str = "lines") -> Iterator[PutProgress]:
+    """Shows progress on standard error until the block ends.
+
+    Args:
+        label: What goes on.
+        total_bytes: How much there is to do; None: nobody knows.
+        noun: What is counted.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield NotedProgress()
         return
-    progress = Progress(*progress_columns(total_bytes), console=console, transient=True)
+    progress = Progress(*progress_columns(total_bytes, noun), console=console, transient=True)
     # Not `with progress`: an interrupt inside its beginning would leave the terminal without a cursor.
     try:
         progress.start()

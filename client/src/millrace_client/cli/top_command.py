@@ -1,4 +1,4 @@
-"""`millrace top`: what moves in the channels, live."""
+"""`millrace top`: what moves in the channels, and how what moves it is, live."""
 
 import json
 import time
@@ -9,15 +9,16 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from millrace_client import ChannelInfo, Client, MillraceError
+from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.channel_view import channel_document, top_table
+from millrace_client.cli.component_view import components_table
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError, sentence_of
 from millrace_client.cli.interrupts import undisguised_interrupts
 from millrace_client.cli.keyboard import heard_keys
 from millrace_client.cli.screen import is_on_terminal, show, text
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
-from millrace_client.cli.top_rates import RateMeter, Rates
+from millrace_client.cli.top_rates import ComponentRateMeter, RateMeter, Rates
 
 INTERVAL_SECONDS = 1.0
 INTERVAL_SECONDS_MIN = 0.1
@@ -40,9 +41,10 @@ def top(
     interval: IntervalOption = INTERVAL_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch depth, fill and rates of channels, until `q` or Ctrl-C.
+    """Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.
 
-    TXNS are open transactions, WAITING are takes and commits that wait. Where standard output is no terminal, and with
+    TXNS are open transactions, WAITING are takes and commits that wait. Where channels are named, only they are shown.
+    Where standard output is no terminal, and with
     --json, it looks twice, an interval apart, and writes once.
     """
     watch = ChannelWatch(client, names or [])
@@ -61,15 +63,18 @@ def top(
 
 
 class ChannelWatch:
-    """Channels as they were at the last look, and what moved since the one before."""
+    """Channels and components as they were at the last look, and what moved since the one before."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
         self._client = client
         self.endpoint = client.endpoint
         self._names = names
         self._meter = RateMeter()
+        self._component_meter = ComponentRateMeter()
         self.channels: list[ChannelInfo] = []
         self.rates: Mapping[str, Rates] = {}
+        self.components: list[ComponentInfo] = []
+        self.component_rates: Mapping[str, float] = {}
 
     def look(self) -> None:
         """Asks the server.
@@ -84,13 +89,16 @@ class ChannelWatch:
             raise CommandError(
                 ExitCode.REFUSED, f"there is no channel {', '.join(missing)}; see the names with `millrace channels`"
             )
+        components = [] if self._names else self._client.admin.list_components()
         self.channels = [channel for channel in channels if not self._names or channel.name in self._names]
         self.rates = self._meter.measure(self.channels)
+        self.components = components
+        self.component_rates = self._component_meter.measure(components)
 
 
 def _write_once(watch: ChannelWatch, *, as_json: bool) -> None:
     if not as_json:
-        show(top_table(watch.channels, watch.rates))
+        show(_tables(watch))
         return
     documents = []
     for channel in watch.channels:
@@ -126,5 +134,11 @@ def try_to_look(watch: ChannelWatch) -> str:
 
 def _screen(watch: ChannelWatch, trouble: str) -> RenderableType:
     heading = text(f"millrace top  {time.strftime('%H:%M:%S')}  q or Ctrl-C ends", style="dim")
-    table = top_table(watch.channels, watch.rates)
-    return Group(heading, table, text(trouble, style="red")) if trouble else Group(heading, table)
+    return Group(heading, _tables(watch), *([text(trouble, style="red")] if trouble else []))
+
+
+def _tables(watch: ChannelWatch) -> RenderableType:
+    channels = top_table(watch.channels, watch.rates)
+    if not watch.components:
+        return channels
+    return Group(channels, "", components_table(watch.components, watch.component_rates))

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from millrace_client import ChannelInfo
+from millrace_client import ChannelInfo, ComponentInfo
+from millrace_client.cli.component_view import component_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,31 @@ class RateMeter:
             if (last := self._last.get(name)) and (measured := _rates(last, channel, seconds))
         }
         self._looked_at, self._last = now, looked
+        return rates
+
+
+class ComponentRateMeter:
+    """Remembers the last look at components and measures against it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = 0.0
+        self._last: dict[str, int] = {}
+
+    def measure(self, components: Iterable[ComponentInfo]) -> dict[str, float]:
+        """Events a second by the component's path since the last call.
+
+        A component that was not there then, or counts from 0 again since, has no rate.
+        """
+        now = self._clock()
+        seconds = now - self._looked_at
+        counts = {component_path(component): component.counters.event_count for component in components}
+        rates = {
+            path: (count - self._last[path]) / seconds
+            for path, count in counts.items()
+            if seconds > 0 and count >= self._last.get(path, count + 1)
+        }
+        self._looked_at, self._last = now, counts
         return rates
 
 
