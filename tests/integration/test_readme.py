@@ -1,38 +1,36 @@
 """What the README tells newcomers to type, typed."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 import millrace_client as millrace
 from tests.conftest import StartMillraced
+from tests.daemon_flows import wait_until
+from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced, run_millraced
 
 _README = Path(__file__).parents[2] / "README.md"
-_BLOCK = re.compile(r"<!-- run: (?P<kind>\w+) -->\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 _DOCUMENTED_ADDRESS = "127.0.0.1:7070"
 _COMMAND_SECONDS_MAX = 60
 _ORDERS = 'channels.orders.type = "file"'
 
 
-class Block(NamedTuple):
-    """A fenced block of the README that is to be run."""
-
-    kind: str
-    text: str
-
-
 def blocks(kind: str) -> list[str]:
-    """The blocks of one kind, in the README's order."""
-    found = [Block(match["kind"], match["text"]) for match in _BLOCK.finditer(_README.read_text(encoding="utf-8"))]
-    return [block.text for block in found if block.kind == kind]
+    """The README's blocks of one kind."""
+    return blocks_of(_README, kind)
+
+
+def configuration_with(text: str) -> str:
+    """The one configuration in which a text stands."""
+    [found] = [block for block in blocks("check") if text in block]
+    return found
 
 
 def run(command: list[str], server: Millraced | None = None, cwd: Path | None = None) -> str:
@@ -58,8 +56,8 @@ def run(command: list[str], server: Millraced | None = None, cwd: Path | None = 
 
 def test_blocks_of_each_kind_are_found() -> None:
     """A README whose marks were lost would pass all other tests here."""
-    kinds = ("server", "shell", "python", "spark", "check", "key", "tools", "repair", "restore")
-    assert [len(blocks(kind)) for kind in kinds] == [1, 2, 3, 2, 3, 1, 1, 1, 1]
+    kinds = ("server", "shell", "python", "spark", "check", "graph", "key", "tools", "repair", "restore")
+    assert [len(blocks(kind)) for kind in kinds] == [1, 2, 4, 2, 6, 1, 1, 1, 1, 1]
 
 
 def test_server_block_starts_the_command_that_is_there() -> None:
@@ -82,14 +80,14 @@ def test_shell_blocks_around_a_kill_show_the_same_events(start_millraced: StartM
     assert run(take, again) == "first\n"
 
 
-@pytest.mark.parametrize("index", range(3))
-def test_python_block_does_what_it_says(millraced: Millraced, index: int) -> None:
-    """The programs run as they stand, and print the events that they put."""
+@pytest.mark.parametrize(("index", "expected"), [*enumerate(("a book", "one", "a lamp", "1\n"))])
+def test_python_block_does_what_it_says(millraced: Millraced, tmp_path: Path, index: int, expected: str) -> None:
+    """The programs run as they stand, and print the events that they put, or how many."""
     with millrace.connect(millraced.grpc) as client:
         client.admin.create_channel("orders", millrace.ChannelConfig(type=millrace.ChannelType.FILE))
     program = blocks("python")[index].replace(_DOCUMENTED_ADDRESS, millraced.grpc)
-    printed = run([sys.executable, "-W", "error", "-c", program], millraced)
-    assert ("a book", "one", "a lamp")[index] in printed
+    printed = run([sys.executable, "-W", "error", "-c", program], millraced, tmp_path)
+    assert expected in printed
 
 
 @pytest.mark.spark
@@ -141,7 +139,7 @@ def test_first_configuration_block_served_has_its_channels(start_millraced: Star
 
 def test_blocks_for_disks_and_compression_keep_and_pack_events(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """Both disks get the channel's directory, and bodies that are alike take little of them."""
-    config = blocks("check")[1].replace("/disk", f"{tmp_path}/disk")
+    config = configuration_with("data_dirs").replace("/disk", f"{tmp_path}/disk")
     server = start_millraced(config)
     server.wait_for("channel opened")
     with millrace.connect(server.grpc) as client:
@@ -160,7 +158,7 @@ def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
         pytest.skip("openssl is not on this machine")
     (make_key,) = blocks("key")
     run(["bash", "-euo", "pipefail", "-c", make_key], cwd=tmp_path)
-    server = start_millraced(blocks("check")[2].replace("/etc/millrace", str(tmp_path)))
+    server = start_millraced(configuration_with("active_key").replace("/etc/millrace", str(tmp_path)))
     server.wait_for("channel opened")
     with millrace.connect(server.grpc) as client:
         client.channel("orders").append([b"a book"])
@@ -169,6 +167,36 @@ def test_blocks_for_encryption_make_a_key_that_seals_what_is_written(
     written = b"".join(path.read_bytes() for path in (server.data_dir / "channels" / "orders").iterdir())
     assert b"a book" not in written
     assert b"2026" in written
+
+
+def test_graph_in_the_readme_is_what_the_command_draws(tmp_path: Path) -> None:
+    """The picture belongs to the configuration above it."""
+    config = tmp_path / "millrace.toml"
+    config.write_text(configuration_with('type = "taildir"'), encoding="utf-8")
+    assert [run_millraced("graph", config).stdout] == blocks("graph")
+
+
+def test_agents_of_the_readme_bring_lines_of_a_log_into_parquet(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Both configurations work together as they stand, but for places on the machine."""
+    for folder in ("nginx", "web"):
+        (tmp_path / folder).mkdir()
+    lines = [f"GET /{'health' if number % 10 == 0 else number} HTTP/1.1" for number in range(200)]
+    (tmp_path / "nginx" / "access.log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    archive = configuration_with('type = "files"').replace("0.0.0.0:7070", "127.0.0.1:0")
+    collector = start_millraced(archive.replace("/data", str(tmp_path)), tmp_path / "collector")
+    edge_toml = configuration_with('type = "taildir"').replace("collector-1:7070", collector.grpc)
+    edge = start_millraced(edge_toml.replace("/var/log", str(tmp_path)), tmp_path / "edge")
+    kept = [line for line in lines if "health" not in line]
+    with millrace.connect(collector.grpc) as client:
+        wait_until(lambda: client.admin.get_channel("web").gauges.taken_events == len(kept))
+    assert edge.stop() == 0
+    # It finishes its files.
+    assert collector.stop() == 0
+    rows = pq.ParquetDataset(tmp_path / "web").read().to_pylist()
+    assert [row["body"].decode() for row in sorted(rows, key=lambda row: row["sequence"])] == kept
+    assert {dict(row["headers"])["file"] for row in rows} == {str(tmp_path / "nginx" / "access.log")}
 
 
 def test_blocks_for_damage_look_repair_and_restore(start_millraced: StartMillraced, tmp_path: Path) -> None:

@@ -4,7 +4,15 @@ import re
 import tomllib
 from pathlib import Path
 
-from millrace_server.channels.config import EncryptionConfig, FileChannelConfig, MemoryChannelConfig
+from millrace_server.agent.sink_groups.config import SinkGroupConfig
+from millrace_server.agent.sinks.sink import SinkConfig
+from millrace_server.agent.sources.source import SourceConfig
+from millrace_server.channels.config import (
+    EncryptionConfig,
+    FileChannelConfig,
+    MemoryChannelConfig,
+    SpillableChannelConfig,
+)
 from millrace_server.settings import ServerSettings, load_settings
 from tests.unit.repository.checkout import ROOT
 
@@ -13,23 +21,31 @@ EXAMPLE = ROOT / "deploy" / "millrace.toml"
 
 def _with(commented_out: str) -> str:
     """The example with the settings in force that stand behind a comment sign and this."""
-    return re.sub(rf"^# {commented_out}(?=[\w.]+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    return re.sub(rf"^# {commented_out}(?=[\w.]+ = |\[)", "", EXAMPLE.read_text(), flags=re.MULTILINE)
 
 
 def test_example_loaded_as_it_is_is_good() -> None:
-    """The daemon takes the example unchanged: a durable channel, and one in memory."""
-    channels = load_settings(EXAMPLE).channels
-    assert {name: channel.type for name, channel in channels.items()} == {"orders": "file", "events": "memory"}
+    """The daemon takes the example unchanged: a durable channel, one in memory, and one that has of both."""
+    types = {name: channel.type for name, channel in load_settings(EXAMPLE).channels.items()}
+    assert types == {"orders": "file", "events": "memory", "bursts": "spillable"}
 
 
 def test_example_with_everything_in_force_shows_every_setting(tmp_path: Path) -> None:
-    """The example tells of every setting that there is, and of no other; what it gives for examples is good too."""
+    """The example tells of every setting of server and channels, and of no other; its flow is good too.
+
+    What flows consist of has all those settings that do not depend on the type.
+    """
     everything = _with("(?:For example: )?")
     tables = tomllib.loads(everything)
     assert tables["server"].keys() == ServerSettings.model_fields.keys()
     assert tables["channels"]["events"].keys() == MemoryChannelConfig.model_fields.keys()
     assert tables["channels"]["orders"].keys() == FileChannelConfig.model_fields.keys()
+    its_own = SpillableChannelConfig.model_fields.keys() - FileChannelConfig.model_fields.keys()
+    assert tables["channels"]["bursts"].keys() == {"type", *its_own}, "the rest is told of file channels"
     assert tables["channels"]["orders"]["encryption"].keys() == EncryptionConfig.model_fields.keys()
+    assert SourceConfig.model_fields.keys() < tables["sources"]["access_log"].keys()
+    assert SinkConfig.model_fields.keys() < tables["sinks"]["collector"].keys()
+    assert tables["sink_groups"]["out"].keys() == SinkGroupConfig.model_fields.keys()
     path = tmp_path / "millrace.toml"
     path.write_text(everything)
     assert load_settings(path) != load_settings(EXAMPLE)

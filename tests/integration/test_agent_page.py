@@ -1,0 +1,56 @@
+"""What docs/agent.md shows, done."""
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartMillraced
+from tests.daemon_flows import wait_until
+from tests.fenced_blocks import blocks_of
+from tests.millraced import run_millraced
+
+PAGE = Path(__file__).parents[2] / "docs" / "agent.md"
+DOCUMENTED_ADDRESS = "127.0.0.1:8080"
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_blocks_of_each_kind_on_the_page_are_found() -> None:
+    """A page whose marks were lost would pass all other tests here."""
+    assert [len(blocks_of(PAGE, kind)) for kind in ("check", "own_parts.py", "own", "post")] == [3, 1, 1, 1]
+
+
+def test_configurations_of_the_page_are_good(tmp_path: Path) -> None:
+    """Each passes the check."""
+    config = tmp_path / "millrace.toml"
+    for block in blocks_of(PAGE, "check"):
+        config.write_text(block, encoding="utf-8")
+        checked = run_millraced("check", config)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_parts_of_ones_own_on_the_page_do_what_they_say(
+    start_millraced: StartMillraced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's module, configuration and request, as they stand but for the port, bring an event through; once."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not on this machine")
+    [module], [config], [post] = (blocks_of(PAGE, kind) for kind in ("own_parts.py", "own", "post"))
+    (tmp_path / "own_parts.py").write_text(module, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    address = free_address()
+    written = tmp_path / "payments.txt"
+    server = start_millraced(config.replace(DOCUMENTED_ADDRESS, address).replace("payments.txt", str(written)))
+    server.wait_for("listening")
+    command = ["bash", "-euo", "pipefail", "-c", post.replace(DOCUMENTED_ADDRESS, address)]
+    for _ in range(2):
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+    wait_until(written.exists)
+    assert server.stop() == 0
+    assert written.read_bytes() == b"card ************1111\n"

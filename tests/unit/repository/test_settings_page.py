@@ -1,0 +1,91 @@
+"""docs/settings.md, which is made from the code, and what docs/agent.md and the README say of types and of Flume."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.selectors.config import AnySelectorConfig
+from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.declared_settings import choices_of, unwrapped
+from millrace_server.flume_import.importing import import_agent
+from millrace_server.settings import Settings
+from tests.unit.repository.checkout import ROOT
+from tools import generate_settings_page
+
+README = (ROOT / "README.md").read_text()
+AGENT_PAGE = (ROOT / "docs" / "agent.md").read_text()
+
+HDFS_VALUES = {
+    "hdfs.path": "/logs/%{host}/%Y-%m-%d",
+    "hdfs.codeC": "gzip",
+    "hdfs.timeZone": "Europe/Berlin",
+    "hdfs.roundValue": "10",
+    "serializer": "avro_event",
+}
+"""Values for settings that take no number; `hdfs.round` has the times rounded."""
+
+
+def _models(declared: object) -> Iterator[type[BaseModel]]:
+    """All models that a declaration leads to."""
+    annotation, _ = unwrapped(declared)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _models(field)
+        return
+    _, choices = choices_of(declared)
+    for inner in choices.values() or get_args(annotation):
+        yield from _models(inner)
+
+
+def test_settings_page_made_anew_is_what_is_committed() -> None:
+    """`make docs` would change nothing."""
+    command = [sys.executable, "tools/generate_settings_page.py", "--check"]
+    check = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_settings_page_read_as_tables_has_every_setting_with_its_default() -> None:
+    """Whatever the configuration may hold, however deep, stands there."""
+    rows = {line for line in generate_settings_page.page().splitlines() if line.startswith("| `")}
+    models = set(_models(Settings)) - {Settings}
+    assert len(models) > 35
+    for model in models:
+        for name in model.model_fields.keys() - {"type"}:
+            beginning = f"| `{name}` | {generate_settings_page.default_of(model, name)} | "
+            assert any(row.startswith(beginning) for row in rows), f"{model.__name__}.{name}"
+
+
+def test_types_of_everything_are_told_on_the_agent_page_and_in_the_readme() -> None:
+    """A type that is added is told of."""
+    for union in (AnySourceConfig, AnySinkConfig, AnyInterceptorConfig, AnySelectorConfig):
+        _, choices = choices_of(union)
+        assert len(choices) > 3
+        for tag in choices:
+            assert f"`{tag}`" in AGENT_PAGE, tag
+            assert f"`{tag}`" in README or tag == "custom", tag
+
+
+@pytest.mark.parametrize(
+    ("flume", "millrace"), re.findall(r"^\| `(hdfs\.\w+|serializer)` \| `(\w+)` \|$", AGENT_PAGE, re.MULTILINE)
+)
+def test_setting_of_flumes_hdfs_sink_imported_is_what_the_agent_page_says(flume: str, millrace: str) -> None:
+    """The table tells what the import does."""
+    text = """
+        a.channels = c
+        a.channels.c.type = file
+        a.sinks = s
+        a.sinks.s.type = hdfs
+        a.sinks.s.channel = c
+        a.sinks.s.hdfs.path = /logs
+        a.sinks.s.hdfs.round = true
+    """
+    without = import_agent(text).tables["sinks"]["s"]
+    table = import_agent(f"{text}\na.sinks.s.{flume} = {HDFS_VALUES.get(flume, '77')}\n").tables["sinks"]["s"]
+    assert {key for key in table if table[key] != without.get(key)} == {millrace}

@@ -1,0 +1,208 @@
+"""Generates `docs/settings.md`: every setting of the configuration file, as the code has it.
+
+`python tools/generate_settings_page.py` writes it, `--check` fails where what is committed is stale. What is said of a
+setting is the docstring below its field; defaults and limits are the model's own.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
+from millrace_server.agent.selectors.config import AnySelectorConfig
+from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.agent.sink_groups.config import SinkGroupConfig
+from millrace_server.agent.sinks.sink import SinkConfig
+from millrace_server.agent.sources.source import SourceConfig
+from millrace_server.agent.sources.spooldir.config import AnyDone, AnyFormat
+from millrace_server.channels.config import (
+    EncryptionConfig,
+    FileChannelConfig,
+    MemoryChannelConfig,
+    SpillableChannelConfig,
+)
+from millrace_server.declared_settings import choices_of
+from millrace_server.setting_problems import allowed_values, shown_value
+from millrace_server.settings import ServerSettings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+
+_INTRODUCTION = """\
+# Settings
+
+Every setting of the configuration file. `make docs` makes this page from the code; [agent.md](agent.md) tells how the
+parts play together, and [millrace.toml](../deploy/millrace.toml) is a file to begin with.
+"""
+
+_SHARE_OF_MEMORY = frozenset({"byte_capacity", "memory_byte_capacity"})
+"""Settings whose default differs from machine to machine."""
+
+
+class _Shared(NamedTuple):
+    """Settings that many tables have, told in one place."""
+
+    model: type[BaseModel]
+    title: str
+
+
+_FILE_CHANNEL = _Shared(FileChannelConfig, "Channel of type file")
+_ALL_SOURCES = _Shared(SourceConfig, "All sources")
+_LINES = _Shared(LinesConfig, "Lines")
+_ALL_SINKS = _Shared(SinkConfig, "All sinks")
+
+
+def page() -> str:
+    """The page as it should be."""
+    return "\n".join([_INTRODUCTION, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    yield from _section("`[server]`", ServerSettings)
+    yield "## `[channels.NAME]`\n"
+    yield from _section("Channel of type memory", MemoryChannelConfig, level=3)
+    yield from _section(_FILE_CHANNEL.title, FileChannelConfig, level=3)
+    yield from _section("Channel of type spillable", SpillableChannelConfig, [_FILE_CHANNEL], level=3)
+    yield from _section("`encryption` of a channel", EncryptionConfig, level=3)
+    yield "## `[sources.NAME]`\n"
+    yield from _section(_ALL_SOURCES.title, SourceConfig, level=3)
+    yield from _section(_LINES.title, LinesConfig, level=3)
+    yield from _section("`multiline` of lines", MultilineConfig, level=3)
+    yield from _choices("Source", AnySourceConfig, [_ALL_SOURCES, _LINES])
+    yield from _choices("`format` of a source spooldir:", AnyFormat, [_LINES])
+    yield from _choices("`done` of a source spooldir:", AnyDone)
+    yield "## `interceptors` of a source\n"
+    yield from _choices("Interceptor", AnyInterceptorConfig)
+    yield "## `selector` of a source\n"
+    yield from _choices("Selector", AnySelectorConfig)
+    yield "## `[sinks.NAME]`\n"
+    yield from _section(_ALL_SINKS.title, SinkConfig, level=3)
+    yield from _choices("Sink", AnySinkConfig, [_ALL_SINKS])
+    yield from _section("`[sink_groups.NAME]`", SinkGroupConfig)
+
+
+def _choices(what: str, union: object, shared: Sequence[_Shared] = ()) -> Iterator[str]:
+    _, choices = choices_of(union)
+    for tag, model in choices.items():
+        yield from _section(f"{what} {tag}", model, shared, level=3)
+
+
+def _section(title: str, model: type[BaseModel], shared: Sequence[_Shared] = (), level: int = 2) -> Iterator[str]:
+    yield f"{'#' * level} {title}\n"
+    yield f"{inspect.cleandoc(model.__doc__ or '')}\n"
+    told_elsewhere = [one for one in shared if one.model.model_fields.keys() <= model.model_fields.keys()]
+    if told_elsewhere:
+        links = " and of ".join(
+            f"[{one.title[0].lower()}{one.title[1:]}](#{_anchor(one.title)})" for one in told_elsewhere
+        )
+        yield f"It has the settings of {links}.\n"
+    rows = list(_rows(model, told_elsewhere))
+    if rows:
+        yield "\n".join(["| setting | default | what it is |", "| --- | --- | --- |", *rows, ""])
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-").replace("`", "")
+
+
+def _rows(model: type[BaseModel], told_elsewhere: Sequence[_Shared]) -> Iterator[str]:
+    told = _docstrings(model)
+    for name, field in model.model_fields.items():
+        if name == "type" or any(_is_same(field, one.model.model_fields.get(name)) for one in told_elsewhere):
+            continue
+        what = " ".join([told[name], *_limits(field, told[name])]).replace("|", r"\|")
+        yield f"| `{name}` | {default_of(model, name)} | {what} |"
+
+
+def _limits(field: FieldInfo, told: str) -> Iterator[str]:
+    """What a setting may be, where its docstring does not say so and its default does not show it."""
+    allowed = allowed_values(field)
+    words = re.findall('"[^"]+"', allowed)
+    if any(word.strip('"') not in told for word in words) or any(character.isdigit() for character in allowed):
+        yield f"*{allowed[0].upper()}{allowed[1:]}.*"
+
+
+def _is_same(field: FieldInfo, shared: FieldInfo | None) -> bool:
+    return shared is not None and (field.default, field.default_factory) == (shared.default, shared.default_factory)
+
+
+def default_of(model: type[BaseModel], name: str) -> str:
+    """A setting's default as the page shows it."""
+    field = model.model_fields[name]
+    if field.is_required():
+        return "must be said"
+    if name in _SHARE_OF_MEMORY and field.default_factory is not None:
+        return "a fifth of the memory"
+    value = field.get_default(call_default_factory=True, validated_data=_defaults_before(model, name))
+    return "none" if value in (None, [], {}, "") else f"`{_written(value)}`"
+
+
+def _defaults_before(model: type[BaseModel], name: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for former, field in model.model_fields.items():
+        if former == name:
+            break
+        if not field.is_required():
+            values[former] = field.get_default(call_default_factory=True, validated_data=values)
+    return values
+
+
+def _written(value: object) -> str:
+    match value:
+        case BaseModel():
+            return f"{{ type = {shown_value(value.model_dump()['type'])} }}"
+        case list():
+            return f"[{', '.join(map(_written, value))}]"
+        case Enum():
+            return shown_value(value.value)
+        case Path():
+            return shown_value(str(value))
+        case int() if not isinstance(value, bool):
+            return f"{value:_}"
+        case _:
+            return shown_value(value)
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What is said of each field, in one line; of a field that a class declares anew, what that class says."""
+    told: dict[str, str] = {}
+    for declaring in reversed(model.__mro__):
+        if issubclass(declaring, BaseModel) and declaring is not BaseModel:
+            told |= _own_docstrings(declaring)
+    return told
+
+
+@cache
+def _own_docstrings(declaring: type[BaseModel]) -> dict[str, str]:
+    [definition] = ast.parse(inspect.getsource(declaring)).body
+    assert isinstance(definition, ast.ClassDef), "the source of a class"
+    told = {}
+    for one, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(below, ast.Expr):
+            text = ast.literal_eval(below.value)
+            told[one.target.id] = " ".join(text.split())
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where the page is stale")
+    if not parser.parse_args().check:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page(), encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
+        sys.exit("stale docs/settings.md, run `make docs`")
+
+
+if __name__ == "__main__":
+    main()
