@@ -14,10 +14,12 @@ endif
 
 # What to test: `make test TESTS=tests/unit/client`.
 TESTS ?= tests
+# How many files are tested at once. More than cores have tests wait for each other.
+WORKERS ?= 2
 # How long `make fuzz` goes on with each fuzz test.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup run test cover check proto fmt lint type bench torture fuzz lock clean
+.PHONY: help setup run test cover check proto docs fmt lint type bench torture fuzz lock clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,11 +30,11 @@ setup: ## builds .venv with the three distributions, both programs and all tools
 	        "name one with: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) tools/set_up.py "$(VENV)"
 
-run: setup ## sends a log file through a channel into Spark and shows the result: make run [LOG=path]
+run: setup ## sends a log file through two agents into Spark and shows the result: make run [LOG=path]
 	@$(BIN)/python examples/access_log/run.py $(if $(LOG),"$(LOG)")
 
-test: setup ## runs the tests, but not the long ones: make test [TESTS=path]
-	@$(BIN)/python -m pytest $(TESTS)
+test: setup ## runs the tests, but not the long ones: make test [TESTS=path] [WORKERS=2]
+	@$(BIN)/python -m pytest $(TESTS) --numprocesses $(WORKERS) --dist loadfile
 
 cover: setup ## runs the tests and shows which lines they leave out
 	@$(BIN)/python -m pytest $(TESTS) --cov --cov-report term-missing
@@ -42,12 +44,15 @@ check: lint type test ## runs everything that a change must pass
 proto: setup ## makes the generated code anew from protos/
 	@$(BIN)/python tools/generate_protos.py
 
+docs: setup ## makes docs/settings.md anew from the settings in the code
+	@$(BIN)/python tools/generate_settings_page.py
+
 fmt: setup ## formats the code and mends what the linter can mend
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/buf format --write
 
-lint: setup ## checks style, the one-way imports, the wire contract, and that generated code is fresh
+lint: setup ## checks style, the one-way imports, the wire contract, and that what is generated is fresh
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
@@ -55,6 +60,7 @@ lint: setup ## checks style, the one-way imports, the wire contract, and that ge
 	@$(BIN)/buf lint
 	@$(BIN)/python tools/check_breaking.py
 	@$(BIN)/python tools/generate_protos.py --check
+	@$(BIN)/python tools/generate_settings_page.py --check
 
 type: setup ## checks the types of code and tests
 	@$(BIN)/mypy

@@ -23,6 +23,7 @@ BUILD_LOCK = ROOT / "requirements" / "build.txt"
 LOCK = ROOT / "requirements" / "dev.txt"
 
 _LOCKED_NAME = re.compile(r"^([a-z0-9-]+)==", re.MULTILINE)
+_NAME_SEPARATORS = re.compile(r"[-_.]+")
 _OWN_NAME = re.compile(r'^name = "([a-z0-9-]+)"', re.MULTILINE)
 
 
@@ -111,7 +112,7 @@ class Environment:
 
     def _remove_what_is_not_locked(self) -> None:
         listed = json.loads(self._run_pip("list", "--format=json"))
-        extra = {entry["name"].lower().replace("_", "-") for entry in listed} - locked_names()
+        extra = {_NAME_SEPARATORS.sub("-", entry["name"]).lower() for entry in listed} - locked_names()
         if extra:
             self._progress.phase("removing what is not locked: " + ", ".join(sorted(extra)))
             self._run_pip("uninstall", "--yes", *sorted(extra))
