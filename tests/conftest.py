@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 StartMillraced = Callable[..., Millraced]
-"""`start_millraced(config_toml="", data_dir=None, arguments=())`; see the fixture."""
+"""`start_millraced(config_toml="", data_dir=None, arguments=(), stdin=DEVNULL)`; see the fixture."""
 
 
 @pytest.fixture
@@ -29,14 +30,19 @@ def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
     numbers = itertools.count()
     with ExitStack() as running:
 
-        def start(config_toml: str = "", data_dir: Path | None = None, arguments: tuple[str, ...] = ()) -> Millraced:
+        def start(
+            config_toml: str = "",
+            data_dir: Path | None = None,
+            arguments: tuple[str, ...] = (),
+            stdin: int = subprocess.DEVNULL,
+        ) -> Millraced:
             number = next(numbers)
             config = tmp_path / f"millrace-{number}.toml"
             config.write_text(config_toml, encoding="utf-8")
             data_dir = data_dir or tmp_path / f"data-{number}"
             free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
             started = Millraced(
-                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir
+                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir, stdin
             )
             running.callback(started.kill)
             return started

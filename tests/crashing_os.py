@@ -42,7 +42,7 @@ class CrashingOs:
         """Changes of names, each with the directory whose sync makes it last."""
         self._contents: list[bytes] = []
         self._real_fsync = os.fsync
-        for name in ("mkdir", "rmdir", "unlink", "replace", "open", "fsync"):
+        for name in ("mkdir", "rmdir", "unlink", "replace", "rename", "link", "open", "fsync"):
             patch.setattr(os, name, self._traced(getattr(os, name), getattr(self, f"_{name}")))
 
     def _traced(self, real: Callable[..., int | None], note: Callable[..., None]) -> Callable[..., int | None]:
@@ -89,6 +89,13 @@ class CrashingOs:
             names[target] = moved
 
         self._change(path.parent, rename)
+
+    def _rename(self, path: Path, target: Path) -> None:
+        self._replace(path, target)
+
+    def _link(self, path: Path, target: Path) -> None:
+        linked = self._live[path]
+        self._change(target.parent, lambda names: names.update({target: linked}))
 
     def _fsync(self, path: Path) -> None:
         if path.is_dir():

@@ -30,7 +30,7 @@ class Millraced:
         other_output: Lines of its standard error that are no log entries; a good server writes none.
     """
 
-    def __init__(self, arguments: Sequence[str], data_dir: Path) -> None:
+    def __init__(self, arguments: Sequence[str], data_dir: Path, stdin: int = subprocess.DEVNULL) -> None:
         self.data_dir = data_dir
         self.log: list[dict[str, Any]] = []
         self.other_output: list[str] = []
@@ -38,7 +38,7 @@ class Millraced:
         self._is_closed = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "millrace_server", "serve", *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -27,3 +27,11 @@ def _status(pid: int, field: str) -> str:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     [value] = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return value
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, one that has ended and that nobody has asked about left out."""
+    try:
+        return _status(pid, "State") != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -36,6 +36,7 @@ class Report:
     results: list[tuple[Scenario, dict[str, Figures]]] = field(default_factory=list)
     memory: MemoryFigures | None = None
     restart: list[Section] = field(default_factory=list)
+    taildir: list[Section] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
         """Prints the tables."""
@@ -47,7 +48,9 @@ class Report:
                 f"{self.memory.share:.2f} times (at most {SHARE_MAX})."
             )
         if self.restart:
-            console.print(_table(self.restart))
+            console.print(_table("File channels coming back", self.restart))
+        if self.taildir:
+            console.print(_table("Files coming in", self.taildir))
         console.print(EXPLANATION)
 
     def _rates(self) -> Table:
@@ -87,6 +90,7 @@ class Report:
             if self.memory is None
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
             "restart": [asdict(section) for section in self.restart],
+            "taildir": [asdict(section) for section in self.taildir],
         }
 
 
@@ -124,8 +128,8 @@ def _verdict(scenario: Scenario, figures: Mapping[str, Figures]) -> str:
     return _coloured(words, is_reached=share >= target.least)
 
 
-def _table(sections: Sequence[Section]) -> Table:
-    table = Table(title="File channels coming back", title_justify="left")
+def _table(title: str, sections: Sequence[Section]) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("measured", justify="right")
     table.add_column("target")

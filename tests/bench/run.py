@@ -29,11 +29,13 @@ from tests.bench.scenarios.durable import (
     file_small_calls_scenario,
     file_take_scenario,
 )
+from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
 from tests.bench.scenarios.memory import measure_memory
 from tests.bench.scenarios.producer import file_producer_scenario
 from tests.bench.scenarios.put_and_take import file_put_and_take_scenario, file_put_and_take_stream_scenario
 from tests.bench.scenarios.restart import QUICK_PLAN, RestartPlan, measure_restart
 from tests.bench.scenarios.small_calls import small_calls_scenario
+from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
 from tests.bench.world import World, running_world
 
@@ -55,8 +57,10 @@ SCENARIOS = {
     "file_put_and_take_stream": file_put_and_take_stream_scenario,
     "file_put_and_take_calls": file_put_and_take_scenario,
     "file_producer": file_producer_scenario,
+    "file_forward": file_forward_scenario,
+    "file_forward_chain": file_forward_chain_scenario,
 }
-_OTHERS = ("memory", "file_restart")
+_OTHERS = ("memory", "file_restart", "taildir")
 _QUICK_SCALE = 0.25
 _QUICK_ROUNDS = 3
 _WIDTH = 120
@@ -93,7 +97,7 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        if set(names) - {"file_restart"}:
+        if set(names) - {"file_restart", "taildir"}:
             async with running_world(_made(scratch / "world")) as world:
                 await _measure_world(names, world, report, progress, scale)
         if "file_restart" in names:
@@ -101,6 +105,11 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
             shown = progress.add_task("File: restart", total=plan.step_count)
             on_step = partial(progress.advance, shown)
             report.restart = await measure_restart(_made(scratch / "restart"), plan, on_step)
+        if "taildir" in names:
+            taildir_plan = QUICK_TAILDIR_PLAN if is_quick else TaildirPlan()
+            shown = progress.add_task("taildir", total=taildir_plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.taildir = await asyncio.to_thread(measure_taildir, _made(scratch / "taildir"), taildir_plan, on_step)
     return report
 
 

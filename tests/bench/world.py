@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,12 +51,21 @@ class World:
     bare: aio.Channel
     scratch: Path
     """A directory on the disk that the file channels use."""
+    running: ExitStack
+    """Ends further servers with this one."""
     channel: str = MEMORY_CHANNEL
     """Which channel is measured."""
 
     def on(self, channel: str) -> "World":
         """The same, measuring another channel."""
         return replace(self, channel=channel)
+
+    def start_server(self, config_toml: str) -> Millraced:
+        """Starts one more server, which ends when the world does."""
+        scratch = Path(tempfile.mkdtemp(dir=self.scratch))
+        server = _started(scratch, config_toml)
+        self.running.callback(server.kill)
+        return server
 
     def bare_calls(self, method: str, request: bytes, callers: int) -> Contender:
         """The bare server under unary calls."""
@@ -120,13 +130,15 @@ async def running_world(scratch: Path) -> AsyncGenerator[World]:
     Args:
         scratch: An empty directory on the disk that is measured.
     """
-    with bare_server() as bare:
-        config, data_dir = scratch / "millrace.toml", scratch / "data"
-        config.write_text(_CONFIG_TOML)
-        free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        server = Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
-        try:
-            async with connect(server.grpc) as millrace_connection, connect(bare.address) as bare_connection:
-                yield World(server, millrace_connection, bare, bare_connection, scratch)
-        finally:
-            server.kill()
+    with bare_server() as bare, ExitStack() as running:
+        server = _started(scratch, _CONFIG_TOML)
+        running.callback(server.kill)
+        async with connect(server.grpc) as millrace_connection, connect(bare.address) as bare_connection:
+            yield World(server, millrace_connection, bare, bare_connection, scratch, running)
+
+
+def _started(scratch: Path, config_toml: str) -> Millraced:
+    config, data_dir = scratch / "millrace.toml", scratch / "data"
+    config.write_text(config_toml)
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    return Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)

@@ -47,3 +47,11 @@ def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> N
     sections = report["restart"]
     assert [len(section["lines"]) for section in sections] == [5, 4, 2, 6]
     assert all(line["value"] > 0 for section in sections[1:] for line in section["lines"])
+
+
+def test_bench_of_taildir_tells_how_fast_lines_are_read(tmp_path: Path) -> None:
+    """It measures channels in memory and on a disk, and what the source costs once all is read."""
+    shown, report = _bench(tmp_path, "taildir")
+    assert "taildir: lines of 200 bytes into a file channel" in shown
+    assert [len(section["lines"]) for section in report["taildir"]] == [4, 4]
+    assert all(section["lines"][0]["value"] > 0 for section in report["taildir"])

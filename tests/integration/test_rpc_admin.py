@@ -10,7 +10,7 @@ from grpc import aio
 from millrace.v1 import admin_service_pb2 as pb
 from tests.rpc import Rpc, bodies_of, refused, rows_of, seconds, sequences_of
 
-MEMORY, FILE = pb.CHANNEL_TYPE_MEMORY, pb.CHANNEL_TYPE_FILE
+MEMORY, FILE, SPILLABLE = pb.CHANNEL_TYPE_MEMORY, pb.CHANNEL_TYPE_FILE, pb.CHANNEL_TYPE_SPILLABLE
 NO_KEEP_ALIVE = seconds(0)
 LOG_LIMITS: dict[str, Any] = {
     "backup_checkpoint": False,
@@ -131,8 +131,15 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
     ("limits", "sentence"),
     [
         ({"type": 0}, "config.type: is CHANNEL_TYPE_UNSPECIFIED"),
-        ({"type": 99}, "config.type: is 99; it must be CHANNEL_TYPE_MEMORY or CHANNEL_TYPE_FILE"),
-        ({"type": pb.CHANNEL_TYPE_SPILLABLE}, "config.type: is CHANNEL_TYPE_SPILLABLE; it must be CHANNEL_TYPE_MEMORY"),
+        (
+            {"type": 99},
+            "is 99; it must be CHANNEL_TYPE_MEMORY or CHANNEL_TYPE_FILE or CHANNEL_TYPE_SPILLABLE",
+        ),
+        ({"memory_capacity": 5}, 'config.memory_capacity: is only for type "spillable"'),
+        ({"type": FILE, "memory_byte_capacity": 5}, 'config.memory_byte_capacity: is only for type "spillable"'),
+        ({"type": SPILLABLE, "memory_capacity": 0}, "config.memory_capacity: is 0"),
+        ({"type": SPILLABLE, "capacity": 5, "memory_capacity": 6}, "must not be above capacity, 5"),
+        ({"type": SPILLABLE, "memory_byte_capacity": 0}, "config.memory_byte_capacity: is 0"),
         ({"capacity": 0}, "config.capacity: is 0"),
         ({"capacity": (1 << 64) - 1}, "config.capacity: is 18446744073709551615"),
         ({"capacity": 5, "transaction_capacity": 6}, "must not be above capacity, 5"),

@@ -256,8 +256,8 @@ async def test_begin_beyond_the_open_transactions_is_refused(rpc: Rpc) -> None:
     await rpc.begin(name)
 
 
-def stamp(first: int, last: int, producer_id: str = "p") -> event_pb2.ProducerStamp:
-    return event_pb2.ProducerStamp(producer_id=producer_id, first_sequence=first, last_sequence=last)
+def stamp(first: int, last: int, producer_id: str = "p", **numbers: int) -> event_pb2.ProducerStamp:
+    return event_pb2.ProducerStamp(producer_id=producer_id, first_sequence=first, last_sequence=last, **numbers)
 
 
 def broken_columns(**fields: Any) -> event_pb2.EventColumns:
@@ -356,6 +356,16 @@ BAD_CALLS: dict[str, tuple[Callable[[Rpc, str, str], Awaitable[object]], str, st
     "a gap in put_offset": (lambda rpc, _, txn: rpc.put(txn, b"a", put_offset=2), "OFFSET_GAP", "is 2; .* has 1"),
     "a huge put_offset": (lambda rpc, _, txn: rpc.put(txn, b"a", put_offset=U64_MAX), "OFFSET_GAP", str(U64_MAX)),
     "a gap in take_offset": (lambda rpc, _, txn: rpc.take(txn, take_offset=1), "OFFSET_GAP", "is 1; .* has 0"),
+    "a gap before a stamp": (
+        lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(2, 2, after_sequence=1)),
+        "OFFSET_GAP",
+        r"stamp\.after_sequence: is 1, which the channel has not accepted of producer 'p'",
+    ),
+    "a stamp that is over already": (
+        lambda rpc, name, _: rpc.append(name, b"a", stamp=stamp(2, 2, oldest_open_sequence=3)),
+        "BAD_ARGUMENT",
+        r"stamp\.oldest_open_sequence: is 3; it must not be above .*, 2",
+    ),
     "an empty txn_id": (lambda rpc, name, _: rpc.begin(name, txn_id=""), "BAD_ARGUMENT", "txn_id: is ''"),
     "a long txn_id": (lambda rpc, name, _: rpc.begin(name, txn_id="x" * 129), "BAD_ARGUMENT", "129 characters"),
     "a txn_id with NUL": (lambda rpc, name, _: rpc.begin(name, txn_id="a\0"), "BAD_ARGUMENT", r"is 'a\\x00'"),

@@ -113,7 +113,7 @@ async def test_reflection_lists_the_services_and_gives_their_protos(rpc: Rpc) ->
         for encoded in answer.file_descriptor_response.file_descriptor_proto:
             pool.Add(FileDescriptorProto.FromString(encoded))
     assert len(pool.FindServiceByName("millrace.v1.ChannelService").methods) == 13
-    assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 8
+    assert len(pool.FindServiceByName("millrace.v1.AdminService").methods) == 10
 
 
 async def test_channelz_tells_of_the_connections(rpc: Rpc) -> None:

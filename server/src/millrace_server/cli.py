@@ -1,5 +1,8 @@
 """The command `millraced`."""
 
+import tomllib
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +11,7 @@ import typer
 from millrace_server.log_cli import backup, log_app, restore
 
 if TYPE_CHECKING:
-    from millrace_server.channels.config import FileChannelConfig
+    from millrace_server.channels.config import LogChannelConfig
     from millrace_server.settings import Settings
 
 EXIT_CANNOT_START = 1
@@ -71,9 +74,10 @@ def serve(
         str | None, typer.Option(metavar="DIRECTORY", help="Where data is kept, instead of server.data_dir.")
     ] = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; a second one stops at once."""
-    overrides = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
-    settings = _load(config, {field: value for field, value in overrides.items() if value is not None})
+    """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reads the file again."""
+    options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
+    overrides = {field: value for field, value in options.items() if value is not None}
+    settings = _load(config, overrides)
 
     import asyncio
     import sys
@@ -81,18 +85,57 @@ def serve(
     import structlog
 
     from millrace_server.daemon import serve as serve_until_stopped
+    from millrace_server.leaving import leave_soon
     from millrace_server.logs import configure_logging
+    from millrace_server.settings import load_settings
     from millrace_server.start_error import StartError
 
     configure_logging(sys.stderr)
+    load_again = None if config is None else partial(load_settings, config, overrides)
+
+    async def serve_and_leave() -> None:
+        await serve_until_stopped(settings, address_file, load_again)
+        leave_soon()
+
     try:
-        asyncio.run(serve_until_stopped(settings, address_file))
+        asyncio.run(serve_and_leave())
     except StartError as error:
         _complain(str(error))
         raise typer.Exit(EXIT_CANNOT_START) from None
     except Exception:  # noqa: BLE001 - a bug of ours belongs in the log like all else
         structlog.stdlib.get_logger(__name__).exception("the server failed")
         raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+class GraphFormat(StrEnum):
+    """How a graph is written."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    DOT = "dot"
+
+
+@app.command()
+def graph(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
+    *,
+    graph_format: Annotated[
+        GraphFormat, typer.Option("--format", help="For a terminal, for Mermaid, or for Graphviz.")
+    ] = GraphFormat.TEXT,
+) -> None:
+    """Draw the flows of a configuration file: sources, channels, sinks, and what lies between them."""
+    settings = _load(file, {})
+
+    from millrace_server import flow_drawings
+    from millrace_server.flow_graph import flow_graph
+
+    drawings = {
+        GraphFormat.TEXT: flow_drawings.draw_text,
+        GraphFormat.MERMAID: flow_drawings.draw_mermaid,
+        GraphFormat.DOT: flow_drawings.draw_dot,
+    }
+    for line in drawings[graph_format](flow_graph(settings)):
+        typer.echo(line)
 
 
 @app.command()
@@ -109,11 +152,77 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML fi
             f"Channel {name}: {channel.type}, holds {channel.capacity} events and {channel.body_bytes_max} bytes of "
             f"bodies, {channel.transaction_capacity} events in a transaction."
         )
-        if channel.type == "file":
+        if channel.type == "spillable":
+            typer.echo(
+                f"  Of these, up to {channel.memory_capacity} events and {channel.memory_body_bytes_max} bytes of "
+                "bodies are in memory only, and a crash loses them."
+            )
+        if channel.type != "memory":
             _show_log(name, channel, server.data_dir)
+    _show_flows(settings)
 
 
-def _show_log(name: str, channel: "FileChannelConfig", data_dir: Path) -> None:
+@app.command("import-flume")
+def import_flume(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Flume's properties file.")],
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which agent, where the file describes several.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of showing it.")
+    ] = None,
+) -> None:
+    """Convert a Flume agent's configuration; standard error tells what has no counterpart and why."""
+    from millrace_server.flume_import.importing import FlumeImportError, import_agent
+    from millrace_server.settings import SettingsError, check_settings
+
+    try:
+        imported = import_agent(file.read_text("utf-8-sig"), agent)
+    except (OSError, UnicodeDecodeError, FlumeImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        _complain(f"{file}: cannot be imported: {reason}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+    toml = imported.toml()
+    if output is None:
+        typer.echo(toml, nl=False)
+    else:
+        _write_new(output, toml)
+    for remark in imported.remarks:
+        typer.secho(f"{remark.key}: {remark.sentence}", fg=typer.colors.YELLOW, err=True)
+    try:
+        check_settings(tomllib.loads(toml), str(output or "the result"))
+    except SettingsError as error:
+        for problem in error.problems:
+            _complain(f"to be mended by hand: {problem}")
+        raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        _complain(f"{path}: cannot be written: {error.strerror}")
+        raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+def _show_flows(settings: "Settings") -> None:
+    for name, source in settings.sources.items():
+        steps = ", ".join(interceptor.type for interceptor in source.interceptors)
+        through = f" through {steps}" if steps else ""
+        typer.echo(f"Source {name}: {source.type}, fills {' and '.join(source.channels)}{through}.")
+    for name, sink in settings.sinks.items():
+        rejected = (
+            f"after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
+            if sink.dead_letter_channel
+            else "rejected events are delivered for ever"
+        )
+        typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}; {rejected}.")
+    for name, group in settings.sink_groups.items():
+        typer.echo(f"Sink group {name}: {group.policy}, of {' and '.join(group.sinks)}.")
+
+
+def _show_log(name: str, channel: "LogChannelConfig", data_dir: Path) -> None:
     home = data_dir / "channels" / name
     data_dirs = [path / name for path in channel.data_dirs] or [home]
     where = f"Its log lies in {' and '.join(map(str, data_dirs))}"

@@ -1,7 +1,7 @@
 """The life of a server: from the configuration to the last answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,14 +9,16 @@ import structlog
 
 from millrace_server.address_file import published_addresses
 from millrace_server.addresses import Address
-from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.agent import Agent
 from millrace_server.allocator import tended_allocator
 from millrace_server.catalog import Catalog
-from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.data_dir import CATALOG_FILE, CHANNELS_DIRECTORY, locked_data_dir
+from millrace_server.data_dir import CATALOG_FILE, locked_data_dir
 from millrace_server.grpc_services.server import GrpcServer
+from millrace_server.hosting import flows_of, open_channels, stop_flows
 from millrace_server.http_service import HttpService
 from millrace_server.listening import check_is_free, open_socket
+from millrace_server.reload_requests import ReloadRequests
+from millrace_server.reloading import Reloader
 from millrace_server.settings import ServerSettings, Settings
 from millrace_server.start_error import StartError
 from millrace_server.stop_requests import StopRequests
@@ -31,59 +33,50 @@ _OPENING_SECONDS = 1.0
 _log = structlog.stdlib.get_logger(__name__)
 
 
-async def serve(settings: Settings, address_file: Path | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then stops gracefully, or at once where told twice.
+async def serve(
+    settings: Settings, address_file: Path | None = None, load_again: Callable[[], Settings] | None = None
+) -> None:
+    """Serves until SIGTERM or SIGINT, then stops gracefully, or at once where told twice. SIGHUP reloads.
 
     Args:
         settings: What to serve, and where.
         address_file: Where to tell the addresses, once both can be reached.
+        load_again: Reads the configuration anew; None where there is no file to read.
 
     Raises:
         StartError: The server could not start; nothing of it is left.
     """
-    requests = StopRequests()
-    with requests.from_signals(), locked_data_dir(settings.server.data_dir):
+    stops, reloads = StopRequests(), ReloadRequests()
+    with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
-        registry = _open_channels(settings, catalog)
+        registry = open_channels(settings, catalog)
         # Callers who find a channel not open yet come again, and none of them need do so where it takes a moment only.
         await registry.wait_open(_OPENING_SECONDS)
-        grpc_server = GrpcServer(registry, settings.server, catalog)
-        http_service = HttpService(registry)
         agent = Agent(registry, settings.server.data_dir)
-        listening = _listening(settings.server, grpc_server, http_service, requests)
+        reloader = Reloader(settings, load_again, registry, catalog, agent)
+        grpc_server = GrpcServer(registry, settings.server, catalog, agent.components)
+        http_service = HttpService(registry, agent.components)
+        listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
             async with tended_allocator(), listening as addresses:
-                agent.start(Flows(settings.sources, settings.sinks))
+                agent.start(flows_of(settings))
                 with published_addresses(address_file, addresses):
                     _log.info("serving", **addresses, channels=len(registry.hosted()), version=VERSION)
-                    await requests.wait()
+                    await _reload_until_stopped(reloader, reloads, stops)
                 http_service.drain()
                 await grpc_server.drain()
-                await agent.stop_sources()
-                await _drain(registry, requests, settings.server.shutdown_grace_seconds)
-                await agent.stop_sinks(settings.server.shutdown_grace_seconds)
+                await stop_flows(agent, registry, stops, reloader.shutdown_grace_seconds)
         finally:
-            await registry.close()
+            await registry.close(0.0 if stops.is_urgent else reloader.shutdown_grace_seconds)
     _log.info("stopped")
 
 
-def _open_channels(settings: Settings, catalog: Catalog) -> ChannelRegistry:
-    """All channels: those of the configuration, and those that CreateChannel made."""
-    registry = ChannelRegistry(
-        message_bytes_max=settings.server.message_bytes_max,
-        open_transactions_max=settings.server.open_transactions_max,
-        channels_dir=settings.server.data_dir / CHANNELS_DIRECTORY,
-    )
-    catalogued = catalog.load()
-    registry.finish_deletions({*settings.channels, *catalogued})
-    for name, config in settings.channels.items():
-        registry.create(name, config)
-    for name, config in catalogued.items():
-        if name in settings.channels:
-            _log.warning("the configuration's channel is used, not the one that CreateChannel made", channel=name)
-        else:
-            registry.create(name, config)
-    return registry
+async def _reload_until_stopped(reloader: Reloader, reloads: ReloadRequests, stops: StopRequests) -> None:
+    following = asyncio.create_task(reloader.follow(reloads))
+    await stops.wait()
+    reloads.close()
+    following.cancel()
+    await asyncio.wait((following,))
 
 
 @asynccontextmanager
@@ -109,17 +102,3 @@ async def _start_grpc(settings: ServerSettings, grpc_server: GrpcServer) -> str:
         return await grpc_server.start()
     except (OSError, RuntimeError) as error:
         raise StartError(f"cannot listen on {settings.listen} (server.listen): {error}") from error
-
-
-async def _drain(registry: ChannelRegistry, requests: StopRequests, grace_seconds: float) -> None:
-    """Lets open transactions end, for as long as may be, while nothing new begins."""
-    registry.drain()
-    open_transactions = registry.transactions.limit
-    _log.info("stopping", open_transactions=open_transactions.open_count, grace_seconds=grace_seconds)
-    idle = asyncio.create_task(registry.wait_idle(grace_seconds))
-    urgent = asyncio.create_task(requests.wait_until_urgent())
-    await asyncio.wait((idle, urgent), return_when=asyncio.FIRST_COMPLETED)
-    idle.cancel()
-    urgent.cancel()
-    if open_transactions.open_count:
-        _log.warning("open transactions are rolled back", open_transactions=open_transactions.open_count)

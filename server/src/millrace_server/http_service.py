@@ -1,14 +1,12 @@
-"""Health, metrics and channels over HTTP, for probes, Prometheus and people with curl.
+"""Health, metrics, channels and components over HTTP, for probes, Prometheus and people with curl.
 
 Nothing here changes anything, and nothing tells what events hold.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 
-import uvicorn
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector, exposition
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -17,35 +15,32 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from millrace_server.agent.components import Component
 from millrace_server.channel_metrics import ChannelCollector, describe_channels
 from millrace_server.channels.hosted import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.component_metrics import ComponentCollector, describe_components
+from millrace_server.embedded_http import EmbeddedHttp, HttpLimits
 from millrace_server.version import VERSION
 
 CONNECTIONS_MAX = 256
 """Beyond it, requests are answered with 503."""
 
-CONNECTION_SECONDS_MAX = 60.0
-"""A connection is closed after this long, so that nobody keeps one by sending a header letter by letter."""
-
-_HEADER_BYTES_MAX = 16 * 1024
-_CLOSING_SECONDS_MAX = 1
-
 
 class HttpService:
     """The HTTP side of a server, in the event loop that runs it."""
 
-    def __init__(self, registry: ChannelRegistry) -> None:
+    def __init__(self, registry: ChannelRegistry, components: Iterable[Component] = ()) -> None:
         self._registry = registry
+        self._components = components
         self._collectors = CollectorRegistry()
         self._collectors.register(ChannelCollector(registry))
+        self._collectors.register(ComponentCollector(components))
         self._collectors.register(_ServerCollector(registry))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._collectors)
-        self._server = _EmbeddedServer(self.app())
-        self._serving: asyncio.Task[None] | None = None
+        self._server = EmbeddedHttp(self.app(), HttpLimits(CONNECTIONS_MAX))
         self._is_draining = False
 
     def app(self) -> Starlette:
@@ -55,17 +50,13 @@ class HttpService:
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics),
                 Route("/channels", self._channels),
+                Route("/components", self._list_components),
             ]
         )
 
     async def start(self, bound: socket.socket) -> None:
         """Serves on a bound socket, which belongs to the service from now on."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
-        started = asyncio.create_task(self._server.has_started.wait())
-        await asyncio.wait((self._serving, started), return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            started.cancel()
-            await self._serving
+        await self._server.start(bound)
 
     def drain(self) -> None:
         """Tells those who probe to go elsewhere, while everything is still answered."""
@@ -73,15 +64,16 @@ class HttpService:
 
     async def stop(self) -> None:
         """Closes the port and all connections."""
-        self._server.should_exit = True
-        if self._serving is not None:
-            await self._serving
+        await self._server.stop()
 
     async def _healthz(self, _request: Request) -> Response:
         if self._is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
-        troubled = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
-        return JSONResponse({"status": "serving"} | ({"channels": troubled} if troubled else {}))
+        # The server serves also where a part of it does not: a probe that starts it anew would help nobody.
+        channels = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
+        parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_well}
+        troubled = {"channels": channels, "components": parts}
+        return JSONResponse({"status": "serving"} | {what: those for what, those in troubled.items() if those})
 
     async def _metrics(self, request: Request) -> Response:
         encode: Callable[[Collector], bytes]
@@ -96,6 +88,9 @@ class HttpService:
 
     async def _channels(self, _request: Request) -> Response:
         return JSONResponse(describe_channels(self._registry.hosted()))
+
+    async def _list_components(self, _request: Request) -> Response:
+        return JSONResponse(describe_components(self._components))
 
 
 class _ServerCollector(Collector):
@@ -117,47 +112,3 @@ class _Collected(Collector):
 
     def collect(self) -> list[Metric]:
         return self._metrics
-
-
-class _EmbeddedServer(uvicorn.Server):
-    """A uvicorn that is a guest: signals and logging belong to its host."""
-
-    def __init__(self, app: Starlette) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=_ShortLivedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=CONNECTIONS_MAX,
-                h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
-                timeout_graceful_shutdown=_CLOSING_SECONDS_MAX,
-            )
-        )
-        self.has_started = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.has_started.set()
-
-
-class _ShortLivedProtocol(H11Protocol):
-    """A connection that ends by itself, after the answer that is under way, if any."""
-
-    _end: asyncio.TimerHandle
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
-        super().connection_made(transport)
-        self._end = self.loop.call_later(CONNECTION_SECONDS_MAX, self.shutdown)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end.cancel()
-        super().connection_lost(exc)

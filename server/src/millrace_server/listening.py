@@ -7,12 +7,13 @@ from millrace_server.addresses import Address
 from millrace_server.start_error import StartError
 
 
-async def open_socket(address: Address, setting: str) -> socket.socket:
-    """A TCP socket that is bound but does not listen yet.
+async def open_socket(address: Address, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """A socket that is bound; one of TCP does not listen yet.
 
     Args:
         address: Where.
         setting: The setting that says so, for the error.
+        kind: TCP, or UDP.
 
     Raises:
         StartError: The port is in use, the host is not this machine's, or the process may not take it.
@@ -20,15 +21,17 @@ async def open_socket(address: Address, setting: str) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+            address.host, address.port, type=kind, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except (OSError, UnicodeError) as error:
         raise _refusal(address, setting, error) from None
-    family, kind, protocol, _, where = found[0]
+    family, _, protocol, _, where = found[0]
     opened = socket.socket(family, kind, protocol)
     try:
-        # A port whose last connections linger may be taken again at once; one on which somebody listens may not.
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if kind is socket.SOCK_STREAM:
+            # A port whose last connections linger may be taken again at once; one on which somebody listens may not.
+            # With UDP a second listener would be let in, and get the first one's datagrams.
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(where)
     except OSError as error:
         opened.close()

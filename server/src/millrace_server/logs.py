@@ -62,6 +62,26 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
     _configure_standard_logging(handler, level)
 
 
+def log_to_standard_library() -> None:
+    """Sends what this package logs to the standard library's loggers, for a program that it is a guest of.
+
+    What becomes of it there is up to the program.
+    """
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, _as_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
+def _as_record(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    """What a standard logger is called with: a line that anybody can read."""
+    exc_info = entry.pop("exc_info", None)
+    event = safe_text(str(entry.pop("event", "")))
+    said = ", ".join(f"{key}={safe_value(value)}" for key, value in entry.items())
+    return (f"{event} ({said})" if said else event,), {"exc_info": exc_info}
+
+
 def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
     root = logging.getLogger()
     for old in root.handlers[:]:

@@ -8,14 +8,15 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from millrace_server.declared_settings import choices_of, fields_of, unwrapped
 
 _SHOWN_LENGTH_MAX = 80
 _SHOWN_BITS_MAX = 128
@@ -25,8 +26,16 @@ _CONSEQUENCE = "default_factory_not_called"
 """Pydantic's word for a default that was not made because another field is wrong; that field is told already."""
 
 _TABLE = "a table"
-_CHANNEL_DEPTH = 2
-"""How deep the table of a channel lies: channels.NAME."""
+_NAMED_TABLES: Mapping[int | str, str] = {
+    "channels": "channel",
+    "sources": "source",
+    "sinks": "sink",
+    "sink_groups": "sink group",
+}
+"""Where tables lie that users name, and what they are."""
+
+_NAMED_DEPTH = 2
+"""How deep such a table lies: channels.NAME."""
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path in quotes"}
 
@@ -85,34 +94,38 @@ def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
             yield from _describe_untyped(details, model)
         case "extra_forbidden":
             table = _find(model, location[:-1])
-            yield f"{_shown_path((*table.path, location[-1]))}: {_describe_unknown_key(details, table)}"
+            yield f"{shown_path((*table.path, location[-1]))}: {_describe_unknown_key(details, table)}"
         case "string_pattern_mismatch" if location[-1] == _KEY_MARK:
             path = _find(model, location[:-1]).path
-            yield f"{_shown_path(path)}: is not a name that is allowed here; it must match {_pattern(details)}"
+            yield f"{shown_path(path)}: is not a name that is allowed here; it must match {_pattern(details)}"
         case _:
             yield _describe_value(details, _find(model, location))
 
 
 def _describe_value(details: ErrorDetails, place: _Place) -> str:
-    path = _shown_path(place.path)
+    path = shown_path(place.path)
     match details["type"]:
         case "missing":
-            return f"{path}: is missing; it must be {_allowed(place.declared)}"
+            return f"{path}: is missing; it must be {allowed_values(place.declared)}"
         case "string_pattern_mismatch":
             return f"{path}: is {shown_value(details['input'])}; it must match {_pattern(details)}"
         case "value_error":
             return f"{path}: {details['ctx']['error']}"
+        case "too_short" | "too_long":
+            return f"{path}: has {_counted(details, place.declared)}"
+        case "string_too_short" | "string_too_long":
+            return f"{path}: is {shown_value(details['input'])}; it must have {_bounded(details)} characters"
         case _:
-            return f"{path}: is {shown_value(details['input'])}; it must be {_allowed(place.declared)}"
+            return f"{path}: is {shown_value(details['input'])}; it must be {allowed_values(place.declared)}"
 
 
 def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[str]:
     """Says which types there are, and what else is wrong with the table whichever of them it is meant to be."""
     place = _find(model, details["loc"])
-    field, choices = _choices(place.declared)
+    field, choices = choices_of(place.declared)
     table: dict[str, object] = details["input"]
     was = f"is {shown_value(table[field])}" if field in table else "is missing"
-    yield f"{_shown_path((*place.path, field))}: {was}; it must be {' or '.join(map(shown_value, choices))}"
+    yield f"{shown_path((*place.path, field))}: {was}; it must be {' or '.join(map(shown_value, choices))}"
     found = [_errors_in({**table, field: tag}, choice) for tag, choice in choices.items()]
     for location, error in found[-1].items():
         if all(location in errors for errors in found):
@@ -131,22 +144,38 @@ def _describe_unknown_key(details: ErrorDetails, table: _Place) -> str:
     key = str(details["loc"][-1])
     if tags := [shown_value(tag) for tag, other in table.others.items() if key in other.model_fields]:
         return f"is only for type {' or '.join(tags)}"
-    known = _fields(table.declared)
+    known = fields_of(table.declared)
     is_table = isinstance(details["input"], dict)
-    candidates = [name for name, field in known.items() if not is_table or _allowed(field) == _TABLE]
+    candidates = [name for name, field in known.items() if not is_table or allowed_values(field) == _TABLE]
     if close := difflib.get_close_matches(key, sorted(candidates), n=1):
         return f"is not known; did you mean {close[0]}?"
-    if is_table and table.path[:1] == ("channels",) and len(table.path) == _CHANNEL_DEPTH:
+    if is_table and len(table.path) == _NAMED_DEPTH and table.path[0] in _NAMED_TABLES:
         name = f"{table.path[-1]}.{key}"
-        return f"is a table where none is allowed; if the channel's name has dots, write [channels.{json.dumps(name)}]"
+        what = _NAMED_TABLES[table.path[0]]
+        return (
+            f"is a table where none is allowed; if the {what}'s name has dots, write "
+            f"[{table.path[0]}.{json.dumps(name)}]"
+        )
     return f"is not known; allowed are {', '.join(sorted(known))}"
+
+
+def _counted(details: ErrorDetails, declared: object) -> str:
+    noun = "value" if get_origin(unwrapped(declared)[0]) is list else "entry"
+    actual = details["ctx"]["actual_length"]
+    nouns = f"{noun}s" if noun == "value" else "entries"
+    return f"{actual or 'no'} {noun if actual in {0, 1} else nouns}; it must have {_bounded(details)}"
+
+
+def _bounded(details: ErrorDetails) -> str:
+    bounds = details["ctx"]
+    return f"at least {bounds['min_length']}" if "min_length" in bounds else f"at most {bounds['max_length']}"
 
 
 def _pattern(details: ErrorDetails) -> str:
     return str(details["ctx"]["pattern"]).removeprefix("^(?:").removesuffix(")$")
 
 
-def _shown_path(path: tuple[int | str, ...]) -> str:
+def shown_path(path: tuple[int | str, ...]) -> str:
     """A path as TOML writes it, with the place in an array in brackets."""
     shown = (
         f"[{part}]" if isinstance(part, int) else f".{part}" if _BARE_KEY.fullmatch(part) else f".{shown_value(part)}"
@@ -158,56 +187,27 @@ def _shown_path(path: tuple[int | str, ...]) -> str:
 def _find(model: object, location: tuple[int | str, ...]) -> _Place:
     place = _Place((), model)
     for part in location:
-        annotation, _ = _unwrapped(place.declared)
-        _, choices = _choices(place.declared)
+        annotation, _ = unwrapped(place.declared)
+        _, choices = choices_of(place.declared)
         if choices:
             others = {tag: choice for tag, choice in choices.items() if tag != part}
             place = _Place(place.path, choices[str(part)], others)
         elif get_origin(annotation) in (dict, list):
             place = _Place((*place.path, part), get_args(annotation)[-1])
         else:
-            place = _Place((*place.path, part), _fields(place.declared)[str(part)])
+            place = _Place((*place.path, part), fields_of(place.declared)[str(part)])
     return place
 
 
-def _unwrapped(declared: object) -> tuple[Any, list[Any]]:
-    """The type that is declared, without None, which TOML does not have, and what else is said of it."""
-    metadata: list[Any] = []
-    if isinstance(declared, FieldInfo):
-        metadata += declared.metadata
-        declared = declared.annotation
-    if get_origin(declared) in (Union, UnionType):
-        kinds = [kind for kind in get_args(declared) if kind is not NoneType]
-        declared = kinds[0] if len(kinds) == 1 else declared
-    if get_origin(declared) is Annotated:
-        declared, *said = get_args(declared)
-        metadata += said
-    return declared, metadata
-
-
-def _choices(declared: object) -> tuple[str, dict[str, type[BaseModel]]]:
-    """The models of a union by the value of the field that tells them apart, which comes first."""
-    annotation, metadata = _unwrapped(declared)
-    fields = [str(said.discriminator) for said in metadata if isinstance(said, FieldInfo) and said.discriminator]
-    if not fields:
-        return "", {}
-    [field] = fields
-    return field, {tag: model for model in get_args(annotation) for tag in get_args(_fields(model)[field].annotation)}
-
-
-def _fields(declared: object) -> dict[str, FieldInfo]:
-    """The fields of the model that is declared."""
-    model, _ = _unwrapped(declared)
-    fields: dict[str, FieldInfo] = model.model_fields
-    return fields
-
-
-def _allowed(declared: object) -> str:
-    annotation, metadata = _unwrapped(declared)
+def allowed_values(declared: object) -> str:
+    """What a setting may be, in words: `"none" or "zstd"`, `a whole number from 1 to 64`."""
+    annotation, metadata = unwrapped(declared)
     if get_origin(annotation) is Literal:
         return " or ".join(map(shown_value, get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(shown_value(member.value) for member in annotation)
     if get_origin(annotation) is list:
-        return f"an array, each {_allowed(get_args(annotation)[0])}"
+        return f"an array, each {allowed_values(get_args(annotation)[0])}"
     kind = _KINDS.get(annotation, _TABLE) if isinstance(annotation, type) else _TABLE
     return kind + _describe_bounds(metadata)
 

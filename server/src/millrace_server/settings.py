@@ -10,6 +10,9 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from millrace_server.addresses import Address
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.agent.sink_groups.config import SinkGroupConfig, group_problems
+from millrace_server.agent.sources.stdin import stdin_problems
+from millrace_server.channel_references import unknown_channels
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.setting_problems import describe_problems, shown_value
@@ -46,10 +49,9 @@ class SettingsError(Exception):
 
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid"):
-    """Where the server listens, where it keeps its data, and what bounds it.
+    """Where the server listens, where it keeps its data, and what bounds it."""
 
-    Checks between fields stand at the later field, so that one wrong field hides no other.
-    """
+    # Checks between fields stand at the later field, so that one wrong field hides no other.
 
     allow_plaintext: bool = False
     """Listen where other machines can connect, although nothing is encrypted and nobody is asked who they are."""
@@ -155,6 +157,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     sinks: dict[ComponentName, AnySinkConfig] = Field(default_factory=dict)
     """A table `[sinks.NAME]` for each sink of the agent, by name."""
 
+    sink_groups: dict[ComponentName, SinkGroupConfig] = Field(default_factory=dict)
+    """A table `[sink_groups.NAME]` for each group of sinks, by name."""
+
 
 def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Settings:
     """Reads and checks a configuration.
@@ -172,11 +177,28 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
         server = tables.setdefault("server", {})
         if isinstance(server, dict):
             server.update(overrides)
+    return check_settings(tables, source)
+
+
+def check_settings(tables: Mapping[str, Any], source: str) -> Settings:
+    """Checks a configuration that was read already.
+
+    Args:
+        tables: What the file holds, as `tomllib` gives it.
+        source: What was read, for the problems.
+
+    Raises:
+        SettingsError: It says something that is not allowed. Names all problems.
+    """
+    misnamed = [*unknown_channels(tables, Settings), *group_problems(tables), *stdin_problems(tables)]
     try:
         # Strict: TOML has types of its own, and neither "100" nor true is a capacity.
-        return Settings.model_validate(tables, strict=True)
+        settings = Settings.model_validate(dict(tables), strict=True)
     except ValidationError as error:
-        raise SettingsError(source, describe_problems(error, Settings)) from None
+        raise SettingsError(source, [*describe_problems(error, Settings), *misnamed]) from None
+    if misnamed:
+        raise SettingsError(source, misnamed)
+    return settings
 
 
 def _read(source: str, path: Path) -> bytes:

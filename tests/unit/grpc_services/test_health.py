@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2
 
+from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelLogFailedError
 from millrace_server.grpc_services.health import Health
@@ -26,7 +27,8 @@ class Served:
         self.registry = ChannelRegistry(
             message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=base, disk=self.disk
         )
-        self.health = Health(self.registry)
+        self.components = Components()
+        self.health = Health(self.registry, self.components)
 
     async def says(self, service: str) -> int:
         # What was told a moment ago is told by a task of its own.
@@ -78,3 +80,39 @@ async def test_health_of_a_server_that_drains_serves_no_more(served: Served) -> 
     await served.health.drain()
     assert await served.says("") == NOT_SERVING
     assert await served.says("channels/bills") == NOT_SERVING
+
+
+async def test_health_of_a_component_follows_its_state(served: Served) -> None:
+    """It serves while it starts and runs, and is not known once it has gone; the server serves all the same."""
+    early = served.components.add(ComponentKind.SOURCE, "access", "taildir")
+    await served.health.start()
+    assert await served.says("sources/access") == SERVING
+    early.backs_off("no such file")
+    assert await served.says("sources/access") == NOT_SERVING
+    early.runs()
+    assert await served.says("sources/access") == SERVING
+    early.fails("no such user")
+    assert await served.says("sources/access") == NOT_SERVING
+    assert await served.says("") == SERVING
+    early.stops()
+    served.components.remove(early)
+    assert await served.says("sources/access") == SERVICE_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "service"),
+    [(ComponentKind.SOURCE, "sources/a"), (ComponentKind.SINK, "sinks/a"), (ComponentKind.SINK_GROUP, "sink_groups/a")],
+)
+async def test_health_of_components_of_one_name_tells_them_apart(
+    served: Served, kind: ComponentKind, service: str
+) -> None:
+    """A source and a sink may have the same name."""
+    await served.health.start()
+    for other in ComponentKind:
+        served.components.add(other, "a", "test")
+    component = served.components.find(kind, "a")
+    assert component is not None
+    component.backs_off("it refused")
+    told = {one: await served.says(one) for one in ("sources/a", "sinks/a", "sink_groups/a")}
+    assert told.pop(service) == NOT_SERVING
+    assert set(told.values()) == {SERVING}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from millrace.columns import ColumnsCutter, columns_from_events
 from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
+from millrace.wire_format import field_head
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, MillraceError
@@ -25,7 +26,7 @@ def columns(*bodies: bytes, **headers: str) -> event_pb2.EventColumns:
 
 
 def rows_of(requests: list[StoredColumns]) -> list[tuple[dict[str, str], bytes]]:
-    cutters = [ColumnsCutter(event_pb2.EventColumns.FromString(stored.raw)) for stored in requests]
+    cutters = [ColumnsCutter(event_pb2.EventColumns.FromString(bytes(stored.raw))) for stored in requests]
     return [row for cutter in cutters for row in cutter.rows(0, cutter.count)]
 
 
@@ -68,6 +69,19 @@ def test_parse_apart_leaves_all_else_of_the_request(body_bytes: int) -> None:
         pb.PutRequest(txn_id="t", put_offset=0, columns=columns(bytes(body_bytes))).SerializeToString(),
     )
     assert put == pb.PutRequest(txn_id="t", put_offset=0)
+
+
+def test_parse_apart_of_columns_beside_more_than_they_are_keeps_nothing_else() -> None:
+    """A view on a request would keep its unknown fields in memory for as long as the events live."""
+    raw = pb.AppendRequest(channel="orders", columns=columns(bytes(LARGE))).SerializeToString()
+    unknown = field_head(1000, 3 * LARGE) + bytes(3 * LARGE)
+
+    _, alone = parse_apart(pb.AppendRequest, raw)
+    _, beside = parse_apart(pb.AppendRequest, raw + unknown)
+
+    assert isinstance(alone, memoryview)
+    assert beside == bytes(alone)
+    assert isinstance(beside, bytes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,6 +166,10 @@ def test_stamp_of_a_request_is_checked() -> None:
     assert stamp_of(pb.AppendRequest()) is None
     good = event_pb2.ProducerStamp(producer_id="p", first_sequence=0, last_sequence=9)
     assert stamp_of(pb.CommitRequest(stamp=good)) == Stamp("p", 0, 9)
+    full = event_pb2.ProducerStamp(
+        producer_id="p", first_sequence=1, last_sequence=9, after_sequence=0, oldest_open_sequence=0
+    )
+    assert stamp_of(pb.CommitRequest(stamp=full)) == Stamp("p", 1, 9, after=0, oldest_open=0)
     with pytest.raises(BadArgumentError, match=r"stamp\.producer_id"):
         stamp_of(pb.AppendRequest(stamp=event_pb2.ProducerStamp()))
 

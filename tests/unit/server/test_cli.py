@@ -83,6 +83,18 @@ def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path,
     assert not Path("somewhere").exists()
 
 
+def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> None:
+    """How much is in memory only, and where the rest goes."""
+    file.write_text(
+        '[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "spillable"\n'
+        "memory_capacity = 500\nmemory_byte_capacity = 1000\n"
+    )
+    *_, orders, memory, log = CliRunner().invoke(app, ["check", str(file)]).output.splitlines()
+    assert orders.startswith("Channel orders: spillable, holds 1000000 events and 6871947673 bytes of bodies")
+    assert memory == "  Of these, up to 500 events and 800 bytes of bodies are in memory only, and a crash loses them."
+    assert log.startswith("  Its log lies in somewhere/channels/orders; it is synced before each commit is answered")
+
+
 def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> None:
     """The defaults are good, too."""
     file.touch()
@@ -101,7 +113,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
     assert result.stderr.splitlines() == [
         f'millraced: {file}: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
         f"millraced: {file}: server.reflection: is 1; it must be true or false",
-        f'millraced: {file}: channels.a.type: is "fiel"; it must be "memory" or "file"',
+        f'millraced: {file}: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable"',
     ]
 
 

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.columns import columns_from_events
-from millrace_server import http_service
 from millrace_server.addresses import Address
+from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channel_metrics import COUNTERS, GAUGES
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Wish
@@ -131,6 +131,7 @@ async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
         "ChannelSize": 2,
         "ChannelFillPercentage": 20.0,
         "TakenEvents": 1,
+        "MemoryEvents": 3,
         "BodyBytes": 12,
         "BodyBytesMax": 800,
         "OpenTransactions": 1,
@@ -207,7 +208,7 @@ async def test_request_with_another_method_changes_nothing(served: Served, metho
 
 @pytest.mark.parametrize("path", ["/", "/channels/", "/../etc/passwd", "/%2e%2e/", "/docs", "/healthz/x"])
 async def test_request_for_another_path_is_not_found(served: Served, path: str) -> None:
-    """There are three pages and no more."""
+    """There are four pages and no more."""
     answer = await served.get(path)
     assert answer.status in {307, 404}
     assert b"Traceback" not in answer.body
@@ -221,15 +222,6 @@ async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
     writer.close()
 
 
-async def test_connection_without_a_request_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody holds a connection by sending a header letter by letter."""
-    monkeypatch.setattr(http_service, "CONNECTION_SECONDS_MAX", 0.05)
-    reader, writer = await asyncio.open_connection(*served.address)
-    writer.write(b"GET /healthz HTT")
-    assert await asyncio.wait_for(reader.read(), 10.0) == b""
-    writer.close()
-
-
 async def test_stop_with_a_connection_open_closes_it_and_the_port(served: Served) -> None:
     """Whoever keeps a connection does not keep the server from stopping."""
     reader, writer = await asyncio.open_connection(*served.address)
@@ -240,3 +232,40 @@ async def test_stop_with_a_connection_open_closes_it_and_the_port(served: Served
     writer.close()
     with pytest.raises(ConnectionRefusedError), socket.create_connection(served.address):
         pytest.fail("the port is still open")
+
+
+@pytest.fixture
+async def served_components() -> AsyncIterator[tuple[Components, Served]]:
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    components = Components()
+    service = HttpService(registry, components)
+    bound = await open_socket(Address("127.0.0.1", 0), "test")
+    address = bound.getsockname()
+    await service.start(bound)
+    yield components, Served(registry, service, address)
+    await service.stop()
+
+
+async def test_components_tells_each_part_as_it_stands(served_components: tuple[Components, Served]) -> None:
+    """On a page of its own and among the metrics, read when somebody asks."""
+    components, served = served_components
+    assert (await served.get("/components")).json() == {}
+    source = components.add(ComponentKind.SOURCE, "access", "taildir")
+    source.note_progress(2, 20)
+    [(name, told)] = (await served.get("/components")).json().items()
+    assert (name, told["State"], told["EventAcceptedCount"]) == ("SOURCE.access", "running", 2)
+    assert (
+        b'millrace_component_events_total{component="access",kind="source"} 2.0' in (await served.get("/metrics")).body
+    )
+
+
+async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
+    served_components: tuple[Components, Served],
+) -> None:
+    """A probe that starts the server anew would not help a sink whose target is away."""
+    components, served = served_components
+    components.add(ComponentKind.SINK, "well", "null").runs()
+    components.add(ComponentKind.SINK, "collector", "millrace").backs_off("cannot reach it")
+    answer = await served.get("/healthz")
+    assert answer.status == 200
+    assert answer.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}

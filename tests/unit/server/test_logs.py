@@ -16,6 +16,7 @@ from millrace_server.logs import (
     TEXT_LENGTH_MAX,
     TRACEBACK_LENGTH_MAX,
     configure_logging,
+    log_to_standard_library,
     safe_text,
     safe_value,
 )
@@ -179,3 +180,21 @@ def test_safe_value_of_many_items_is_bounded() -> None:
     """A long list is cut."""
     assert safe_value(list(range(1_000))) == list(range(ITEMS_MAX))
     assert len(safe_value({str(number): number for number in range(1_000)})) == ITEMS_MAX
+
+
+def test_log_to_standard_library_makes_records_that_anybody_can_read(caplog: pytest.LogCaptureFixture) -> None:
+    """A guest's log is lines under its module's name; values cannot forge others, and tracebacks are whole."""
+    log_to_standard_library()
+    log = structlog.stdlib.get_logger("millrace_server.some")
+    with caplog.at_level(logging.INFO, "millrace_server"):
+        log.debug("not asked for")
+        log.warning("backs off 100 %", sink="collector", reason="two\nlines")
+        try:
+            fail("oops")
+        except ValueError:
+            log.exception("failed")
+    warning, failed = caplog.records
+    assert (warning.name, warning.levelname) == ("millrace_server.some", "WARNING")
+    assert warning.getMessage() == "backs off 100 % (sink=collector, reason=two\\nlines)"
+    assert failed.getMessage() == "failed"
+    assert failed.exc_info is not None

@@ -46,7 +46,7 @@ active_key = "2026"
 """
 
 MANY_PROBLEMS = """
-sinks = {}
+sinkss = {}
 [server]
 lisen = "127.0.0.1:0"
 http_listen = "nowhere"
@@ -153,10 +153,10 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         "server.reflection: is 1; it must be true or false",
         "server.shutdown_grace_seconds: is nan; it must be a number from 0 to 3_600",
         "server.lisen: is not known; did you mean listen?",
-        'channels.orders.type: is "fiel"; it must be "memory" or "file"',
+        'channels.orders.type: is "fiel"; it must be "memory" or "file" or "spillable"',
         "channels.orders.capacity: is 0; it must be a whole number from 1 to 1_000_000_000",
         "channels.orders.keep_alive_seconds: is -1; it must be a number from 0 to 3_600",
-        'channels.pay.type: is missing; it must be "memory" or "file"',
+        'channels.pay.type: is missing; it must be "memory" or "file" or "spillable"',
         (
             "channels.pay.ments: is a table where none is allowed; "
             'if the channel\'s name has dots, write [channels."pay.ments"]'
@@ -170,22 +170,23 @@ def test_load_when_much_is_wrong_names_every_problem(tmp_path: Path) -> None:
         'channels.logs.encryption.active_key: is ""; it must match [A-Za-z0-9._-]{1,64}',
         'channels."BAD name\\n": is not a name that is allowed here; it must match [a-z0-9][a-z0-9._-]{0,63}',
         'channels."BAD name\\n".lease_seconds: is 0; it must be a number above 0, at most 3_600',
-        "sinks: is not known; allowed are channels, server",
+        "sinkss: is not known; did you mean sinks?",
     ]
 
 
-@pytest.mark.parametrize("channel_type", ['"fiel"', '"spillable"', '"jdbc"', '""', "3", "true"])
+@pytest.mark.parametrize("channel_type", ['"fiel"', '"kafka"', '"jdbc"', '""', "3", "true"])
 def test_load_when_a_channel_type_is_not_there_says_which_are(tmp_path: Path, channel_type: str) -> None:
     """Types that do not exist yet are refused like those that never will."""
     toml = f"[channels.orders]\ntype = {channel_type}\n"
-    assert problems_of(tmp_path, toml) == [f'channels.orders.type: is {channel_type}; it must be "memory" or "file"']
+    said = f'is {channel_type}; it must be "memory" or "file" or "spillable"'
+    assert problems_of(tmp_path, toml) == [f"channels.orders.type: {said}"]
 
 
 def test_load_when_a_channel_type_is_missing_tells_what_is_wrong_with_any_type(tmp_path: Path) -> None:
     """What would be right with one of the types is not called wrong."""
     toml = '[channels.orders]\nfsync = "commit"\ncapacity = 5000\ntransaction_capacity = 5001\nkeep_alive = 1\n'
     kind, capacity, keep_alive = problems_of(tmp_path, toml)
-    assert kind == 'channels.orders.type: is missing; it must be "memory" or "file"'
+    assert kind == 'channels.orders.type: is missing; it must be "memory" or "file" or "spillable"'
     assert capacity == "channels.orders.transaction_capacity: is 5001; it must not be above capacity, 5000"
     assert keep_alive == "channels.orders.keep_alive: is not known; did you mean keep_alive_seconds?"
 
@@ -201,8 +202,8 @@ def test_load_when_a_channel_is_no_table_says_so(tmp_path: Path, channel: str) -
 @pytest.mark.parametrize(
     ("toml", "problem"),
     [
-        ('type = "memory"\nfsync = "commit"', 'fsync: is only for type "file"'),
-        ('type = "memory"\nencryption = {}', 'encryption: is only for type "file"'),
+        ('type = "memory"\nfsync = "commit"', 'fsync: is only for type "file" or "spillable"'),
+        ('type = "memory"\nencryption = {}', 'encryption: is only for type "file" or "spillable"'),
         ('type = "file"\nfsnc = "commit"', "fsnc: is not known; did you mean fsync?"),
         ('type = "file"\nencyption = {}', "encyption: is not known; did you mean encryption?"),
         (

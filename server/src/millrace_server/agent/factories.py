@@ -25,8 +25,9 @@ def load_factory(path: str) -> Callable[..., Any]:
         raise ValueError(f'is {shown_value(path)}; it must be "package.module:name"')
     try:
         factory = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
-        raise ValueError(f"is {shown_value(path)}, which cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may do anything while it is imported
+        said = " ".join(str(error).split()) or "no more is said"
+        raise ValueError(f"is {shown_value(path)}, which cannot be imported ({type(error).__name__}: {said})") from None
     if not callable(factory):
         # A ValueError, since pydantic asks for it: what is wrong is the path.
         raise ValueError(f"is {shown_value(path)}, which cannot be called")  # noqa: TRY004 - see above

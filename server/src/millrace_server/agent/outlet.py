@@ -1,14 +1,14 @@
 """Where a sink gets its events from, and where those go that nobody takes."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-import structlog
-
-from millrace_server.agent.components import Component
+from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.dead_letters import dead_letters
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.notices import Notices
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel, Wish
@@ -16,11 +16,6 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transaction
 from millrace_server.errors import MillraceError
-
-_log = structlog.stdlib.get_logger(__name__)
-
-DEAD_LETTER_PREFIX = "millrace.dead_letter."
-"""What the headers that tell of an event's rejection begin with."""
 
 
 class EventsRejectedError(Exception):
@@ -39,6 +34,17 @@ class OutletLimits(NamedTuple):
     """So often an event is delivered that is rejected."""
     dead_letter_channel: str | None
     """Where it goes then; None: it is delivered again for ever."""
+
+
+class Holdable(NamedTuple):
+    """How much a sink may hold unsettled, so that those who fill the channel still find room: half of what there is."""
+
+    event_count: int
+    """Events."""
+    body_bytes: int
+    """Bytes of their bodies."""
+    delivery_count: int
+    """Deliveries, each of which is an open transaction."""
 
 
 class Delivery:
@@ -65,6 +71,11 @@ class Delivery:
         """Its first event's sequence."""
         return self.batches[0].first_sequence
 
+    @property
+    def oldest_open_sequence(self) -> int:
+        """The oldest sequence that its channel still has: none before it will ever be delivered again."""
+        return self._channel.contents.oldest_sequence
+
     async def settle(self) -> None:
         """Removes the events from the channel, for good once this returns.
 
@@ -78,6 +89,17 @@ class Delivery:
             self._on_end(self, False)
             raise
         self._on_end(self, True)
+
+    def join(self, following: "Delivery") -> None:
+        """Makes another delivery of the same channel a part of this one: they are settled or given back together.
+
+        For sinks that hold what they take: thousands of small deliveries would be as many open transactions.
+        """
+        self._channel.join(self._loan, following._loan)  # noqa: SLF001 - another of this class
+        self.batches = (*self.batches, *following.batches)
+        self.count += following.count
+        self.body_bytes += following.body_bytes
+        self._on_end(following, False)
 
     def give_back(self) -> None:
         """Returns the events to their place. Does nothing where they were settled or given back."""
@@ -103,10 +125,52 @@ class Outlet:
         self._rejection_counts: dict[int, int] = {}
         self._lent: set[Delivery] = set()
         self._is_closing = False
+        self._notices = Notices(component.name, kind=component.kind.key)
+        self.hurried = asyncio.Event()
+        """Set once sinks that hold deliveries are to settle them as soon as there is nothing more to take."""
+
+    @property
+    def channel_name(self) -> str:
+        """The channel that it empties."""
+        return self._channel_name
+
+    @property
+    def lent_count(self) -> int:
+        """Deliveries that are neither settled nor given back."""
+        return len(self._lent)
+
+    async def wait_open(self) -> None:
+        """Waits until the channel is open, or is known not to open; then its refusal is raised."""
+        hosted = self._registry.get_hosted(self._channel_name)
+        await hosted.opened.wait()
+        hosted.refuse_unless_open()
+
+    def holdable(self) -> Holdable:
+        """How much a sink may hold unsettled now.
+
+        Raises:
+            MillraceError: The channel is not open.
+        """
+        config = self._registry.get(self._channel_name).config
+        halves = (config.capacity, config.body_bytes_max, config.open_transactions_max)
+        return Holdable(*(max(whole // 2, 1) for whole in halves))
+
+    @property
+    def is_room_wanted(self) -> bool:
+        """Whether somebody waits to put events into the channel, which has no room for them."""
+        if self._channel_name not in self._registry:
+            return False
+        channel = self._registry.get_hosted(self._channel_name).channel_if_open
+        return channel is not None and bool(channel.contents.room.line)
+
+    def hurry(self) -> None:
+        """Has a sink that holds deliveries settle them as soon as there is nothing more to take."""
+        self.hurried.set()
 
     def close(self) -> None:
         """Gives no more; who waits for a delivery gets None."""
         self._is_closing = True
+        self.hurry()
         if self._channel_name in self._registry:
             hosted = self._registry.get_hosted(self._channel_name)
             if hosted.channel_if_open is not None:
@@ -124,7 +188,7 @@ class Outlet:
             MillraceError: The channel cannot be read now: it is claimed, not open yet, or its log has failed.
         """
         channel = self._registry.get(self._channel_name)
-        self._component.starts()
+        self._note_readiness(channel)
         wish = Wish(events_max=self._events_max, body_bytes_max=body_bytes_max)
         loan = await channel.lend_while(wish, lambda: not self._is_closing)
         if loan is None:
@@ -132,6 +196,14 @@ class Outlet:
         delivery = Delivery(channel, loan, self._note_end)
         self._lent.add(delivery)
         return delivery
+
+    def _note_readiness(self, channel: Channel) -> None:
+        is_readable = channel.commits.fault is None and channel.claims.claim is None
+        if is_readable and not channel.contents.room.event_count:
+            # Nothing waits for it, so whatever kept it from its work before keeps it no more.
+            self._component.runs()
+        else:
+            self._component.starts()
 
     def _note_end(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
         self._lent.discard(delivery)
@@ -169,11 +241,12 @@ class Outlet:
             "sequence": str(delivery.first_sequence),
             "sink": self._component.name,
             "deliveries": str(rejections),
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        table.headers.update({DEAD_LETTER_PREFIX + key: value for key, value in said.items()})
         # Stamped, so that a crash before the event has left its own channel stores no second copy.
         stamp = Stamp(f"dead-letter/{delivery.channel_id}", delivery.first_sequence, delivery.first_sequence)
-        await self._registry.get(self._limits.dead_letter_channel).append(table.stored(), stamp)
+        letters = dead_letters(table, said)
+        aside = self._registry.get(self._limits.dead_letter_channel)
+        await aside.append(letters.stored(), stamp, also_draining=True)
         await delivery.settle()
-        _log.warning("an event was set aside", sink=self._component.name, **said)
+        self._component.note_fate(EventFate.DEAD_LETTERED, 1)
+        self._notices.tell(logging.WARNING, "events were set aside", self._channel_name, 1, **said)

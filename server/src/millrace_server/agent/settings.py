@@ -1,10 +1,39 @@
 """All sources and sinks that a configuration can name."""
 
+from typing import Annotated
+
+from pydantic import Field
+
+from millrace_server.agent.sinks.custom import CustomSinkConfig
+from millrace_server.agent.sinks.files.config import FilesSinkConfig
+from millrace_server.agent.sinks.http_config import HttpSinkConfig
+from millrace_server.agent.sinks.logger import LoggerSinkConfig
+from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.null import NullSinkConfig
 from millrace_server.agent.sources.custom import CustomSourceConfig
+from millrace_server.agent.sources.embedded import EmbeddedSourceConfig
+from millrace_server.agent.sources.exec.config import ExecSourceConfig
+from millrace_server.agent.sources.http_config import HttpSourceConfig
+from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
+from millrace_server.agent.sources.stdin import StdinSourceConfig
+from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
+from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 
-AnySourceConfig = CustomSourceConfig
+AnySourceConfig = Annotated[
+    CustomSourceConfig
+    | EmbeddedSourceConfig
+    | ExecSourceConfig
+    | HttpSourceConfig
+    | SpooldirSourceConfig
+    | StdinSourceConfig
+    | SyslogSourceConfig
+    | TaildirSourceConfig,
+    Field(discriminator="type"),
+]
 """A source's table, told apart by its `type`."""
 
-AnySinkConfig = NullSinkConfig
+AnySinkConfig = Annotated[
+    CustomSinkConfig | FilesSinkConfig | HttpSinkConfig | LoggerSinkConfig | MillraceSinkConfig | NullSinkConfig,
+    Field(discriminator="type"),
+]
 """A sink's table, told apart by its `type`."""

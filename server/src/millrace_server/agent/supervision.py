@@ -3,13 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from millrace_server.agent.backoff import Backoff
 from millrace_server.agent.components import Component
 from millrace_server.errors import MillraceError
-
-_log = structlog.stdlib.get_logger(__name__)
 
 _WELL_SECONDS = 10.0
 """Who has worked this long before a failure begins with the shortest delay again."""
@@ -19,7 +15,14 @@ class ComponentError(Exception):
     """Returned when a component cannot do its work now; the message says why, in a sentence for its state.
 
     Trying again may help.
+
+    Attributes:
+        retry_delay_seconds: After how long, where somebody has said so; None where the back-off decides.
     """
+
+    def __init__(self, message: str, retry_delay_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_delay_seconds = retry_delay_seconds
 
 
 class ComponentFailedError(ComponentError):
@@ -37,6 +40,7 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
     clock = asyncio.get_running_loop().time
     while True:
         began = clock()
+        asked_seconds = None
         try:
             await run()
         except ComponentFailedError as error:
@@ -44,15 +48,15 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
             return
         except (ComponentError, MillraceError, OSError) as error:
             component.backs_off(describe(error))
+            asked_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
         except Exception as error:  # noqa: BLE001 - a bug in one component, or in a user's own, must not end the others
-            _log.exception("a component raised an error that it should not", component=component.name)
-            component.backs_off(f"{type(error).__name__}: {error}")
+            component.backs_off(f"{type(error).__name__}: {error}", unexpected=error)
         else:
             component.stops()
             return
         if clock() - began >= _WELL_SECONDS:
             backoff.reset()
-        await asyncio.sleep(backoff.next_seconds())
+        await asyncio.sleep(backoff.next_seconds(asked_seconds))
 
 
 def describe(error: Exception) -> str:

@@ -1,18 +1,19 @@
-"""AdminService: making, changing, watching and emptying channels."""
+"""AdminService: making, changing, watching and emptying channels, and watching the agent's components."""
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.agent.components import Component
 from millrace_server.catalog import Catalog
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, FileChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.names import check_channel_name
@@ -20,6 +21,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
 from millrace_server.grpc_services import answers
 from millrace_server.grpc_services.channel_message import CHANNEL_TYPES, COMPRESSIONS, FSYNC_POLICIES, channel_message
+from millrace_server.grpc_services.component_message import component_message
 from millrace_server.grpc_services.durations import seconds
 from millrace_server.grpc_services.requests import form_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
@@ -47,11 +49,12 @@ _WORDS: dict[str, tuple[Any, Mapping[Any, str]]] = {
 
 
 class AdminService:
-    """Serves AdminService from a registry of channels and the catalog that outlives it."""
+    """Serves AdminService from a registry of channels, the catalog that outlives it, and an agent's components."""
 
-    def __init__(self, registry: ChannelRegistry, catalog: Catalog) -> None:
+    def __init__(self, registry: ChannelRegistry, catalog: Catalog, components: Iterable[Component] = ()) -> None:
         self._registry = registry
         self._catalog = catalog
+        self._components = components
         # The catalog is written on another thread; meanwhile no other change may come in between.
         self._changing = asyncio.Lock()
 
@@ -66,6 +69,8 @@ class AdminService:
             "WatchChannels": rpcs.server_stream(pb.WatchChannelsRequest, self._watch_channels),
             "PeekEvents": rpcs.server_stream(pb.PeekEventsRequest, self._peek_events),
             "PurgeChannel": rpcs.unary(pb.PurgeChannelRequest, self._purge_channel),
+            "ListComponents": rpcs.unary(pb.ListComponentsRequest, self._list_components),
+            "WatchComponents": rpcs.server_stream(pb.WatchComponentsRequest, self._watch_components),
         }
 
     async def _create_channel(self, request: pb.CreateChannelRequest) -> pb.CreateChannelResponse:
@@ -149,7 +154,7 @@ class AdminService:
         return pb.GetChannelResponse(channel=channel_message(self._registry.get_hosted(request.name)))
 
     async def _watch_channels(self, request: pb.WatchChannelsRequest) -> AsyncGenerator[pb.WatchChannelsResponse]:
-        interval_seconds = max(seconds("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
+        interval_seconds = _interval_seconds(request)
         names = set(request.names)
         if len(names) > WATCHED_NAMES_MAX:
             raise BadArgumentError(f"names: has {len(names)}; at most {WATCHED_NAMES_MAX} are allowed, or none for all")
@@ -174,6 +179,19 @@ class AdminService:
 
     async def _purge_channel(self, request: pb.PurgeChannelRequest) -> pb.PurgeChannelResponse:
         return pb.PurgeChannelResponse(purged_count=await self._registry.get(request.name).purge())
+
+    async def _list_components(self, _request: pb.ListComponentsRequest) -> pb.ListComponentsResponse:
+        return pb.ListComponentsResponse(components=map(component_message, self._components))
+
+    async def _watch_components(self, request: pb.WatchComponentsRequest) -> AsyncGenerator[pb.WatchComponentsResponse]:
+        interval_seconds = _interval_seconds(request)
+        while True:
+            yield pb.WatchComponentsResponse(components=map(component_message, self._components))
+            await asyncio.sleep(interval_seconds)
+
+
+def _interval_seconds(request: pb.WatchChannelsRequest | pb.WatchComponentsRequest) -> float:
+    return max(seconds("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
 
 
 async def _whole(change: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -247,7 +265,7 @@ def _checked(limits: dict[str, object]) -> AnyChannelConfig:
 
 
 def _refuse_unchangeable(former: ChannelConfig, config: ChannelConfig) -> None:
-    if not isinstance(former, FileChannelConfig) or not isinstance(config, FileChannelConfig):
+    if not isinstance(former, LogChannelConfig) or not isinstance(config, LogChannelConfig):
         return
     if former.backup_checkpoint != config.backup_checkpoint:
         raise BadArgumentError(

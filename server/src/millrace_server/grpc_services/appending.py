@@ -3,6 +3,7 @@
 import asyncio
 
 from millrace.v1 import channel_service_pb2 as pb
+from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
@@ -87,7 +88,7 @@ class Appending:
         )
 
 
-def some_events_of(request: EventsRequest, columns: bytes | None) -> list[StoredColumns]:
+def some_events_of(request: EventsRequest, columns: Buffer | None) -> list[StoredColumns]:
     """The events of an append, at least one."""
     batches = events_of(request, columns)
     if not batches:

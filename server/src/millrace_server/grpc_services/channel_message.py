@@ -4,12 +4,16 @@ from datetime import UTC, datetime
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import ChannelConfig, FileChannelConfig
+from millrace_server.channels.config import ChannelConfig, LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.grpc_services.durations import duration
 
-CHANNEL_TYPES = {pb.CHANNEL_TYPE_MEMORY: "memory", pb.CHANNEL_TYPE_FILE: "file"}
+CHANNEL_TYPES = {
+    pb.CHANNEL_TYPE_MEMORY: "memory",
+    pb.CHANNEL_TYPE_FILE: "file",
+    pb.CHANNEL_TYPE_SPILLABLE: "spillable",
+}
 """The types that can be made, by their number on the wire."""
 FSYNC_POLICIES = {pb.FSYNC_POLICY_COMMIT: "commit", pb.FSYNC_POLICY_INTERVAL: "interval"}
 """When a log may be synced, likewise."""
@@ -66,6 +70,7 @@ def _gauges_message(channel: Channel) -> pb.ChannelGauges:
         producers=len(contents.ledger),
         waiting_takes=len(contents.takers),
         waiting_commits=len(contents.room.line),
+        memory_events=channel.commits.memory_event_count,
     )
 
 
@@ -93,12 +98,15 @@ def _config_message(config: ChannelConfig) -> pb.ChannelConfig:
         lease=duration(config.lease_seconds),
         open_transactions_max=config.open_transactions_max,
     )
-    if isinstance(config, FileChannelConfig):
+    if isinstance(config, LogChannelConfig):
         message.MergeFrom(_log_config_message(config))
+    if isinstance(config, SpillableChannelConfig):
+        message.memory_capacity = config.memory_capacity
+        message.memory_byte_capacity = config.memory_byte_capacity
     return message
 
 
-def _log_config_message(config: FileChannelConfig) -> pb.ChannelConfig:
+def _log_config_message(config: LogChannelConfig) -> pb.ChannelConfig:
     """What only a channel with a log has."""
     return pb.ChannelConfig(
         backup_checkpoint=config.backup_checkpoint,

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 from millrace.columns import ColumnsError, columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace.wire_format import place_of
+from millrace.wire_format import Buffer, place_of
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError
@@ -36,15 +36,20 @@ def parse(kind: type[RequestT], raw: bytes) -> RequestT:
         raise _no_message(kind, raw) from None
 
 
-def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT, bytes | None]:
-    """A request without its columns, and the columns as they came; None where it has none."""
+def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT, Buffer | None]:
+    """A request without its columns, and the columns as they came; None where it has none.
+
+    Large columns are a view on the request: copying them would take longer than all else that is done with them.
+    """
     place = place_of(kind.COLUMNS_FIELD_NUMBER, raw)
     if place is not None:
         try:
             request = kind.FromString(raw[: place.head] + raw[place.end :])
         except DecodeError:
             raise _no_message(kind, raw) from None
-        return request, raw[place.content : place.end]
+        view = memoryview(raw)[place.content : place.end]
+        # Unless the rest is more than they are: a view keeps all of it in memory.
+        return request, view if 2 * len(view) > len(raw) else bytes(view)
     request = parse(kind, raw)
     columns = request.columns.SerializeToString() if request.HasField("columns") else None
     request.ClearField("columns")
@@ -60,10 +65,12 @@ def stamp_of(request: _WithStamp) -> Stamp | None:
     if not request.HasField("stamp"):
         return None
     stamp = request.stamp
-    return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence)
+    after = stamp.after_sequence if stamp.HasField("after_sequence") else None
+    oldest_open = stamp.oldest_open_sequence if stamp.HasField("oldest_open_sequence") else None
+    return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence, after, oldest_open)
 
 
-def events_of(request: EventsRequest, columns: bytes | None) -> list[StoredColumns]:
+def events_of(request: EventsRequest, columns: Buffer | None) -> list[StoredColumns]:
     """The events of a request that was parsed apart, whichever form they came in; rows are turned into columns here."""
     try:
         if columns is None:

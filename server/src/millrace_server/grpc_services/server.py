@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from millrace_server.addresses import Address
+from millrace_server.agent.components import Components
 from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.grpc_services import admin_service, channel_service
@@ -33,16 +34,18 @@ _HOUR = 3_600 * _SECOND
 
 
 class GrpcServer:
-    """Serves a registry's channels over gRPC."""
+    """Serves a registry's channels over gRPC, and tells of an agent's components."""
 
-    def __init__(self, registry: ChannelRegistry, settings: ServerSettings, catalog: Catalog) -> None:
+    def __init__(
+        self, registry: ChannelRegistry, settings: ServerSettings, catalog: Catalog, components: Components
+    ) -> None:
         self._settings = settings
-        self._health = Health(registry)
+        self._health = Health(registry, components)
         self._server = aio.server(options=_options(settings))
         rpcs = Rpcs(InflightBytes(settings.inflight_bytes_max, settings.inflight_bytes_per_connection_max))
         for name, handlers in (
             (channel_service.NAME, ChannelService(registry).handlers(rpcs)),
-            (admin_service.NAME, AdminService(registry, catalog).handlers(rpcs)),
+            (admin_service.NAME, AdminService(registry, catalog, components).handlers(rpcs)),
         ):
             self._server.add_generic_rpc_handlers((method_handlers_generic_handler(name, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, Field
 
+from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.outlet import EventsRejectedError, Outlet
-from millrace_server.agent.sources.source import ChannelName
 from millrace_server.channels.batches import StoredBatch
 
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
 class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     """What sinks of every type have."""
 
-    channel: ChannelName
+    channel: KnownChannelName
     """The channel that it empties."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
@@ -48,7 +48,7 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     deliveries_max: int = Field(5, ge=1, le=1_000_000)
     """So often an event is delivered that the sink rejects; then it goes to the dead-letter channel."""
 
-    dead_letter_channel: ChannelName | None = None
+    dead_letter_channel: KnownChannelName | None = None
     """Where events go that were rejected `deliveries_max` times. Without it they are delivered for ever."""
 
     @abstractmethod

@@ -4,14 +4,15 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from millrace_server.agent.channel_names import KnownChannelName
+from millrace_server.agent.doors import Doors
 from millrace_server.agent.intake import Intake
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
-from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
-
-ChannelName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
+from millrace_server.agent.selectors.config import AnySelectorConfig
+from millrace_server.agent.selectors.replicating import ReplicatingConfig
+from millrace_server.setting_problems import shown_value
 
 
 class SourcePlace(NamedTuple):
@@ -21,6 +22,8 @@ class SourcePlace(NamedTuple):
     """Its name in the configuration."""
     directory: Path
     """A directory for what it must remember; it may not be there yet."""
+    doors: Doors | None = None
+    """Where the program that the agent runs in hands its events over; None in a daemon."""
 
 
 class Source(Protocol):
@@ -41,7 +44,7 @@ class Source(Protocol):
 class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     """What sources of every type have."""
 
-    channels: Annotated[list[ChannelName], Field(min_length=1)]
+    channels: Annotated[list[KnownChannelName], Field(min_length=1)]
     """The channels that it fills."""
 
     selector: AnySelectorConfig = Field(default_factory=lambda: ReplicatingConfig(type="replicating"))
@@ -52,6 +55,35 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
     """At most so many events in a transaction; fewer where a channel's `transaction_capacity` is smaller."""
+
+    dead_letter_channel: KnownChannelName | None = None
+    """Where events go that a channel can never take, such as one that is too large, and those that an interceptor
+    cannot let through. Without it the former are dropped, and the log says so."""
+
+    @field_validator("channels")
+    @classmethod
+    def _check_apart(cls, channels: list[str]) -> list[str]:
+        if twice := [name for name in dict.fromkeys(channels) if channels.count(name) > 1]:
+            raise ValueError(f"names {' and '.join(map(shown_value, twice))} twice; each may come once")
+        return channels
+
+    @field_validator("selector")
+    @classmethod
+    def _check_required(cls, selector: AnySelectorConfig, info: ValidationInfo) -> AnySelectorConfig:
+        optional = selector.optional_channels
+        if both := optional & selector.required_channels:
+            names = " and ".join(map(shown_value, sorted(both)))
+            raise ValueError(f"sends events to {names} both as optional and as required; a channel is one or the other")
+        if optional.issuperset(info.data.get("channels", [""])):
+            raise ValueError("makes all channels optional; at least one of them must be required")
+        return selector
+
+    @field_validator("dead_letter_channel")
+    @classmethod
+    def _check_elsewhere(cls, dead_letter_channel: str | None, info: ValidationInfo) -> str | None:
+        if dead_letter_channel in info.data.get("channels", ()):
+            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must be none of the source's own channels")
+        return dead_letter_channel
 
     @abstractmethod
     def make(self, place: SourcePlace) -> Source:

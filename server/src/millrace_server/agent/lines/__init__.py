@@ -1,0 +1,1 @@
+"""Lines: how bytes that come in become events."""

@@ -1,0 +1,78 @@
+"""Channels that get a source's events where that holds nothing up."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.notices import Notices
+from millrace_server.agent.parcels import Parcel
+from millrace_server.channels.contents import Receipt
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import MillraceError, OverloadedError
+
+_COMMITS_UNDER_WAY_MAX = 16
+"""So many batches wait for the disk of one optional channel; it misses those that come then."""
+
+
+class OptionalChannels:
+    """Offers batches to channels that may miss them; what they miss is counted.
+
+    A batch is offered once all required channels have it, and is not offered again. So a channel may miss a batch in a
+    crash, and gets none twice.
+
+    Args:
+        registry: All channels.
+        component: The source; it counts what is missed.
+        notices: Told of it.
+    """
+
+    def __init__(self, registry: ChannelRegistry, component: Component, notices: Notices) -> None:
+        self._registry = registry
+        self._component = component
+        self._notices = notices
+        self._under_way: Counter[str] = Counter()
+
+    def offer(self, parcels: Mapping[str, Parcel]) -> None:
+        """Has each channel take its parcel now, or miss it; waits for nothing."""
+        for name, parcel in parcels.items():
+            try:
+                self._offer(name, parcel)
+            except MillraceError as error:
+                self._miss(name, parcel.table.count, error)
+
+    def _offer(self, name: str, parcel: Parcel) -> None:
+        channel = self._registry.get(name)
+        if self._under_way[name] >= _COMMITS_UNDER_WAY_MAX:
+            raise OverloadedError(f"{_COMMITS_UNDER_WAY_MAX} batches wait for its disk already")
+        if refused := parcel.unstorable(channel):
+            parcel = self._without_refused(name, parcel, refused)
+        change = channel.plan_append(parcel.batches(), None)
+        if not channel.contents.goes_at_once(change):
+            raise channel.contents.room.full_error(change.event_count, change.body_bytes, 0.0)
+        commit = channel.begin_append(change)
+        if isinstance(commit, Receipt):
+            return
+        self._under_way[name] += 1
+        commit.add_done_callback(lambda ended: self._end(name, parcel.table.count, ended))
+
+    def _without_refused(self, name: str, parcel: Parcel, refused: Mapping[int, str]) -> Parcel:
+        reason = next(iter(refused.values()))
+        self._note_missed(name, len(refused), reason)
+        return parcel.without(refused)
+
+    def _end(self, name: str, event_count: int, commit: "asyncio.Future[Receipt]") -> None:
+        self._under_way[name] -= 1
+        error = None if commit.cancelled() else commit.exception()
+        if isinstance(error, MillraceError):
+            self._miss(name, event_count, error)
+
+    def _miss(self, name: str, event_count: int, error: MillraceError) -> None:
+        self._note_missed(name, event_count, f"{error.reason}: {error}")
+
+    def _note_missed(self, name: str, event_count: int, reason: str) -> None:
+        self._component.note_fate(EventFate.MISSED, event_count)
+        self._notices.tell(
+            logging.WARNING, "an optional channel missed events", name, event_count, channel=name, reason=reason
+        )

@@ -1,0 +1,1 @@
+"""Channel selectors: which of a source's channels an event goes to."""

@@ -1,0 +1,196 @@
+"""The way of a batch from its source to the channels, one try after the other."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.dead_letters import DeadLetterBox
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.fan_out import FanOut
+from millrace_server.agent.interception import Passage, StepError
+from millrace_server.agent.interceptors.interceptor import Interceptor, QuickInterceptor
+from millrace_server.agent.notices import Notices
+from millrace_server.agent.optional_channels import OptionalChannels
+from millrace_server.agent.parcels import Parcel, parcels_of, unrouted_count
+from millrace_server.agent.selectors.custom import CustomSelector
+from millrace_server.agent.selectors.replicating import Replicating
+from millrace_server.agent.selectors.selector import Balancer, Selector
+from millrace_server.agent.step_thread import StepThread
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
+
+STEP_TRIES_MAX = 5
+"""So often an interceptor gets a batch on which it raises what it should not; then the events are found out on which it
+does so, and go to the dead-letter channel. Where there is none, it gets the batch again for ever."""
+
+_LOOP_EVENTS_MAX = 10_000
+"""More events than these are encoded on a thread."""
+
+_ANYWHERE = ""
+"""Stands for the channel that a balancer is going to pick."""
+
+
+class Routing(NamedTuple):
+    """Where the events of a source go."""
+
+    selector: Selector | Balancer | None = None
+    """Which channels an event goes to; None: to all."""
+    optional: frozenset[str] = frozenset()
+    """The channels that hold nothing up."""
+    dead_letter_channel: str | None = None
+    """Where events go that can go no further."""
+
+
+class Shipment:
+    """One batch: how far it has come, so that the next try goes on there.
+
+    Attributes:
+        table: The events, as the source hands them over.
+        stamp: Names the batch.
+        passage: Its way through the interceptors and the selector.
+        parcels: What each channel is to get, once that is known; what was set aside has left them.
+        failed_steps: Times that an interceptor or the selector raised what it should not.
+    """
+
+    def __init__(self, table: EventTable, stamp: Stamp, passage: Passage) -> None:
+        self.table = table
+        self.stamp = stamp
+        self.passage = passage
+        self.parcels: dict[str, Parcel] | None = None
+        self.failed_steps = 0
+
+
+class Shipping:
+    """Brings batches through interceptors and selector into the channels.
+
+    Args:
+        registry: All channels.
+        channels: The source's.
+        interceptors: Its interceptors.
+        routing: Where its events go.
+        component: The source; it counts them.
+    """
+
+    def __init__(
+        self,
+        registry: ChannelRegistry,
+        channels: Sequence[str],
+        interceptors: Sequence[Interceptor],
+        routing: Routing,
+        component: Component,
+    ) -> None:
+        self._optional_names = routing.optional
+        self.required = [name for name in channels if name not in routing.optional]
+        self._registry = registry
+        self._component = component
+        self._interceptors = interceptors
+        selector = routing.selector or Replicating(channels)
+        self._balancer = selector if isinstance(selector, Balancer) else None
+        self._selector = None if isinstance(selector, Balancer) else selector
+        self._needs_thread = isinstance(selector, CustomSelector) or not all(
+            isinstance(each, QuickInterceptor) for each in interceptors
+        )
+        self._thread = StepThread(component.name)
+        self._notices = Notices(component.name)
+        self._dead_letters = DeadLetterBox(registry, routing.dead_letter_channel, component, self._notices)
+        self._optional = OptionalChannels(registry, component, self._notices)
+        self.fan_out = FanOut(registry, self.required)
+
+    def shipment(self, table: EventTable, stamp: Stamp) -> Shipment:
+        """A batch that has not gone anywhere yet."""
+        return Shipment(table, stamp, Passage(self._interceptors, self._selector, table))
+
+    async def advance(self, shipment: Shipment) -> None:
+        """Brings a batch to its end; where it raises, the next try goes on there.
+
+        Raises:
+            StepError: An interceptor, or the selector, raised what it should not.
+            ComponentError: An interceptor cannot do its work now.
+            TxnCapacityError: The batch is more than some channel takes at once.
+            BadArgumentError: It overlaps in part what is stored.
+            MillraceError: Some channel has not stored it.
+        """
+        if self.fan_out.has_accepted(shipment.stamp):
+            # It is stored, or on its way to the disks, for which this waits.
+            await self.fan_out.store({}, shipment.stamp)
+            self._component.runs()
+            return
+        if shipment.parcels is None:
+            await self._take_steps(shipment)
+            shipment.parcels = self._parcels(shipment.passage)
+        if self._balancer is not None and shipment.parcels:
+            await self._store_balanced(shipment.parcels, shipment.stamp, self._balancer)
+        else:
+            await self._store_chosen(shipment.parcels, shipment.stamp)
+        self._note_stored(shipment)
+
+    async def _take_steps(self, shipment: Shipment) -> None:
+        passage = shipment.passage
+        try:
+            if self._needs_thread:
+                await self._thread.run(passage.go_on)
+            else:
+                passage.go_on()
+        except asyncio.CancelledError:
+            passage.abandon()
+            raise
+        except StepError:
+            shipment.failed_steps += 1
+            if shipment.failed_steps < STEP_TRIES_MAX or not self._dead_letters.is_there:
+                raise
+            await self._thread.run(passage.refuse_culprits)
+            if not passage.refusals:
+                raise
+            shipment.failed_steps = 0
+            await self._take_steps(shipment)
+            return
+        while passage.refusals:
+            refusal = passage.refusals[0]
+            said = {"reason": refusal.reason, "step": refusal.step}
+            await self._dead_letters.set_aside(refusal.table, shipment.stamp, said)
+            passage.refusals.pop(0)
+
+    def _parcels(self, passage: Passage) -> dict[str, Parcel]:
+        """What goes where; with a balancer the whole, whose channel is not known yet."""
+        if self._balancer is None:
+            return parcels_of(passage.table, passage.choices)
+        return {_ANYWHERE: Parcel(passage.table)} if passage.table.count else {}
+
+    async def _store_chosen(self, parcels: dict[str, Parcel], stamp: Stamp) -> None:
+        for channel in self.fan_out.channels():
+            if parcel := parcels.get(channel.name):
+                await self._encode(parcel)
+                parcels[channel.name] = await self._accepted_part(parcel, stamp, channel)
+        await self.fan_out.store(parcels, stamp)
+        self._optional.offer({name: parcel for name, parcel in parcels.items() if name in self._optional_names})
+
+    async def _store_balanced(self, parcels: dict[str, Parcel], stamp: Stamp, balancer: Balancer) -> None:
+        await self._encode(parcels[_ANYWHERE])
+        parcels[_ANYWHERE] = await self._accepted_part(parcels[_ANYWHERE], stamp, None)
+        name = await self.fan_out.pick(balancer, parcels[_ANYWHERE], stamp)
+        parcels[_ANYWHERE] = await self._accepted_part(parcels[_ANYWHERE], stamp, self._registry.get(name))
+        await self.fan_out.store({name: parcels[_ANYWHERE]}, stamp, last=name)
+
+    async def _encode(self, parcel: Parcel) -> None:
+        if parcel.table.count > _LOOP_EVENTS_MAX:
+            await asyncio.to_thread(parcel.unencodable)
+
+    async def _accepted_part(self, parcel: Parcel, stamp: Stamp, channel: Channel | None) -> Parcel:
+        """The events that a channel, or any at all, can take; the others are set aside."""
+        refused = parcel.unencodable() if channel is None else parcel.unstorable(channel)
+        for reason in dict.fromkeys(refused.values()):
+            table = parcel.table.chosen([refused.get(index) == reason for index in range(parcel.table.count)])
+            where = {"step": "encoding"} if channel is None else {"channel": channel.name}
+            await self._dead_letters.set_aside(table, stamp, {"reason": reason, **where})
+        return parcel.without(refused) if refused else parcel
+
+    def _note_stored(self, shipment: Shipment) -> None:
+        component, passage = self._component, shipment.passage
+        component.note_progress(shipment.table.count, sum(map(len, shipment.table.bodies)))
+        component.note_fate(EventFate.FILTERED, passage.filtered_count)
+        if self._balancer is None and (count := unrouted_count(passage.table, passage.choices)):
+            component.note_fate(EventFate.UNROUTED, count)
+            self._notices.tell(logging.WARNING, "events were dropped that the selector has no channel for", "", count)

@@ -1,0 +1,1 @@
+"""Sink groups: several sinks that empty one channel together."""

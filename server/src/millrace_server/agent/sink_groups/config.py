@@ -1,0 +1,77 @@
+"""A sink group's configuration."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from millrace_server.channels.names import CHANNEL_NAME_PATTERN
+from millrace_server.setting_problems import shown_path, shown_value
+
+_Tables = dict[str, dict[str, Any]]
+
+SinkName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
+
+
+def _check_unique(names: list[str]) -> list[str]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ValueError(f"has {shown_value(name)} twice; each sink may come once")
+    return names
+
+
+class SinkGroupConfig(BaseModel, frozen=True, extra="forbid"):
+    """Several sinks that empty one channel together."""
+
+    sinks: Annotated[list[SinkName], Field(min_length=2), AfterValidator(_check_unique)]
+    """Its sinks, which all have the same `channel`; for `failover` the best comes first, then the next best."""
+
+    policy: Literal["failover", "load_balancing"] = "failover"
+    """How they share the work.
+
+    `failover`: one at a time works, the best of those that are well. `load_balancing`: all of them work, each takes as
+    much as it can bring away.
+    """
+
+    backoff_seconds_max: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
+    """The longest pause before a sink that has failed is tried again."""
+
+
+def group_problems(tables: Mapping[str, Any]) -> list[str]:
+    """A sentence for each sink that a group names and that cannot be in it.
+
+    What else may be wrong with the configuration hides none of them.
+
+    Args:
+        tables: The configuration, as TOML has it.
+    """
+    groups, sinks = (_tables(tables.get(key)) for key in ("sink_groups", "sinks"))
+    problems = []
+    taken: dict[str, str] = {}
+    for group_name, group in groups.items():
+        names = group.get("sinks")
+        if not isinstance(names, list):
+            continue
+        for index, name in enumerate(names):
+            if isinstance(name, str) and (problem := _problem(name, group_name, names, sinks, taken)):
+                problems.append(f"{shown_path(('sink_groups', group_name, 'sinks', index))}: {problem}")
+    return problems
+
+
+def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken: dict[str, str]) -> str:
+    """What is wrong with one sink of a group; empty where nothing is."""
+    is_name = shown_value(name)
+    if name not in sinks:
+        known = ", ".join(map(shown_value, sinks)) or "none"
+        return f"is {is_name}; it must be a sink of the configuration, of which there are: {known}"
+    if (former := taken.setdefault(name, group_name)) != group_name:
+        return f"is {is_name}, which is in group {shown_value(former)} already; a sink is in one group at most"
+    channels = [sinks[other].get("channel") for other in (name, next(other for other in names if other in sinks))]
+    if channels[0] != channels[1] and all(isinstance(channel, str) for channel in channels):
+        emptied, first = map(shown_value, channels)
+        return f"is {is_name}, which empties channel {emptied}; all sinks of a group must empty the same, here {first}"
+    return ""
+
+
+def _tables(value: object) -> _Tables:
+    return {key: table for key, table in value.items() if isinstance(table, dict)} if isinstance(value, dict) else {}

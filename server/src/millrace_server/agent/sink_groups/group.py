@@ -1,0 +1,159 @@
+"""A sink group at work."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from millrace_server.agent.backoff import EarnedBackoff
+from millrace_server.agent.components import Component, ComponentState
+from millrace_server.agent.outlet import Outlet
+from millrace_server.agent.sink_groups.config import SinkGroupConfig
+from millrace_server.agent.sink_groups.outlets import GroupOutlet, MemberOutlet
+from millrace_server.agent.sink_groups.succession import Succession
+from millrace_server.agent.sinks.sink import Sink
+from millrace_server.agent.supervision import ComponentFailedError, describe, supervise
+
+MakeSink = Callable[[], Sink]
+
+
+class SinkGroup:
+    """Runs the sinks of a group, each with a state and a back-off of its own.
+
+    It is a sink itself: what runs it need not know that it is several.
+
+    Args:
+        config: How they share the work.
+        outlet: The group's, with an outlet for each sink.
+        make: Makes each sink, on a thread, for it may import much.
+    """
+
+    def __init__(self, config: SinkGroupConfig, outlet: GroupOutlet, make: Sequence[MakeSink]) -> None:
+        self._outlet = outlet
+        self._members = [
+            _Member(rank, member_outlet, make_sink, config.backoff_seconds_max)
+            for rank, (member_outlet, make_sink) in enumerate(zip(outlet.members, make, strict=True))
+        ]
+        self._succession = Succession(self._members) if config.policy == "failover" else None
+
+    async def run(self, _outlet: Outlet) -> None:
+        tasks: dict[asyncio.Task[None], _Member] = {
+            asyncio.create_task(supervise(member.component, partial(self._run_member, member), member.backoff)): member
+            for member in self._members
+        }
+        closing = asyncio.ensure_future(self._outlet.closing.wait())
+        ended = asyncio.gather(*tasks)
+        waited_for: set[asyncio.Future[Any]] = {ended, closing}
+        try:
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            # Those at work end what they have in hand; the others have nothing.
+            for task, member in tasks.items():
+                if not member.is_at_work:
+                    task.cancel()
+            await asyncio.wait(tasks)
+        finally:
+            closing.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, ended, return_exceptions=True)
+        if all(member.component.state is ComponentState.FAILED for member in self._members):
+            raise ComponentFailedError(self._all_reasons())
+
+    async def _run_member(self, member: "_Member") -> None:
+        while True:
+            if self._succession is not None:
+                await self._wait_for_turn(member, self._succession)
+            has_failed = True
+            try:
+                has_ended = await member.work()
+                has_failed = False
+            except Exception as error:
+                self._note_failure(member, error)
+                raise
+            finally:
+                if self._succession is not None:
+                    self._succession.leave(member.rank, has_failed=has_failed)
+            if has_ended or self._outlet.closing.is_set():
+                return
+
+    async def _wait_for_turn(self, member: "_Member", succession: Succession) -> None:
+        member.outlet.begin_turn = partial(succession.begin, member.rank)
+        member.outlet.on_progress = succession.note_progress
+        if not (succession.is_wanted(member.rank) or succession.has_failed(member.rank)):
+            member.component.stands_by()
+        await succession.wait_wanted(member.rank)
+
+    def _note_failure(self, failing: "_Member", error: Exception) -> None:
+        """Has the group's state say it once none of its sinks works."""
+        failing.reason = describe(error)
+        others = [member for member in self._members if member is not failing]
+        if not any(member.component.state.is_well for member in others):
+            self._outlet.component.backs_off(self._all_reasons())
+
+    def _all_reasons(self) -> str:
+        told = "; ".join(f"{member.component.name}: {member.reason}" for member in self._members)
+        return f"none of its sinks works: {told}"
+
+
+class _Member:
+    """One sink of a group.
+
+    Attributes:
+        reason: Why it failed last.
+    """
+
+    def __init__(self, rank: int, outlet: MemberOutlet, make: MakeSink, backoff_seconds_max: float) -> None:
+        self.rank = rank
+        self.outlet = outlet
+        self.component = outlet.component
+        self.backoff = MemberBackoff(outlet.component, backoff_seconds_max)
+        self.reason = ""
+        self._make = make
+        self._sink: Sink | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._is_cut_off = False
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it may have something in hand."""
+        return self._work is not None
+
+    async def work(self) -> bool:
+        """Has the sink work until it ends; False where it ends because its turn was over."""
+        if self._sink is None:
+            self._sink = await asyncio.to_thread(self._make)
+        self.outlet.reopen()
+        self._is_cut_off = False
+        self._work = asyncio.create_task(self._sink.run(self.outlet))
+        try:
+            await asyncio.wait({self._work})
+        finally:
+            work, self._work = self._work, None
+            work.cancel()
+            outcome = await asyncio.gather(work, return_exceptions=True)
+            self.outlet.give_back_all()
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return not (self._is_cut_off or self.outlet.has_ended)
+
+    def retire(self) -> None:
+        self.outlet.close()
+
+    def cut_off(self) -> None:
+        self._is_cut_off = True
+        if self._work is not None:
+            self._work.cancel()
+
+
+class MemberBackoff(EarnedBackoff):
+    """Delays between the tries of one sink of a group.
+
+    None is shorter for that a server asks for it: the other sinks work meanwhile, and are not to be interrupted often.
+    """
+
+    def __init__(self, component: Component, max_seconds: float) -> None:
+        super().__init__(lambda: component.batch_count, min(1.0, max_seconds), max_seconds)
+
+    def next_seconds(self, asked_seconds: float | None = None) -> float:
+        own_seconds = super().next_seconds()
+        return own_seconds if asked_seconds is None else max(own_seconds, super().next_seconds(asked_seconds))

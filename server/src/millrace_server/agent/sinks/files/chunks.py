@@ -1,0 +1,136 @@
+"""Events on their way from a delivery into files."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+from millrace.columns import ColumnsCutter, columns_from_events
+from millrace.v1 import event_pb2
+from millrace.wire_format import Buffer
+
+SMALL_COUNT = 64
+"""Neighbouring batches with fewer events are joined: what is done for each chunk would cost more than its events."""
+
+_CONSTANT_BYTES_MAX = 16 << 20
+"""A header that all events have stands in each of them, once they are in a file; a chunk has at most so much of it."""
+
+
+class EventChunk:
+    """Events with contiguous sequences, as columns and as what formats make of them.
+
+    Attributes:
+        first_sequence: The first event's sequence.
+        columns: The events.
+        record_batch: The events as Arrow, once it was asked for: several files may take parts of it.
+    """
+
+    def __init__(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
+        self.first_sequence = first_sequence
+        self.columns = columns
+        self.record_batch: Any = None
+
+    @property
+    def count(self) -> int:
+        """Events in the chunk."""
+        return self.columns.count
+
+    @property
+    def last_sequence(self) -> int:
+        """The last event's sequence."""
+        return self.first_sequence + self.columns.count - 1
+
+    @cached_property
+    def body_ends(self) -> "array[int]":
+        """Where each body begins in `joined_bodies`, and one past the last."""
+        return array("i", accumulate(self.columns.body_sizes[:], initial=0))
+
+    @cached_property
+    def joined_bodies(self) -> bytes:
+        """All bodies, one behind the other."""
+        # Reading a bytes field copies it: once.
+        return self.columns.bodies
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """The body of each event."""
+        joined = self.joined_bodies
+        return [joined[start:end] for start, end in pairwise(self.body_ends)]
+
+    @cached_property
+    def headers(self) -> "dict[str, str | list[str | None]]":
+        """Each header's values by its key: the one that all events have, or for each event its own or None."""
+        return {header.key: _values(header) for header in self.columns.headers}
+
+    def header_values(self, key: str) -> Sequence[str | None]:
+        """For each event its value of a header; None where it has none."""
+        values = self.headers.get(key)
+        return values if isinstance(values, list) else [values] * self.count
+
+    def parts(self, ranges: Iterable[tuple[int, int]]) -> "Iterator[EventChunk]":
+        """The events of these ranges of sequences, both ends included."""
+        cutter = ColumnsCutter(self.columns)
+        for first, last in ranges:
+            start = first - self.first_sequence
+            yield EventChunk(first, cutter.cut(start, last + 1 - self.first_sequence))
+
+
+def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
+    """The events of batches, in their order.
+
+    Args:
+        batches: For each batch its first event's sequence, and its events as a serialized EventColumns.
+    """
+    small: list[EventChunk] = []
+    for first_sequence, raw in batches:
+        columns = event_pb2.EventColumns.FromString(raw)  # type: ignore[arg-type] # its stubs know bytes only
+        chunk = EventChunk(first_sequence, columns)
+        if small and (chunk.count >= SMALL_COUNT or first_sequence != small[-1].last_sequence + 1):
+            yield from _joined(small)
+            small = []
+        if chunk.count < SMALL_COUNT:
+            small.append(chunk)
+        else:
+            yield from _cut(chunk)
+    yield from _joined(small)
+
+
+def _joined(chunks: Sequence[EventChunk]) -> Iterator[EventChunk]:
+    """Neighbours as one chunk, or several where their headers are too many."""
+    if len(chunks) <= 1:
+        for chunk in chunks:
+            yield from _cut(chunk)
+        return
+    sequence = chunks[0].first_sequence
+    for columns in columns_from_events(
+        row for chunk in chunks for row in ColumnsCutter(chunk.columns).rows(0, chunk.count)
+    ):
+        yield from _cut(EventChunk(sequence, columns))
+        sequence += columns.count
+
+
+def _cut(chunk: EventChunk) -> Iterator[EventChunk]:
+    constant_bytes = sum(len(header.values) for header in chunk.columns.headers if len(header.sizes) == 1)
+    count_max = max(_CONSTANT_BYTES_MAX // max(constant_bytes, 1), 1)
+    if chunk.count <= count_max:
+        yield chunk
+        return
+    starts = range(chunk.first_sequence, chunk.last_sequence + 1, count_max)
+    yield from chunk.parts((start, min(start + count_max - 1, chunk.last_sequence)) for start in starts)
+
+
+def _values(header: event_pb2.HeaderColumn) -> "str | list[str | None]":
+    sizes = header.sizes[:]
+    values = header.values
+    if len(sizes) == 1 and sizes[0]:
+        # One size holds for all; and where there is one event only, it is all.
+        return values.decode()
+    ends = list(accumulate((max(size - 1, 0) for size in sizes), initial=0))
+    if values.isascii():
+        # Slices of text are cheaper than decoding each slice of bytes.
+        text = values.decode()
+        return [text[start:end] if size else None for size, (start, end) in zip(sizes, pairwise(ends), strict=True)]
+    return [
+        values[start:end].decode() if size else None for size, (start, end) in zip(sizes, pairwise(ends), strict=True)
+    ]

@@ -1,0 +1,224 @@
+"""Settings of a sink of type `files`."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from millrace_server.agent.sinks.files.event_times import TimeRule, zone_named
+from millrace_server.agent.sinks.files.formats.text import JsonWriter, TextWriter
+from millrace_server.agent.sinks.files.formats.writer import Compression, EventWriter
+from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
+from millrace_server.agent.sinks.files.partitions import Partitioner, PathRules
+from millrace_server.agent.sinks.files.path_template import PathTemplate
+from millrace_server.agent.sinks.files.sink import FilesSink, SinkTraits
+from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
+from millrace_server.agent.sinks.files.store import FileNames, FileStore
+from millrace_server.agent.sinks.files.targets.local import LocalTarget
+from millrace_server.agent.sinks.files.targets.remote import RemoteTarget, open_file_system
+from millrace_server.agent.sinks.files.targets.target import Target
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
+from millrace_server.setting_problems import shown_value
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+_TIB = 1 << 40
+_DAY_SECONDS = 86_400
+
+_SUFFIXES = {"text": ".txt", "json": ".jsonl", "avro": ".avro", "parquet": ".parquet"}
+_PACKED_SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
+_COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
+    "text": ("none", "gzip", "zstd"),
+    "json": ("none", "gzip", "zstd"),
+    "avro": ("none", "gzip", "zstd"),
+    "parquet": ("none", "gzip", "zstd", "snappy"),
+}
+_LIBRARIES = {"avro": "fastavro", "parquet": "pyarrow"}
+
+
+def _check_option(value: object) -> object:
+    if not isinstance(value, str | int):
+        raise ValueError(f"is {shown_value(value)}; it must be text, a whole number, true or false")  # noqa: TRY004 - pydantic asks for it
+    return value
+
+
+Option = Annotated[Any, BeforeValidator(_check_option)]
+"""A setting that a file system's library knows."""
+
+
+class FilesSinkConfig(SinkConfig):
+    """A sink that writes events into files. An event leaves its channel once its file has its final name."""
+
+    type: Literal["files"]
+    """Files of text, JSON, Avro or Parquet."""
+
+    path: str
+    """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or the like behind `s3://`, `hdfs://` and so on.
+
+    On this machine the directory before the first brace must be there; what is below it is made.
+    """
+
+    options: dict[str, Option] = Field(default_factory=dict)
+    """Of the file system that `path` names, as pyarrow has them for S3, else fsspec: `endpoint_override`, `region`."""
+
+    format: Literal["text", "json", "avro", "parquet"] = "text"
+    """`text`: the bodies. The others have an event's sequence, headers and body; `json`: one event a line."""
+
+    body: Literal["text", "binary"] | None = None
+    """What bodies are in the other formats; those that are no text stand apart. None: text in JSON only."""
+
+    append_newline: bool = True
+    """Put a newline behind each body, where the format is `text`."""
+
+    compression: Compression = "none"
+    """Packs text and JSON as a whole, and the blocks of Avro and Parquet. `snappy` is for Parquet only."""
+
+    prefix: str = Field("", pattern=r"^(?:([A-Za-z0-9][A-Za-z0-9._=-]{0,63})?)$")
+    """What the names of files begin with; then come the sink's name, the channel's id and the events' sequences."""
+
+    suffix: str | None = Field(None, pattern=r"^(?:[A-Za-z0-9._=-]{0,32})$")
+    """What they end with. None: as the format and the compression have it, such as `.jsonl.gz`."""
+
+    time_header: str = Field("timestamp", min_length=1)
+    """The header with the time for `path`: milliseconds since 1970, or ISO 8601 (without an offset: UTC)."""
+
+    time_missing: Literal["clock", "word"] = "clock"
+    """What counts for an event without a readable time: the clock's, as it is written, or `missing_word`."""
+
+    time_zone: str = "UTC"
+    """Whose clocks `path` shows, as `Europe/Paris`."""
+
+    time_round_seconds: int = Field(1, ge=1, le=_DAY_SECONDS)
+    """Times in `path` are rounded down to a multiple of so many seconds, counted from midnight."""
+
+    missing_word: str = Field("unknown", pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._=-]{0,99})$")
+    """What stands in `path` for a header that an event does not have."""
+
+    roll_bytes: int = Field(128 * _MIB, ge=_KIB, le=_TIB)
+    """A file of about this size is finished."""
+
+    roll_events: int = Field(10_000_000, ge=1, le=1_000_000_000)
+    """A file never has more events."""
+
+    roll_seconds: float = Field(300.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
+    """A file is finished so long after its first event."""
+
+    idle_seconds: float = Field(
+        default_factory=lambda fields: fields["roll_seconds"], ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False
+    )
+    """A file is finished so long after its last event. Default: `roll_seconds`, so without effect."""
+
+    open_files_max: int = Field(100, ge=1, le=10_000)
+    """Files that are open at once; beyond it, the one that has got no event for longest is finished."""
+
+    stall_seconds: float = Field(60.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
+    """A file system that takes longer for one thing counts as one that does not answer."""
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        template = PathTemplate.parse(path)
+        if template.scheme:
+            _check_file_system(path, template)
+        return path
+
+    @field_validator("format")
+    @classmethod
+    def _check_library(cls, file_format: str) -> str:
+        library = _LIBRARIES.get(file_format)
+        if library is not None:
+            _need(library, file_format)
+        return file_format
+
+    @field_validator("compression")
+    @classmethod
+    def _check_compression(cls, compression: Compression, info: ValidationInfo) -> Compression:
+        file_format = info.data.get("format")
+        allowed = _COMPRESSIONS.get(str(file_format), (compression,))
+        if compression not in allowed:
+            kinds = " or ".join(map(shown_value, allowed))
+            raise ValueError(f"is {shown_value(compression)}; for format {shown_value(file_format)} it must be {kinds}")
+        return compression
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_time_zone(cls, name: str) -> str:
+        try:
+            zone_named(name)
+        except (KeyError, OSError, ValueError):
+            raise ValueError(f'is {shown_value(name)}; it must be the name of a time zone, as "Europe/Paris"') from None
+        return name
+
+    def make(self, place: SinkPlace) -> Sink:
+        template = PathTemplate.parse(self.path)
+        traits = SinkTraits(place.name, template.root, self.batch_events_max, self.stall_seconds)
+        return FilesSink(traits, partial(self._make_store, place, template, self._writer()))
+
+    def _make_store(
+        self, place: SinkPlace, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
+    ) -> FileStore:
+        limits = RollLimits(
+            self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max
+        )
+        times = TimeRule(zone_named(self.time_zone), self.time_round_seconds)
+        rules = PathRules(template, times, self.time_header, self.missing_word, self.time_missing == "clock")
+        return FileStore(
+            SinkDirectory(place.directory, place.name),
+            lambda owner: self._target(template, owner, place.directory / "staging"),
+            Partitioner(rules),
+            OpenFiles(limits, make_writer),
+            FileNames(f"{self.prefix}{place.name}-", self._suffix()),
+        )
+
+    def _target(self, template: PathTemplate, owner: str, staging: Path) -> Target:
+        if not template.scheme:
+            return LocalTarget(Path(template.root), owner)
+        make = partial(open_file_system, template.root, self.options)
+        return RemoteTarget(make, template.root, owner, staging)
+
+    def _suffix(self) -> str:
+        if self.suffix is not None:
+            return self.suffix
+        is_stream = self.format in {"text", "json"}
+        return _SUFFIXES[self.format] + (_PACKED_SUFFIXES.get(self.compression, "") if is_stream else "")
+
+    def _writer(self) -> Callable[[BinaryIO], EventWriter]:
+        """What begins to write into a file; what it needs is imported here, and not before."""
+        is_body_text = self.body == "text" or (self.body is None and self.format == "json")
+        match self.format:
+            case "text":
+                return partial(TextWriter, compression=self.compression, append_newline=self.append_newline)
+            case "json":
+                return partial(JsonWriter, compression=self.compression, is_body_text=is_body_text)
+            case "avro":
+                from millrace_server.agent.sinks.files.formats.avro import AvroWriter
+
+                return partial(AvroWriter, compression=self.compression, is_body_text=is_body_text)
+            case "parquet":
+                from millrace_server.agent.sinks.files.formats.parquet import ParquetWriter
+
+                return partial(ParquetWriter, compression=self.compression, is_body_text=is_body_text)
+
+
+def _check_file_system(path: str, template: PathTemplate) -> None:
+    """Makes sure that there is what speaks with a file system."""
+    _need("fsspec", path)
+    if template.scheme in {"s3", "hdfs"}:
+        _need("pyarrow", path)
+        return
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(template.scheme)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"is {shown_value(path)}, whose file system cannot be used: {error}") from None
+
+
+def _need(library: str, wanted_by: str) -> None:
+    if find_spec(library) is None:
+        raise ValueError(
+            f"is {shown_value(wanted_by)}, which needs {library}; install it with: pip install 'millrace-server[files]'"
+        )

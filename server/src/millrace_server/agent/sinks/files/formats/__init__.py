@@ -1,0 +1,1 @@
+"""How events are written into one file, for each format."""

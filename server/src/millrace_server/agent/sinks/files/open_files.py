@@ -1,0 +1,176 @@
+"""Files that are being written: one for each directory, until it is full or old enough."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from millrace_server.agent.sinks.files.chunks import EventChunk
+from millrace_server.agent.sinks.files.formats.writer import EventWriter
+from millrace_server.agent.sinks.files.partitions import Rows
+from millrace_server.agent.sinks.files.sequences import SequenceRanges
+
+BUFFERED_BYTES_MAX = 64 << 20
+"""What all open files of a sink may hold in memory together."""
+
+
+class RollLimits(NamedTuple):
+    """When a file is finished."""
+
+    file_bytes: int
+    """It has so many bytes; the last events may take it above."""
+    event_count: int
+    """It has so many events; never more."""
+    open_seconds: float
+    """So long after its first event."""
+    idle_seconds: float
+    """So long after its last event."""
+    open_files_max: int
+    """Of more files than these, the one that has got no event for longest is finished."""
+
+
+class OpenFile:
+    """A file that is being written.
+
+    Attributes:
+        directory: Where it will be.
+        staged: Where it is.
+        ranges: The sequences of its events.
+        event_count: How many they are.
+        deliveries: The deliveries that have events in it, by their numbers.
+        opened_at: When it got its first event.
+        written_at: When it got its last event.
+    """
+
+    def __init__(
+        self, directory: str, staged: Path, make_writer: Callable[[BinaryIO], EventWriter], now: float
+    ) -> None:
+        self.directory = directory
+        self.staged = staged
+        self.ranges = SequenceRanges()
+        self.event_count = 0
+        self.deliveries: set[int] = set()
+        self.opened_at = now
+        self.written_at = now
+        # The mode is for those who read it later, less the process's umask.
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file = os.fdopen(descriptor, "wb")
+        try:
+            self._writer = make_writer(self._file)
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def buffered_bytes(self) -> int:
+        """About so many bytes of it are in memory only."""
+        return self._writer.buffered_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """About so many bytes it would have if it were finished now."""
+        return self._file.tell() + self._writer.buffered_bytes
+
+    def write(self, delivery: int, chunk: EventChunk, rows: Rows, now: float) -> None:
+        """Adds events of a delivery."""
+        self._writer.write(chunk, rows)
+        self.ranges.add(chunk.first_sequence, rows)
+        self.event_count += len(rows)
+        self.deliveries.add(delivery)
+        self.written_at = now
+
+    def write_buffered(self) -> None:
+        """Frees memory."""
+        self._writer.write_buffered()
+
+    def finish(self) -> int:
+        """Makes it whole, and has it survive a crash; returns its size in bytes."""
+        self._writer.finish()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        file_bytes = self._file.tell()
+        self._file.close()
+        return file_bytes
+
+    def discard(self) -> None:
+        """Removes it."""
+        self._writer.discard()
+        self._close()
+
+    def _close(self) -> None:
+        # What is still to be written may find no room; it is not wanted any more.
+        with suppress(OSError, ValueError):
+            self._file.close()
+        with suppress(OSError):
+            self.staged.unlink()
+
+
+class OpenFiles:
+    """All open files of a sink.
+
+    Args:
+        limits: When they are finished.
+        make_writer: Begins to write into a file.
+    """
+
+    def __init__(self, limits: RollLimits, make_writer: Callable[[BinaryIO], EventWriter]) -> None:
+        self._limits = limits
+        self._make_writer = make_writer
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._next_number = 1
+
+    def __iter__(self) -> Iterator[OpenFile]:
+        """Those first that have got no event for longest."""
+        return iter(list(self._files.values()))
+
+    def crowded_out_by(self, directory: str) -> OpenFile | None:
+        """The file that must be finished before one is opened for a directory that has none; None where none must."""
+        if directory in self._files or len(self._files) < self._limits.open_files_max:
+            return None
+        return next(iter(self._files.values()))
+
+    def get(self, directory: str, staging: Path, now: float) -> OpenFile:
+        """The file for a directory, opened where there is none."""
+        file = self._files.get(directory)
+        if file is None:
+            staged = staging / f"{self._next_number:06d}.part"
+            self._next_number += 1
+            file = self._files[directory] = OpenFile(directory, staged, self._make_writer, now)
+        self._files.move_to_end(directory)
+        return file
+
+    def room_in(self, file: OpenFile) -> int:
+        """How many events a file takes until it is full."""
+        return self._limits.event_count - file.event_count
+
+    def is_full(self, file: OpenFile) -> bool:
+        """Whether a file has as much as it may."""
+        return file.event_count >= self._limits.event_count or file.file_bytes >= self._limits.file_bytes
+
+    def due_at(self, file: OpenFile) -> float:
+        """When a file is to be finished, if it gets no more events."""
+        return min(file.opened_at + self._limits.open_seconds, file.written_at + self._limits.idle_seconds)
+
+    def next_due_at(self) -> float | None:
+        """When the first of them is to be finished; None where there is none."""
+        return min(map(self.due_at, self._files.values()), default=None)
+
+    def remove(self, file: OpenFile) -> None:
+        """Knows no more of a file that is being finished."""
+        del self._files[file.directory]
+
+    def bound_memory(self) -> None:
+        """Has those write that hold most in memory, where they hold too much together."""
+        buffered = sum(file.buffered_bytes for file in self._files.values())
+        while buffered > BUFFERED_BYTES_MAX:
+            largest = max(self._files.values(), key=lambda file: file.buffered_bytes)
+            buffered -= largest.buffered_bytes
+            largest.write_buffered()
+
+    def discard(self) -> None:
+        """Removes all of them."""
+        for file in self:
+            self.remove(file)
+            file.discard()

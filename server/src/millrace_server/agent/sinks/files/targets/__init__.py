@@ -1,0 +1,1 @@
+"""Where finished files go: a directory of this machine, or another file system."""

@@ -1,0 +1,1 @@
+"""The sink `millrace`: forwards events to a channel of another server."""

@@ -1,0 +1,74 @@
+"""The forwarding sink's configuration."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from millrace_server.addresses import Address
+from millrace_server.agent.channel_names import ChannelName
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
+from millrace_server.setting_problems import shown_value
+
+_MIB = 1 << 20
+
+
+def _check_endpoint(text: str) -> str:
+    try:
+        address = Address.parse(text)
+    except ValueError as error:
+        raise ValueError(f"is {shown_value(text)}; {error}") from None
+    if not address.port:
+        raise ValueError(f"is {shown_value(text)}; its port must be from 1 on: that of a server")
+    return text
+
+
+def _check_unique(endpoints: list[str]) -> list[str]:
+    if len(set(endpoints)) != len(endpoints):
+        raise ValueError("names a server twice; each may come once")
+    return endpoints
+
+
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+"""`host:port` of one server. A name that stands for several servers in turn breaks what `endpoints` promises."""
+
+
+class MillraceSinkConfig(SinkConfig):
+    """A sink that appends to a channel of another server, each event exactly once and all of them in their order."""
+
+    type: Literal["millrace"]
+    """Forwards to another Millrace server."""
+
+    endpoints: Annotated[list[Endpoint], Field(min_length=1), AfterValidator(_check_unique)]
+    """The servers, of which one at a time gets the events.
+
+    The sink stays with its server, also over a restart, until that has taken nothing for `failover_seconds`; then it
+    goes on with the next. Exactly once holds for one server: of the batches whose answers were lost when the sink moved
+    on, both servers may have the events.
+    """
+
+    target_channel: ChannelName
+    """The channel there."""
+
+    failover_seconds: float = Field(30.0, ge=0, le=86_400, allow_inf_nan=False)
+    """For how long a server must have taken nothing before the sink goes on with the next."""
+
+    inflight_batches_max: int = Field(8, ge=1, le=64)
+    """Deliveries that may be on their way without all of their answers."""
+
+    inflight_bytes_max: int = Field(32 * _MIB, ge=1, le=1024 * _MIB)
+    """Bytes of these, unless a single one has more."""
+
+    batch_bytes_max: int = Field(4 * _MIB, ge=1, le=64 * _MIB)
+    """Bytes of bodies in a delivery; an event that is larger comes alone."""
+
+    connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
+    """How long a server may take to say that it is there."""
+
+    timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
+    """How long a server may take to answer a request; longer than the target channel's `keep_alive_seconds`."""
+
+    def make(self, place: SinkPlace) -> Sink:
+        # gRPC is imported by whoever forwards.
+        from millrace_server.agent.sinks.millrace.sink import ForwardingSink
+
+        return ForwardingSink(self, place.directory)

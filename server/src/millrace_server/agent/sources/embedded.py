@@ -1,0 +1,36 @@
+"""The source `embedded`: events of the program that the agent runs in."""
+
+import asyncio
+from typing import Literal
+
+from millrace_server.agent.doors import Doors
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.supervision import ComponentFailedError
+
+
+class EmbeddedSourceConfig(SourceConfig):
+    """A source into which a program puts events, by `millrace_server.embedded.EmbeddedAgent`."""
+
+    type: Literal["embedded"]
+    """Events of the program that the agent runs in."""
+
+    def make(self, place: SourcePlace) -> Source:
+        return _EmbeddedSource(place.name, place.doors)
+
+
+class _EmbeddedSource:
+    def __init__(self, name: str, doors: Doors | None) -> None:
+        self._name = name
+        self._doors = doors
+
+    async def run(self, intake: Intake) -> None:
+        if self._doors is None:
+            raise ComponentFailedError(
+                "no program puts events into a daemon's source of type embedded; use millrace_server.embedded in a "
+                "program, or a source of another type here"
+            )
+        with self._doors.open_for(self._name, intake):
+            intake.is_ready()
+            # Whoever puts does all the work.
+            await asyncio.Event().wait()

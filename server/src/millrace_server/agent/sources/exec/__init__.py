@@ -1,0 +1,1 @@
+"""The source `exec`: what a command writes."""

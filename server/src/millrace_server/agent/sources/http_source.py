@@ -1,0 +1,187 @@
+"""The source `http` at work."""
+
+import asyncio
+from hashlib import blake2b
+from typing import NamedTuple
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from millrace_server.addresses import Address
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sources.http_bodies import RETRY_SECONDS, BodyReader, Hold, InflightBytes
+from millrace_server.agent.sources.http_config import HttpSourceConfig
+from millrace_server.agent.sources.http_events import Event, read_events
+from millrace_server.agent.sources.http_refusals import HttpRefusalError, bad_request
+from millrace_server.agent.sources.listening import address_of, open_source_socket
+from millrace_server.agent.troubles import TroubleLog
+from millrace_server.channels.stamps import Stamp
+from millrace_server.embedded_http import EmbeddedHttp, HttpLimits
+from millrace_server.errors import (
+    BadArgumentError,
+    EventTooLargeError,
+    InternalError,
+    MillraceError,
+    TxnCapacityError,
+)
+
+CLOSING_SECONDS_MAX = 5
+"""How long requests that are being stored may take when the source ends."""
+
+STORING_SECONDS_MAX = 30.0
+"""Who sends a request is told to come again where the channels have not taken its events after so long."""
+
+_KEY_LENGTH_MAX = 256
+_BATCH_BYTES_MAX = 1024 * 1024
+_INLINE_BYTES_MAX = 16 * 1024
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class HttpSource:
+    """Listens, and answers each request once its events are stored, or cannot be."""
+
+    def __init__(self, name: str, config: HttpSourceConfig) -> None:
+        self._name = name
+        self._config = config
+        # A port that was found is kept when the source begins anew.
+        self._address = Address.parse(config.listen)
+
+    async def run(self, intake: Intake) -> None:
+        """See `Source.run`."""
+        receiver = _Receiver(self._name, self._config, intake)
+        limits = HttpLimits(self._config.connections_max, closing_seconds_max=CLOSING_SECONDS_MAX)
+        with await open_source_socket(self._address, self._name) as bound:
+            self._address = address_of(bound)
+            server = EmbeddedHttp(receiver.app(), limits)
+            try:
+                await server.start(bound)
+                _log.info("listening", source=self._name, address=f"http://{self._address}{self._config.path}")
+                intake.is_ready()
+                await server.wait_ended()
+            finally:
+                receiver.close()
+                await server.stop()
+
+
+class _Batch(NamedTuple):
+    first_index: int
+    """Which of the request's events is its first."""
+    events: list[Event]
+
+
+class _Receiver:
+    """Answers requests."""
+
+    def __init__(self, source: str, config: HttpSourceConfig, intake: Intake) -> None:
+        self._source = source
+        self._config = config
+        self._intake = intake
+        self._inflight = InflightBytes(config.inflight_bytes_max)
+        self._bodies = BodyReader(config)
+        self._troubles = TroubleLog()
+        self._is_closing = False
+
+    def app(self) -> Starlette:
+        """The one page."""
+        return Starlette(routes=[Route(self._config.path, self._post, methods=["POST"])])
+
+    def close(self) -> None:
+        """Lets no more in; what has come as a whole is still stored."""
+        self._is_closing = True
+        self._bodies.close()
+
+    async def _post(self, request: Request) -> Response:
+        try:
+            with self._inflight.share() as hold:
+                return JSONResponse({"events": await self._receive(request, hold)})
+        except HttpRefusalError as refusal:
+            return refusal.answer()
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise
+            # The time for stopping is over. It is better to say that nobody knows than to say nothing.
+            return _unknown("the source is stopping").answer()
+        except Exception as error:  # noqa: BLE001 - a bug, or an interceptor of the user's; other requests go on
+            if self._troubles.admits(f"{type(error).__name__}: {error}"):
+                _log.exception("a request could not be stored", source=self._source)
+            return _internal().answer()
+
+    async def _receive(self, request: Request, hold: Hold) -> int:
+        """Stores a request's events; returns how many it had."""
+        producer_id = self._producer_id(request)
+        body = await self._bodies.read(request, hold)
+        content_type = request.headers.get("content-type", "")
+        if len(body) > _INLINE_BYTES_MAX:
+            events = await asyncio.to_thread(read_events, content_type, body, self._config.request_events_max)
+        else:
+            events = read_events(content_type, body, self._config.request_events_max)
+        try:
+            async with asyncio.timeout(STORING_SECONDS_MAX):
+                for batch in self._batches(events):
+                    await self._store(request, batch, producer_id)
+        except TimeoutError:
+            raise _unknown(f"the channels have not taken the events after {STORING_SECONDS_MAX:g} seconds") from None
+        return len(events)
+
+    def _producer_id(self, request: Request) -> str | None:
+        """Under what name the events of a request's key are remembered; None where it has no key."""
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return None
+        if not 0 < len(key) <= _KEY_LENGTH_MAX:
+            raise bad_request(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_LENGTH_MAX} are allowed")
+        return f"{self._source}/key/{blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+    def _batches(self, events: list[Event]) -> list[_Batch]:
+        """The events in portions that are the same each time, so that a repeat finds what was stored before.
+
+        What channels take at once may change meanwhile: the intake cuts them further where it must.
+        """
+        batches = [_Batch(0, [])]
+        byte_count = 0
+        for index, event in enumerate(events):
+            byte_count += len(event[1])
+            current = batches[-1].events
+            if current and (len(current) >= self._config.batch_events_max or byte_count > _BATCH_BYTES_MAX):
+                batches.append(_Batch(index, []))
+                byte_count = len(event[1])
+            batches[-1].events.append(event)
+        return batches if events else []
+
+    async def _store(self, request: Request, batch: _Batch, producer_id: str | None) -> None:
+        table = EventTable.of_rows(batch.events)
+        for name, header in self._config.request_headers.items():
+            if (value := request.headers.get(name)) is not None:
+                table.fill(header, value)
+        count = len(batch.events)
+        first = batch.first_index + 1
+        stamp = self._intake.numbered(count) if producer_id is None else Stamp(producer_id, first, first + count - 1)
+        try:
+            await self._intake.offer(table, stamp)
+        except (EventTooLargeError, TxnCapacityError) as error:
+            raise HttpRefusalError(413, error.reason, str(error)) from None
+        except BadArgumentError as error:
+            raise HttpRefusalError(400 if producer_id is None else 409, error.reason, str(error)) from None
+        except InternalError:
+            # The intake has told the log.
+            raise _internal() from None
+        except MillraceError as error:
+            retry_seconds = error.retry_delay_seconds or RETRY_SECONDS
+            raise HttpRefusalError(503, error.reason, str(error), retry_seconds=retry_seconds) from None
+
+
+def _internal() -> HttpRefusalError:
+    sentence = "the source itself is at fault; its log tells why"
+    return HttpRefusalError(500, "INTERNAL", sentence, retry_seconds=RETRY_SECONDS)
+
+
+def _unknown(why: str) -> HttpRefusalError:
+    sentence = f"{why}; whether they are stored is not known: send the request again, with the same Idempotency-Key"
+    return HttpRefusalError(503, "UNAVAILABLE", sentence, retry_seconds=RETRY_SECONDS)

@@ -1,0 +1,130 @@
+"""Lines that come once and cannot be read again, brought into channels in batches."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.lines.config import LinesConfig
+from millrace_server.agent.lines.lines import Lines
+from millrace_server.agent.lines.splitter import LinesError, LineSplitter
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.channels.stamps import Stamp
+
+_BATCH_BYTES = 4 << 20
+"""A batch with so many bytes of bodies is stored, however few events it has."""
+
+
+Read = Callable[[], Awaitable[bytes]]
+"""The next bytes, as soon as there are any; none at the end. Nothing is lost where it is cancelled."""
+
+
+class LineStream:
+    """Cuts what is read into lines, and stores them in batches: full ones, and others after they waited a while.
+
+    Nothing is read while a batch is being stored, so that whoever writes waits as long as channels are full. What was
+    read stays here until it is stored, whatever fails in between.
+
+    Args:
+        lines: What a line is.
+        linger_seconds: A batch is stored this long after its first event, full or not.
+        log: Told of what is lost.
+    """
+
+    def __init__(self, lines: LinesConfig, linger_seconds: float, log: structlog.stdlib.BoundLogger) -> None:
+        self._lines = lines
+        self._log = log
+        self._splitter = LineSplitter(lines)
+        self._linger_seconds = linger_seconds
+        self._bodies: list[bytes] = []
+        self._body_bytes = 0
+        self._sealed: tuple[EventTable, Stamp] | None = None
+        self._seal_at = 0.0
+        self._event_ends_at = 0.0
+
+    @property
+    def _unstored_count(self) -> int:
+        return len(self._bodies) + (self._sealed[0].count if self._sealed else 0)
+
+    async def bring(self, intake: Intake, read: Read) -> None:
+        """Reads to the end, and returns once all is stored. What is read after that begins with a new line.
+
+        Args:
+            intake: Stores events.
+            read: Gives what is to be cut.
+
+        Raises:
+            ComponentFailedError: A line is not in its charset, and that is not allowed.
+        """
+        while data := await self._next(intake, read):
+            await self._split(intake, lambda splitter: splitter.feed(data))
+            if self._lines.multiline is not None:
+                self._event_ends_at = self._now() + self._lines.multiline.timeout_seconds
+        await self._split(intake, LineSplitter.finish)
+        self._splitter = LineSplitter(self._lines)
+        await self._store(intake)
+
+    async def bring_rest(self, intake: Intake, read: Read, timeout_seconds: float) -> None:
+        """Reads to the end and stores, as `bring` does, but no longer than that; the log is told of what is lost."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.bring(intake, read)
+        except (TimeoutError, ComponentError) as error:
+            self._log.warning(
+                "the source ends before all that it has read could be stored",
+                events_lost=self._unstored_count,
+                reason=str(error) or "there was no room in time",
+            )
+
+    async def _next(self, intake: Intake, read: Read) -> bytes:
+        """The next bytes; meanwhile stores what has waited long enough."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._due_at()):
+                    return await read()
+            except TimeoutError:
+                if self._splitter.has_waiting_event and self._event_ends_at <= self._now():
+                    await self._split(intake, LineSplitter.finish_event)
+                if self._unstored_count and self._seal_at <= self._now():
+                    await self._store(intake)
+
+    def _due_at(self) -> float | None:
+        dues = []
+        if self._splitter.has_waiting_event:
+            dues.append(self._event_ends_at)
+        if self._unstored_count:
+            dues.append(self._seal_at)
+        return min(dues, default=None)
+
+    async def _split(self, intake: Intake, call: Callable[[LineSplitter], Lines]) -> None:
+        try:
+            lines = call(self._splitter)
+        except LinesError as error:
+            await self._store(intake)
+            raise ComponentFailedError(str(error)) from None
+        if lines.count and not self._unstored_count:
+            self._seal_at = self._now() + self._linger_seconds
+        self._bodies += lines.bodies
+        self._body_bytes += sum(map(len, lines.bodies))
+        while len(self._bodies) >= intake.events_max or self._body_bytes >= _BATCH_BYTES:
+            await self._store_batch(intake)
+
+    async def _store(self, intake: Intake) -> None:
+        while self._unstored_count:
+            await self._store_batch(intake)
+
+    async def _store_batch(self, intake: Intake) -> None:
+        if self._sealed is None:
+            bodies = self._bodies[: intake.events_max]
+            del self._bodies[: len(bodies)]
+            self._body_bytes -= sum(map(len, bodies))
+            self._sealed = EventTable(bodies), intake.numbered(len(bodies))
+        # Where this fails or is cancelled, the same is delivered once more: nothing is stored twice.
+        await intake.deliver(*self._sealed)
+        self._sealed = None
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""The source `spooldir`: files that are put into a directory and not changed any more."""

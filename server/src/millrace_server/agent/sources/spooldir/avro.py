@@ -1,0 +1,160 @@
+"""Records of Avro container files."""
+
+import datetime as dt
+import decimal
+import io
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fastavro
+
+from millrace_server.agent.sources.spooldir.config import AvroFormat
+from millrace_server.agent.sources.spooldir.content import BadFileError, Content
+from millrace_server.agent.sources.spooldir.pieces import PIECE_BYTES, Piece, PieceLimits
+from millrace_server.agent.sources.spooldir.stored import StoredRanges
+from millrace_server.agent.supervision import ComponentError
+
+BLOCK_BYTES_MAX = 64 << 20
+"""A file with a larger block, as it lies in the file, is bad."""
+
+
+_LACKS_LIBRARY = "you need to install"
+"""What fastavro says where it could decompress a file, had it the library for that."""
+
+
+class AvroPieces:
+    """Records, numbered from 0."""
+
+    def __init__(self, content: Content, config: AvroFormat, stored: StoredRanges, limits: PieceLimits) -> None:
+        self._content = content
+        self._config = config
+        self._stored = stored
+        self._limits = limits
+        self._position = stored.position
+        self._headers: dict[str, str] = {}
+        self._bodies = self._read_bodies()
+        self._failure: BadFileError | None = None
+
+    def next(self) -> Piece | None:
+        first = self._position
+        border = self._stored.next_border(first)
+        bodies: list[bytes] = []
+        body_bytes = 0
+        while len(bodies) < self._limits.events_max and body_bytes < PIECE_BYTES and self._position != border:
+            if (body := self._next_body()) is None:
+                break
+            bodies.append(body)
+            body_bytes += len(body)
+            self._position += 1
+        if bodies:
+            return Piece(bodies, range(first, self._position), first, self._position - 1, self._headers)
+        # What comes before the place that is broken has been handed out.
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _next_body(self) -> bytes | None:
+        if self._failure is not None:
+            return None
+        try:
+            return next(self._bodies, None)
+        except (OSError, MemoryError):
+            raise
+        except BadFileError as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001 - what a broken file makes the decoder raise may be anything
+            if _LACKS_LIBRARY in str(error):
+                # No fault of the file.
+                raise ComponentError(str(error)) from None
+            told = f"record {self._position} cannot be read: {type(error).__name__} {error}"
+            self._failure = BadFileError(told.rstrip())
+        return None
+
+    def _read_bodies(self) -> Iterator[bytes]:
+        blocks = fastavro.block_reader(_BoundedReads(self._content))  # type: ignore[arg-type]  # it only reads
+        schema: Any = blocks.writer_schema
+        if self._config.schema_header is not None:
+            self._headers[self._config.schema_header] = json.dumps(schema, separators=(",", ":"))
+        bodies_of = _json_bodies if self._config.body == "json" else _binary_bodies(schema)
+        skipped_count = self._stored.position
+        for block in blocks:
+            if block.num_records <= skipped_count:
+                skipped_count -= block.num_records
+                continue
+            for index, body in enumerate(bodies_of(block)):
+                if index >= skipped_count:
+                    yield body
+            skipped_count = 0
+
+
+class _BoundedReads:
+    """A file for a decoder that reads as much as the file itself says."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= BLOCK_BYTES_MAX:
+            raise BadFileError(f"it has a block of {size} bytes; at most {BLOCK_BYTES_MAX} are allowed")
+        return self._content.read(size)
+
+    def tell(self) -> int:
+        return self._content.position
+
+
+def _binary_bodies(schema: Any) -> Callable[[Any], Iterator[bytes]]:
+    parsed = fastavro.parse_schema(schema)
+
+    def bodies_of(block: Any) -> Iterator[bytes]:
+        # Where a record ends is only known once it is decoded; its bytes are passed on as they are.
+        data = block.bytes_.getvalue()
+        records = io.BytesIO(data)
+        for _ in range(block.num_records):
+            start = records.tell()
+            fastavro.schemaless_reader(records, parsed, None)
+            yield data[start : records.tell()]
+
+    return bodies_of
+
+
+def _json_bodies(block: Any) -> Iterator[bytes]:
+    for record in block:
+        try:
+            text = _encode(record)
+        except ValueError:
+            text = _encode(_with_finite_numbers(record))
+        yield text.encode()
+
+
+def _encode(value: object) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _plain(value: object) -> str:
+    match value:
+        case bytes():
+            # As in Avro's own JSON.
+            return value.decode("iso-8859-1")
+        case dt.date() | dt.time():
+            # Dates with a time too.
+            return value.isoformat()
+        case decimal.Decimal() | uuid.UUID():
+            return str(value)
+        case _:
+            raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    """The same with text for numbers that JSON does not have."""
+    match value:
+        case dict():
+            return {key: _with_finite_numbers(each) for key, each in value.items()}
+        case list():
+            return [_with_finite_numbers(each) for each in value]
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case _:
+            return value

@@ -1,0 +1,193 @@
+"""The source `spooldir` at work."""
+
+import asyncio
+import errno
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from millrace_server.agent.events import EventTable, HeaderValues
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sources.read_ahead import ReadAhead
+from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
+from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
+from millrace_server.agent.sources.spooldir.disposing import Disposal
+from millrace_server.agent.sources.spooldir.looking import FILES_MAX, Found, Lookout, Shape
+from millrace_server.agent.sources.spooldir.pieces import Piece, PieceLimits, open_pieces
+from millrace_server.agent.sources.spooldir.stored import StoredRanges
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.stamps import Stamp
+
+_ATTEMPTS_MAX = 3
+"""A file that so often could not be read is bad."""
+
+_SET_ASIDE_SECONDS = 60.0
+"""A file that could not be taken away is tried again after so long: after longer than any pause that the source makes
+for it, so that the others have their turn."""
+
+_UNITS = {"lines": "bytes", "blob": "events", "avro": "records"}
+"""What the numbers of a file count."""
+
+_NO_FAULT_OF_THE_FILE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+ReadT = TypeVar("ReadT")
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class SpooldirSource:
+    """Stores one file after another, and takes each away once all of it is stored.
+
+    Channels remember how much of a file they have stored, so that after a crash the rest follows. Nothing else needs to
+    be remembered: a file that is done has another name, or has gone.
+    """
+
+    def __init__(self, name: str, config: SpooldirSourceConfig) -> None:
+        self._config = config
+        self._lookout = Lookout(config)
+        self._disposal = Disposal(config)
+        self._log = _log.bind(source=name)
+        self._failed_attempts: dict[Path, int] = {}
+        self._set_aside: dict[Path, tuple[Shape, float]] = {}
+
+    async def run(self, intake: Intake) -> None:
+        clock = asyncio.get_running_loop().time
+        await asyncio.to_thread(self._disposal.prepare)
+        while True:
+            found = await asyncio.to_thread(self._lookout.look)
+            intake.is_ready()
+            # Between files it looks again, as often as it may, since what has come might have to be taken first.
+            look_again_at = clock() + self._lookout.pause_seconds
+            for each in found:
+                if not self._is_set_aside(each):
+                    await self._take(each, intake)
+                    if clock() >= look_again_at:
+                        break
+            else:
+                await asyncio.sleep(self._lookout.pause_seconds)
+
+    async def _take(self, found: Found, intake: Intake) -> None:
+        progress = _Progress()
+        try:
+            async with _opened(found) as file:
+                await self._bring(file, intake, progress)
+        except FileGoneError:
+            return
+        except BadFileError as error:
+            await self._quarantine(found, str(error), progress)
+        except _UnreadableError as error:
+            if not self._is_last_attempt(found, error.cause):
+                raise ComponentError(f"{found.path} cannot be read: {error.cause.strerror}") from None
+            await self._quarantine(found, f"it cannot be read: {error.cause.strerror}", progress)
+        else:
+            await self._take_away(found, lambda: self._disposal.finish(found))
+        self._failed_attempts.pop(found.path, None)
+
+    async def _bring(self, file: SpoolFile, intake: Intake, progress: "_Progress") -> None:
+        """Stores what is not stored yet of a file."""
+        producer_id = file.producer_id(self._config.format.type)
+        stored = StoredRanges(intake.accepted(producer_id))
+        progress.position = stored.position
+        limits = PieceLimits(intake.events_max, intake.body_bytes_max)
+        pieces = self._pieces(file, stored, limits)
+        reading = ReadAhead(lambda: next(pieces, None))
+        try:
+            while (piece := await _unless_unreadable(reading.next())) is not None:
+                table = EventTable(piece.bodies, self._headers(file.path, piece))
+                await intake.deliver(table, Stamp(producer_id, piece.first, piece.last))
+                progress.position = piece.last + 1
+                limits.events_max, limits.body_bytes_max = intake.events_max, intake.body_bytes_max
+        finally:
+            await reading.close()
+
+    def _pieces(self, file: SpoolFile, stored: StoredRanges, limits: PieceLimits) -> Iterator[Piece]:
+        """On a thread: opening them reads already."""
+        reader = open_pieces(Content(file), self._config.format, stored, limits)
+        while (piece := reader.next()) is not None:
+            yield piece
+        file.refuse_if_changed()
+
+    def _headers(self, path: Path, piece: Piece) -> dict[str, HeaderValues]:
+        headers: dict[str, HeaderValues] = {**piece.headers}
+        if self._config.file_header is not None:
+            headers[self._config.file_header] = str(path.absolute())
+        if self._config.basename_header is not None:
+            headers[self._config.basename_header] = path.name
+        if self._config.offset_header is not None:
+            headers[self._config.offset_header] = list(map(str, piece.offsets))
+        return headers
+
+    async def _quarantine(self, found: Found, reason: str, progress: "_Progress") -> None:
+        unit = _UNITS[self._config.format.type]
+        told = f"{found.path}: {reason}.\nIts first {progress.position} {unit} are stored.\n"
+        moved = await self._take_away(found, lambda: self._disposal.quarantine(found, told))
+        self._log.warning(
+            "a file is bad",
+            file=str(found.path),
+            reason=reason,
+            moved_to=str(moved),
+            **{f"{unit}_stored": progress.position},
+        )
+
+    async def _take_away(self, found: Found, take: Callable[[], Path | None]) -> Path | None:
+        try:
+            return await asyncio.to_thread(take)
+        except OSError as error:
+            # The others go on, unless there is something that concerns them too: then `prepare` finds it.
+            if len(self._set_aside) < FILES_MAX:
+                self._set_aside[found.path] = found.shape, time.monotonic() + _SET_ASIDE_SECONDS
+            raise ComponentError(f"{found.path} cannot be taken away: {error.strerror}") from None
+
+    def _is_set_aside(self, found: Found) -> bool:
+        shape, until = self._set_aside.get(found.path, (None, 0.0))
+        if shape == found.shape and time.monotonic() < until:
+            return True
+        self._set_aside.pop(found.path, None)
+        return False
+
+    def _is_last_attempt(self, found: Found, error: OSError) -> bool:
+        if error.errno in _NO_FAULT_OF_THE_FILE:
+            return False
+        if len(self._failed_attempts) >= FILES_MAX:
+            self._failed_attempts.clear()
+        attempts = self._failed_attempts[found.path] = self._failed_attempts.get(found.path, 0) + 1
+        return attempts >= _ATTEMPTS_MAX
+
+
+@dataclass
+class _Progress:
+    """How much of a file is stored."""
+
+    position: int = 0
+
+
+class _UnreadableError(Exception):
+    """Returned when a file cannot be read now, apart from errors of whatever stores it."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+async def _unless_unreadable(reading: Awaitable[ReadT]) -> ReadT:
+    try:
+        return await reading
+    except OSError as error:
+        raise _UnreadableError(error) from error
+
+
+@asynccontextmanager
+async def _opened(found: Found) -> AsyncGenerator[SpoolFile]:
+    opening = asyncio.create_task(asyncio.to_thread(SpoolFile.open, found))
+    try:
+        yield await _unless_unreadable(asyncio.shield(opening))
+    finally:
+        # A thread that opens goes on where this is cancelled.
+        await asyncio.wait({opening})
+        if opening.exception() is None:
+            opening.result().close()

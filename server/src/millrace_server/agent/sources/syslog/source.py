@@ -1,0 +1,121 @@
+"""The source `syslog` at work."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import structlog
+
+from millrace_server.agent.events import EventTable, HeaderValues
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sources.listening import open_source_socket
+from millrace_server.agent.sources.syslog.backlog import Backlog, Message
+from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
+from millrace_server.agent.sources.syslog.listener import ListenerParts, OpenListener
+from millrace_server.agent.sources.syslog.losses import Loss, Losses
+from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser
+from millrace_server.agent.sources.syslog.tcp import TcpListener
+from millrace_server.agent.sources.syslog.times import TimeReader
+from millrace_server.agent.sources.syslog.udp import UdpListener
+from millrace_server.channels.stamps import Stamp
+
+FINISH_SECONDS_MAX = 5.0
+"""How long what has come may take to be stored when the source ends."""
+
+_INLINE_MESSAGES_MAX = 100
+"""A batch above this is parsed on a thread, so that the event loop goes on."""
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class _Batch(NamedTuple):
+    messages: Sequence[Message]
+    stamp: Stamp
+
+
+class SyslogSource:
+    """Listens, and stores what comes.
+
+    What has come and is not stored yet outlives a failure of the source, though not the process.
+    """
+
+    def __init__(self, name: str, config: SyslogSourceConfig) -> None:
+        self._name = name
+        self._config = config
+        self._parser = SyslogParser(TimeReader(config.time_zone), config.keep_fields)
+        self._losses = Losses(name)
+        self._backlog = Backlog()
+        self._batch: _Batch | None = None
+        # A port that was found is kept when the source begins anew.
+        self._listeners = [Listener.parse(text) for text in config.listen]
+
+    async def run(self, intake: Intake) -> None:
+        """See `Source.run`."""
+        self._backlog.open()
+        self._losses.on_lost_messages = intake.note_dropped
+        with ExitStack() as listening:
+            await self._listen(listening)
+            intake.is_ready()
+            storing = asyncio.create_task(self._store_all(intake))
+            try:
+                await asyncio.wait({storing})
+            finally:
+                listening.close()
+                self._backlog.close()
+                await self._finish(storing)
+        await storing
+
+    async def _listen(self, listening: ExitStack) -> None:
+        for index, listener in enumerate(self._listeners):
+            opened = await self._open(listener)
+            listening.callback(opened.close)
+            await opened.start()
+            self._listeners[index] = Listener(listener.transport, opened.address)
+            details = {"receive_buffer_bytes": opened.receive_buffer_bytes} if isinstance(opened, UdpListener) else {}
+            _log.info("listening", source=self._name, address=str(self._listeners[index]), **details)
+
+    async def _open(self, listener: Listener) -> OpenListener:
+        parts = ListenerParts(self._config, self._backlog, self._losses)
+        if listener.transport is Transport.TCP:
+            return TcpListener(await open_source_socket(listener.address, self._name), parts)
+        return UdpListener(await open_source_socket(listener.address, self._name, socket.SOCK_DGRAM), parts)
+
+    async def _finish(self, storing: "asyncio.Task[None]") -> None:
+        """Has what came be stored, if that does not take long."""
+        await asyncio.wait({storing}, timeout=FINISH_SECONDS_MAX)
+        storing.cancel()
+        await asyncio.wait({storing})
+        has_failed = not storing.cancelled() and storing.exception() is not None
+        unstored_count = len(self._backlog) + (len(self._batch.messages) if self._batch else 0)
+        if unstored_count and not has_failed:
+            self._losses.note(Loss.UNSTORED, unstored_count)
+        self._losses.tell_rest()
+
+    async def _store_all(self, intake: Intake) -> None:
+        while True:
+            if self._batch is None:
+                messages = await self._backlog.take(intake.events_max, self._config.linger_seconds)
+                if not messages:
+                    return
+                self._batch = _Batch(messages, intake.numbered(len(messages)))
+            await intake.deliver(await self._table(self._batch.messages), self._batch.stamp)
+            self._batch = None
+
+    async def _table(self, messages: Sequence[Message]) -> EventTable:
+        if len(messages) <= _INLINE_MESSAGES_MAX:
+            return self._parsed(messages)
+        return await asyncio.to_thread(self._parsed, messages)
+
+    def _parsed(self, messages: Sequence[Message]) -> EventTable:
+        parse = self._parser.parse
+        bodies, *columns = zip(*(parse(message.frame.content) for message in messages), strict=True)
+        headers: dict[str, HeaderValues] = dict(zip(HEADERS, columns, strict=True))
+        if any(message.frame.is_truncated for message in messages):
+            headers["syslog_truncated"] = ["true" if message.frame.is_truncated else None for message in messages]
+        if self._config.client_ip_header is not None:
+            headers[self._config.client_ip_header] = [message.origin.client_ip for message in messages]
+        if self._config.port_header is not None:
+            headers[self._config.port_header] = [message.origin.port for message in messages]
+        return EventTable(bodies, {key: values for key, values in headers.items() if any(values)})

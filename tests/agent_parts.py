@@ -1,0 +1,170 @@
+"""Sources and sinks that do what a test tells them, and flows of them in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.components import ComponentKind, Components, ComponentState
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.outlet import EventsRejectedError
+from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.registry import ChannelRegistry
+from tests.channel_events import limits_of
+
+WAIT_SECONDS_MAX = 20.0
+
+made_sources: list["TestSource"] = []
+"""All that were made in a test, in their order; see `agent_on`."""
+made_sinks: list["TestSink"] = []
+"""Likewise."""
+
+
+class TestSourceConfig(SourceConfig):
+    """A source that brings what the test hands over."""
+
+    __test__ = False
+    type: Literal["test"] = "test"
+    note: str = ""
+    """Two that differ in it are different."""
+
+    def make(self, place: SourcePlace) -> Source:
+        made_sources.append(TestSource(place))
+        return made_sources[-1]
+
+
+class TestSource:
+    """Delivers `bodies` as they come; `runs` and `ends` count how often it began and ended."""
+
+    __test__ = False
+
+    def __init__(self, place: SourcePlace) -> None:
+        self.place = place
+        self.bodies: asyncio.Queue[bytes] = asyncio.Queue()
+        self.runs = 0
+        self.ends = 0
+        self.error: Exception | None = None
+
+    async def run(self, intake: Intake) -> None:
+        self.runs += 1
+        try:
+            if self.error is not None:
+                raise self.error
+            intake.is_ready()
+            while True:
+                body = await self.bodies.get()
+                await intake.deliver(EventTable([body]), intake.numbered(1))
+        finally:
+            self.ends += 1
+
+
+class TestSinkConfig(SinkConfig):
+    """A sink that keeps what it gets, once the test lets it."""
+
+    __test__ = False
+    type: Literal["test"] = "test"
+    note: str = ""
+    """Two that differ in it are different."""
+    is_shut: bool = False
+    """Whether it waits for `may_write` before it takes anything for written."""
+
+    def make(self, place: SinkPlace) -> Sink:
+        made_sinks.append(TestSink(place, is_shut=self.is_shut))
+        return made_sinks[-1]
+
+
+class TestSink(BatchSink):
+    """Keeps the bodies of what it has settled in `written`."""
+
+    __test__ = False
+
+    def __init__(self, place: SinkPlace, *, is_shut: bool) -> None:
+        self.place = place
+        self.written: list[bytes] = []
+        self.may_write = asyncio.Event()
+        if not is_shut:
+            self.may_write.set()
+        self.has_begun = asyncio.Event()
+        self.opens = 0
+        self.closes = 0
+        self.error: Exception | None = None
+        self.poison: bytes | None = None
+        """The body of events that it never takes."""
+
+    async def open(self) -> None:
+        self.opens += 1
+
+    async def write(self, batches: Sequence[StoredBatch]) -> None:
+        self.has_begun.set()
+        await self.may_write.wait()
+        if self.error is not None:
+            raise self.error
+        bodies = [body for batch in batches for _, body in batch.window.rows()]
+        if self.poison in bodies:
+            raise EventsRejectedError("it is poisoned")
+        self.written += bodies
+
+    async def close(self) -> None:
+        self.closes += 1
+
+
+def source_of(*channels: str, **settings: Any) -> TestSourceConfig:
+    """The configuration of a source that fills these channels."""
+    return TestSourceConfig(channels=list(channels), **settings)
+
+
+def sink_of(channel: str, **settings: Any) -> TestSinkConfig:
+    """The configuration of a sink that empties this channel."""
+    return TestSinkConfig(channel=channel, **settings)
+
+
+def flows_of(
+    sources: dict[str, TestSourceConfig] | None = None, sinks: dict[str, TestSinkConfig] | None = None
+) -> Flows:
+    """Flows of test parts, which no configuration file can name."""
+    return Flows(cast("Any", sources or {}), cast("Any", sinks or {}))
+
+
+def registry_with(*names: str, **limits: Any) -> ChannelRegistry:
+    """Channels in memory."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=1_000)
+    for name in names:
+        registry.create(name, limits_of(**limits))
+    return registry
+
+
+@asynccontextmanager
+async def agent_on(registry: ChannelRegistry, data_dir: Path) -> AsyncIterator[Agent]:
+    """An agent, ended with the block; what it makes is in `made_sources` and `made_sinks`."""
+    made_sources.clear()
+    made_sinks.clear()
+    agent = Agent(registry, data_dir)
+    try:
+        yield agent
+    finally:
+        await agent.stop_sources(WAIT_SECONDS_MAX)
+        await agent.stop_sinks(0.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until something holds, for as long as a busy machine may need."""
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+
+
+async def until_state(components: Components, kind: ComponentKind, name: str, state: ComponentState) -> None:
+    """Waits until a component is in a state."""
+
+    def is_there() -> bool:
+        component = components.find(kind, name)
+        return component is not None and component.state is state
+
+    await until(is_there)

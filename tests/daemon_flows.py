@@ -1,0 +1,40 @@
+"""What flows through real daemons, as their clients see it."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import millrace_client
+from tests.millraced import Millraced
+
+WAIT_SECONDS_MAX = 30.0
+_EVENTS_MAX = 1_000_000
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits until something holds, for as long as a busy machine may need."""
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def stored_bodies(server: Millraced, channel: str = "lines") -> list[bytes]:
+    """The bodies of all events of a channel, in order; nothing is taken. Waits until the channel is open."""
+    with millrace_client.connect(server.grpc) as client:
+        return [event.body for batch in client.channel(channel).peek(1, _EVENTS_MAX) for event in batch]
+
+
+def stored_count(server: Millraced, channel: str = "lines") -> int:
+    """How many events a channel holds."""
+    with millrace_client.connect(server.grpc) as client:
+        return client.admin.get_channel(channel).gauges.queued_events
+
+
+def component_of(server: Millraced, name: str) -> dict[str, Any]:
+    """A source, as HTTP tells of it."""
+    with urllib.request.urlopen(f"http://{server.http}/components", timeout=20.0) as answer:
+        components: dict[str, dict[str, Any]] = json.load(answer)
+    return components[f"SOURCE.{name}"]

@@ -1,0 +1,152 @@
+"""A sink of type `files` on a channel in memory, for tests; and what it has written, read back."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from millrace.columns import columns_from_events
+from millrace_server.agent.components import Component, ComponentKind, Components
+from millrace_server.agent.outlet import Outlet, OutletLimits
+from millrace_server.agent.sinks.files.config import FilesSinkConfig
+from millrace_server.agent.sinks.files.sink import FilesSink
+from millrace_server.agent.sinks.files.store import FileStore
+from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import ChannelConfig, MemoryChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+
+CHANNEL = "orders"
+SINK = "archive"
+
+Row = tuple[Mapping[str, str], bytes]
+
+
+def config_of(path: Path | str, **settings: Any) -> FilesSinkConfig:
+    """A configuration as the settings file would have it."""
+    table = {"type": "files", "channel": CHANNEL, "path": str(path), **settings}
+    return FilesSinkConfig.model_validate(table, strict=True)
+
+
+def rows_of(bodies: Iterable[bytes], **headers: str) -> list[Row]:
+    """Events that all have the same headers."""
+    return [(headers, body) for body in bodies]
+
+
+def stored_of(rows: Iterable[Row]) -> list[StoredColumns]:
+    """Events as channels take them."""
+    return [StoredColumns.of(columns) for columns in columns_from_events(rows)]
+
+
+def raw_of(rows: Iterable[Row]) -> bytes:
+    """Events as one batch's columns."""
+    [columns] = columns_from_events(rows)
+    return columns.SerializeToString()
+
+
+class SinkBench:
+    """A channel and a sink that empties it.
+
+    Attributes:
+        channel: The channel.
+        outlet: What the newest run of the sink takes from.
+        component: What it tells of itself.
+    """
+
+    def __init__(self, config: FilesSinkConfig, directory: Path, channel_config: ChannelConfig | None = None) -> None:
+        self.config = config
+        self._place = SinkPlace(SINK, directory)
+        self._registry = ChannelRegistry(message_bytes_max=64 << 20, open_transactions_max=10_000)
+        limits = channel_config or MemoryChannelConfig(
+            type="memory", capacity=100_000, transaction_capacity=10_000, keep_alive_seconds=5.0
+        )
+        self._registry.create(CHANNEL, limits)
+        self.channel: Channel = self._registry.get(CHANNEL)
+        self.component: Component = Components().add(ComponentKind.SINK, SINK, "files")
+        self.outlet = self._make_outlet()
+
+    def _make_outlet(self) -> Outlet:
+        limits = OutletLimits(self.config.batch_events_max, self.config.deliveries_max, None)
+        return Outlet(self._registry, CHANNEL, limits, self.component)
+
+    async def put(self, *batches: Iterable[Row]) -> None:
+        """Commits batches of events, each for itself."""
+        for rows in batches:
+            await self.channel.append(stored_of(rows), None)
+
+    @property
+    def unsettled(self) -> int:
+        """Events that are in the channel, taken or not."""
+        return self.channel.contents.room.event_count
+
+    async def until_settled(self) -> None:
+        """Waits until the channel is empty."""
+        while self.unsettled:  # noqa: ASYNC110 - a channel tells nobody that it is empty
+            await asyncio.sleep(0.005)
+
+    async def drain(self) -> None:
+        """Has the sink write all that there is, and end; raises what it raises."""
+        async with self.running() as run:
+            self.outlet.hurry()
+            emptied = asyncio.create_task(self.until_settled())
+            await asyncio.wait({run, emptied}, return_when=asyncio.FIRST_COMPLETED)
+            emptied.cancel()
+            self.outlet.close()
+            await run
+
+    @asynccontextmanager
+    async def running(self) -> "AsyncIterator[asyncio.Task[None]]":
+        """The sink at work; cancelled at the end, and what it holds given back, as a server does it."""
+        sink = self.config.make(self._place)
+        run = asyncio.create_task(sink.run(self.outlet))
+        try:
+            yield run
+        finally:
+            run.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await run
+            self.outlet.give_back_all()
+            self.outlet = self._make_outlet()
+
+
+def files_below(root: Path) -> list[Path]:
+    """All finished files, by their paths."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and ".millrace" not in path.parts)
+
+
+def unfinished_below(root: Path) -> list[Path]:
+    """What is in directories for unfinished files."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and ".millrace" in path.parts)
+
+
+def unpacked(path: Path) -> bytes:
+    """What is in a file, whatever packs it."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        return gzip.decompress(content)
+    if path.suffix == ".zst":
+        return zstandard.ZstdDecompressor().decompressobj().decompress(content)
+    return content
+
+
+def lines_below(root: Path) -> list[bytes]:
+    """The lines of all finished files."""
+    return [line for path in files_below(root) for line in unpacked(path).splitlines()]
+
+
+def documents_below(root: Path) -> Iterator[dict[str, Any]]:
+    """The lines of all finished files as JSON."""
+    return map(json.loads, lines_below(root))
+
+
+def make_store(config: FilesSinkConfig, directory: Path) -> FileStore:
+    """What the sink's thread would work with; not open yet."""
+    sink = config.make(SinkPlace(SINK, directory))
+    assert isinstance(sink, FilesSink)
+    return sink._make_store()

@@ -1,0 +1,96 @@
+"""An HTTP server that answers as a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CLOSE = b""
+"""Closes the connection instead of an answer."""
+
+
+def answer(status: int, *headers: str, body: bytes = b"") -> bytes:
+    """An answer as it goes over the wire."""
+    lines = [f"HTTP/1.1 {status} Said", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request."""
+
+    line: str
+    headers: Message
+    body: bytes
+    connection: int
+    """Which of the connections it came on."""
+
+
+class HttpReceiver:
+    """Keeps requests and answers them.
+
+    Attributes:
+        url: Where.
+        requests: All that were received, as a whole.
+        answers: What the next ones get; afterwards all get `OK`.
+        hold: Set: nobody is answered.
+        connection_count: Connections so far.
+        before_answer: Called with each request before it is answered.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[Received] = []
+        self.answers: list[bytes] = []
+        self.hold = False
+        self.connection_count = 0
+        self.before_answer: Callable[[Received], None] = lambda _request: None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        self.connection_count += 1
+        try:
+            await self._serve(reader, writer, self.connection_count)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            """The other side has gone, or the test is over."""
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
+        while True:
+            line, _, rest = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+            headers = BytesHeaderParser().parsebytes(rest)
+            body = await reader.readexactly(int(headers["content-length"]))
+            self.requests.append(Received(line.decode(), headers, body, connection))
+            self.before_answer(self.requests[-1])
+            if self.hold:
+                await asyncio.Event().wait()
+            said = self.answers.pop(0) if self.answers else OK
+            if said == CLOSE:
+                return
+            writer.write(said)
+
+    def close_connections(self) -> None:
+        """Closes all that are open."""
+        for task in self._connections:
+            task.cancel()
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[HttpReceiver]:
+    """A server on loopback."""
+    receiver = HttpReceiver()
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    receiver.url = f"http://{host}:{port}/in?key=secret"
+    async with server:
+        yield receiver
+        receiver.close_connections()
+        await asyncio.sleep(0)

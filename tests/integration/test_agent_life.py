@@ -1,0 +1,315 @@
+"""How the parts of a daemon's agent begin, are told of, change and end."""
+
+import asyncio
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import millrace_client
+import millrace_client.aio
+from millrace_client import ComponentInfo, ComponentKind, ComponentState
+from tests.conftest import StartMillraced
+from tests.millrace_program import run_millrace
+from tests.millraced import Millraced
+from tests.process_figures import cpu_seconds
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_SECONDS_MAX = 20.0
+SOON_SECONDS = 8.0
+"""Far less than any grace time here, far more than a stop needs."""
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(autouse=True)
+def _known_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons find `tests.life_parts`."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def components_of(server: Millraced) -> dict[str, ComponentInfo]:
+    with millrace_client.connect(server.grpc) as client:
+        return {f"{one.kind}s/{one.name}": one for one in client.admin.list_components()}
+
+
+def page_of(server: Millraced, path: str) -> str:
+    with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as answer:
+        return str(answer.read().decode())
+
+
+def health_of(server: Millraced, service: str) -> int:
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0).status)
+
+
+def events_of(server: Millraced, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in server.log if entry["event"] == event]
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def flow(tmp_path: Path, *, count: int, sink: str = "", server: str = "") -> str:
+    """A memory channel between a source of so many events and a sink that writes `written`."""
+    return f"""
+        [server]
+        {server}
+        [channels.orders]
+        type = "memory"
+        capacity = 1000
+        [sources.app]
+        type = "custom"
+        factory = "tests.life_parts:CountingSource"
+        options = {{ count = {count}, ended = "{tmp_path / "ended"}" }}
+        channels = ["orders"]
+        [sinks.out]
+        type = "custom"
+        factory = "tests.life_parts:SlowSink"
+        channel = "orders"
+        batch_events_max = 1
+        options = {{ path = "{tmp_path / "written"}" {sink} }}
+    """
+
+
+def config_of(server: Millraced) -> Path:
+    [argument] = [one for one in server.process.args if str(one).endswith(".toml")]  # type: ignore[union-attr] # a list
+    return Path(str(argument))
+
+
+def reload(server: Millraced, toml: str) -> dict[str, Any]:
+    """Puts a configuration in the file's place, asks for a reload, and returns what the log says of it in the end."""
+    config_of(server).write_text(toml)
+    return reload_again(server)
+
+
+def reload_again(server: Millraced) -> dict[str, Any]:
+    ends = {"reloaded", "the configuration is not reloaded, and nothing was changed"}
+    before = sum(entry["event"] in ends for entry in server.log)
+    server.send(signal.SIGHUP)
+    until(lambda: sum(entry["event"] in ends for entry in server.log) > before)
+    return [entry for entry in server.log if entry["event"] in ends][-1]
+
+
+def test_components_of_a_daemon_are_told_everywhere(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """By RPC, by health, over HTTP, to Prometheus, and on the command line; with why, where something does not work."""
+    broken = (
+        '[sinks.broken]\ntype = "millrace"\nchannel = "orders"\nendpoints = ["127.0.0.1:9"]\ntarget_channel = "x"\n'
+    )
+    toml = flow(tmp_path, count=3) + '[channels.other]\ntype = "memory"\n' + broken.replace('"orders"', '"other"')
+    server = start_millraced(toml)
+    with millrace_client.connect(server.grpc) as client:
+        client.channel("other").append([b"a"])
+    until(lambda: components_of(server)["sinks/broken"].state is ComponentState.BACKING_OFF)
+    until(lambda: components_of(server)["sinks/out"].counters.event_count == 3)
+    told = components_of(server)
+    assert list(told) == ["sinks/broken", "sinks/out", "sources/app"]
+    app, broken_sink = told["sources/app"], told["sinks/broken"]
+    assert (app.kind, app.type, app.state, app.reason) == (ComponentKind.SOURCE, "custom", ComponentState.RUNNING, "")
+    assert app.counters.event_count == 3
+    assert app.progress_age_seconds is not None
+    assert broken_sink.reason
+    assert broken_sink.counters.failure_count > 0
+    assert health_of(server, "sources/app") == health_of(server, "sinks/out") == SERVING
+    assert health_of(server, "sinks/broken") == NOT_SERVING
+    assert health_of(server, "") == SERVING
+    page = json.loads(page_of(server, "/components"))
+    assert page["SINK.broken"]["State"] == "backing off"
+    assert page["SOURCE.app"]["EventAcceptedCount"] == 3
+    assert json.loads(page_of(server, "/healthz")) == {
+        "status": "serving",
+        "components": {"sinks/broken": "backing off"},
+    }
+    state = 'millrace_component_state{component="broken",kind="sink",state="backing_off",type="millrace"} 1.0'
+    assert state in page_of(server, "/metrics")
+    shown = run_millrace(server.grpc, "components").stdout.decode()
+    assert asyncio.run(_components_by_asyncio(server)) == list(told)
+    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
+        ["sinks/broken", "millrace", "backing_off"],
+        ["sinks/out", "custom", "running"],
+        ["sources/app", "custom", "running"],
+    ]
+    assert "sinks/broken" in run_millrace(server.grpc, "top", "--interval", "0.1").stdout.decode()
+
+
+async def _components_by_asyncio(server: Millraced) -> list[str]:
+    async with millrace_client.aio.connect(server.grpc) as client:
+        listed = await client.admin.list_components()
+        async with aclosing(client.admin.watch_components(0.1)) as watched:
+            seen = await anext(watched)
+    assert [one.name for one in listed] == [one.name for one in seen]
+    return [f"{one.kind}s/{one.name}" for one in listed]
+
+
+def test_watch_components_follows_their_states(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """The stream goes on telling; a reload shows in it."""
+    server = start_millraced(flow(tmp_path, count=0))
+    with millrace_client.connect(server.grpc) as client:
+        watched = client.admin.watch_components(0.1)
+        assert {one.name for one in next(watched)} == {"app", "out"}
+        reload(server, '[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
+        until(lambda: next(watched) == [])
+
+
+def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start_millraced: StartMillraced) -> None:
+    """However often it is tried: said once, and said again only when it works."""
+    collector = start_millraced('[channels.in]\ntype = "file"\n')
+    address = collector.grpc
+    collector.kill()
+    server = start_millraced(f"""
+        [channels.orders]
+        type = "memory"
+        [sinks.collector]
+        type = "millrace"
+        channel = "orders"
+        endpoints = ["{address}"]
+        target_channel = "in"
+        connect_timeout_seconds = 0.2
+    """)
+    with millrace_client.connect(server.grpc) as client:
+        client.channel("orders").append([b"a"])
+    until(lambda: components_of(server)["sinks/collector"].counters.failure_count >= 3)
+    assert len(events_of(server, "backs off")) == 1
+    collector = start_millraced('[channels.in]\ntype = "file"\n', collector.data_dir, ("--listen", address))
+    server.wait_for("works again", 60.0)
+    assert len(events_of(server, "backs off")) == len(events_of(server, "works again")) == 1
+    with millrace_client.connect(collector.grpc) as client:
+        assert client.admin.get_channel("in").gauges.queued_events == 1
+
+
+def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """The unchanged sink counts on; the changed source is made anew; limits change in place; events are kept."""
+    server = start_millraced(flow(tmp_path, count=5))
+    until(lambda: components_of(server)["sinks/out"].counters.event_count == 5)
+    out = components_of(server)["sinks/out"]
+    other = flow(tmp_path, count=2).replace("capacity = 1000", "capacity = 2000")
+    other += '[channels.new]\ntype = "file"\n[sinks.new]\ntype = "null"\nchannel = "new"\n'
+    last = reload(server, other)
+    assert (last["changed"], last["started"]) == (["sources/app"], ["sinks/new"])
+    assert (last["channels_made"], last["channels_changed"]) == (["new"], ["orders"])
+    until(lambda: components_of(server)["sinks/out"].counters.event_count == 7)
+    again = components_of(server)
+    assert again["sinks/out"].since == out.since
+    assert again["sources/app"].counters.event_count == 2
+    assert (tmp_path / "ended").exists()
+    assert lines_of(tmp_path / "written") == [*(f"app-{number}" for number in range(5)), "app-0", "app-1"]
+    assert {"timestamp", "level", "event", "logger"} == reload_again(server).keys()
+    assert server.stop() == 0
+
+
+def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """All that is wrong is listed, the server goes on as before, and a good file counts afterwards."""
+    server = start_millraced(flow(tmp_path, count=1))
+    before = components_of(server)
+    last = reload(server, flow(tmp_path, count=9).replace('"memory"', '"memroy"') + "[sinsk]\n")
+    assert last["level"] == "error"
+    assert len(last["problems"]) == 2
+    assert {name: one.since for name, one in components_of(server).items()} == {
+        name: one.since for name, one in before.items()
+    }
+    assert reload(server, flow(tmp_path, count=9))["changed"] == ["sources/app"]
+
+
+def test_sighup_again_and_again_while_one_is_under_way_reloads_once_more(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """A reload waits for a slow sink; what is asked meanwhile is one more reload, of the newest file."""
+    gate = tmp_path / "gate"
+    server = start_millraced(flow(tmp_path, count=1, sink=f', gate = "{gate}"'))
+    until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
+    config_of(server).write_text(flow(tmp_path, count=1, sink=", seconds = 0.0"))
+    server.send(signal.SIGHUP)
+    server.wait_for("reloading")
+    config_of(server).write_text('[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
+    for _ in range(5):
+        server.send(signal.SIGHUP)
+        time.sleep(0.01)
+    assert events_of(server, "reloaded") == []
+    gate.touch()
+    until(lambda: len(events_of(server, "reloaded")) == 2)
+    first, second = events_of(server, "reloaded")
+    assert first["changed"] == ["sinks/out"]
+    assert second["stopped"] == ["sinks/out", "sources/app"]
+    assert components_of(server) == {}
+    assert lines_of(tmp_path / "written") == ["app-0"]
+
+
+def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """A stop does not wait for a reload, nor is it lost; SIGHUP meanwhile does not kill."""
+    gate = tmp_path / "gate"
+    server = start_millraced(
+        flow(tmp_path, count=1, sink=f', gate = "{gate}"', server="shutdown_grace_seconds = 600.0")
+    )
+    until(lambda: components_of(server)["sources/app"].counters.event_count == 1)
+    config_of(server).write_text('[channels.orders]\ntype = "memory"\ncapacity = 1000\n')
+    server.send(signal.SIGHUP)
+    server.wait_for("reloading")
+    server.send(signal.SIGTERM)
+    server.wait_for("stopping")
+    server.send(signal.SIGHUP)
+    server.wait_for("SIGHUP is ignored, for the server stops")
+    gate.touch()
+    assert server.wait() == 0
+    assert lines_of(tmp_path / "written") == ["app-0"]
+
+
+def test_sigterm_with_a_slow_sink_loses_nothing_of_a_memory_channel(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The source ends first, the sink goes on until the channel is empty, and then the server ends."""
+    server = start_millraced(flow(tmp_path, count=60, sink=", seconds = 0.03"))
+    until(lambda: components_of(server)["sources/app"].counters.event_count == 60)
+    assert len(lines_of(tmp_path / "written")) < 60
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < SOON_SECONDS
+    assert lines_of(tmp_path / "written") == [f"app-{number}" for number in range(60)]
+    assert (tmp_path / "ended").exists()
+    assert not events_of(server, "events in memory are lost")
+
+
+def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """Whoever asks twice is told what it costs; not even a thread that never ends keeps the process."""
+    toml = flow(tmp_path, count=5, sink=f', gate = "{tmp_path / "never"}"', server="shutdown_grace_seconds = 600.0")
+    server = start_millraced(toml)
+    until(lambda: components_of(server)["sources/app"].counters.event_count == 5)
+    started = time.monotonic()
+    server.send(signal.SIGTERM)
+    server.wait_for("stopping")
+    server.send(signal.SIGTERM)
+    assert server.wait() == 0
+    assert time.monotonic() - started < SOON_SECONDS
+    [lost] = events_of(server, "events in memory are lost")
+    assert (lost["channel"], lost["events"]) == ("orders", 5)
+    assert [entry["event"] for entry in server.log][-2:] == [
+        "stopped",
+        "threads do not end; the process ends without them",
+    ]
+
+
+def test_agent_with_nothing_to_do_needs_next_to_no_processor(start_millraced: StartMillraced, tmp_path: Path) -> None:
+    """Whoever waits, waits for events."""
+    server = start_millraced(flow(tmp_path, count=1))
+    until(lambda: components_of(server)["sinks/out"].counters.event_count == 1)
+    time.sleep(0.5)
+    before = cpu_seconds(server.process.pid)
+    time.sleep(2.0)
+    assert cpu_seconds(server.process.pid) - before <= 0.1

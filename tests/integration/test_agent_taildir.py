@@ -1,0 +1,241 @@
+"""Files that are tailed by a real daemon, which is killed while they are written and rotated."""
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartMillraced
+from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
+from tests.millraced import Millraced
+from tests.process_figures import cpu_seconds, resident_bytes
+
+MIB = 1 << 20
+LINES_PER_ROTATION = 1_500
+CHANNELS = ("lines", "copies")
+
+
+def config_of(*paths: Path, channel: str = "file", **settings: str) -> str:
+    """Two channels that get all lines of some files."""
+    lines = "\n".join(f"{key} = {value}" for key, value in settings.items())
+    limits = "capacity = 10000000\nbyte_capacity = 8589934592\ntransaction_capacity = 10000\n"
+    limits += "min_free_bytes = 0" if channel == "file" else ""
+    return f"""
+        [channels.lines]
+        type = "{channel}"
+        {limits}
+        [channels.copies]
+        type = "{channel}"
+        {limits}
+        [sources.in]
+        type = "taildir"
+        channels = ["lines", "copies"]
+        paths = {[str(path) for path in paths]}
+        {lines}
+    """
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    return directory
+
+
+def rename(log: Path, number: int) -> None:
+    log.rename(log.with_name(f"{log.name}.{number}"))
+
+
+def copy_and_cut(log: Path, number: int) -> None:
+    shutil.copy(log, log.with_name(f"{log.name}.{number}"))
+    os.truncate(log, 0)
+
+
+class Writer(threading.Thread):
+    """Writes numbered lines to a log until it is told to end, and rotates it now and then.
+
+    Attributes:
+        generations: The lines, those together that were written between two rotations.
+    """
+
+    def __init__(self, log: Path, rotate: Callable[[Path, int], None], seed: int) -> None:
+        super().__init__()
+        self._choice = random.Random(seed)
+        self._log = log
+        self._rotate = rotate
+        self._is_ending = threading.Event()
+        self.generations: list[list[bytes]] = []
+
+    def end(self) -> None:
+        """Has it end, and waits until it has."""
+        self._is_ending.set()
+        self.join()
+
+    def run(self) -> None:
+        drawn = self._choice
+        number = 0
+        while not self._is_ending.is_set():
+            lines: list[bytes] = []
+            with self._log.open("ab", buffering=0) as file:
+                while len(lines) < LINES_PER_ROTATION and not self._is_ending.is_set():
+                    count = drawn.randrange(1, 60)
+                    some = [b"%08d " % (number + index) + b"x" * drawn.randrange(100) for index in range(count)]
+                    text = b"".join(line + b"\n" for line in some)
+                    # A line may come in two portions, as it does from a buffer that is full.
+                    cut = drawn.randrange(len(text))
+                    file.write(text[:cut])
+                    self._is_ending.wait(drawn.uniform(0, 0.02))
+                    file.write(text[cut:])
+                    lines += some
+                    number += count
+            self.generations.append(lines)
+            self._rotate(self._log, len(self.generations))
+
+
+class Killer:
+    """Kills a daemon that tails a log while that is written, as often as it is told; then lets the next one finish."""
+
+    def __init__(
+        self, start_millraced: StartMillraced, log: Path, rotate: Callable[[Path, int], None], seed: int
+    ) -> None:
+        config = config_of(log.with_name(f"{log.name}*"))
+        self._start: Callable[[], Millraced] = lambda: start_millraced(config, log.parent.parent / "data")
+        self._writer = Writer(log, rotate, seed)
+        self._choice = random.Random(seed)
+
+    def kill(self, times: int) -> None:
+        self._writer.start()
+        try:
+            for _ in range(times):
+                server = self._start()
+                before = stored_count(server)
+                wait_until(lambda: stored_count(server) > before)  # noqa: B023 - of this turn
+                time.sleep(self._choice.uniform(0.0, 0.6))
+                server.kill()
+        finally:
+            self._writer.end()
+
+    def check(self) -> None:
+        """Each line is in each channel once, and those of a file are in their order."""
+        generations = self._writer.generations
+        server = self._start()
+        expected = sorted(line for lines in generations for line in lines)
+        wait_until(lambda: min(stored_count(server, name) for name in CHANNELS) >= len(expected))
+        # What came twice would come soon.
+        time.sleep(1.5)
+        generation_of = {line: number for number, lines in enumerate(generations) for line in lines}
+        for channel in CHANNELS:
+            came: dict[int, list[bytes]] = {}
+            for body in stored_bodies(server, channel):
+                came.setdefault(generation_of[body], []).append(body)
+            assert [came[number] for number in sorted(came)] == generations
+        assert server.stop() == 0
+        assert server.other_output == []
+
+
+@pytest.mark.parametrize("rotate", [rename, copy_and_cut])
+def test_lines_of_a_log_that_is_rotated_under_kills_come_once_and_in_order(
+    start_millraced: StartMillraced, logs: Path, rotate: Callable[[Path, int], None]
+) -> None:
+    """Killed again and again while a log is written and rotated, the daemon brings each line once to each channel."""
+    killer = Killer(start_millraced, logs / "app.log", rotate, seed=1)
+    killer.kill(2)
+    killer.check()
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rotate", [rename, copy_and_cut])
+def test_lines_of_a_log_that_is_rotated_under_many_kills_come_once_and_in_order(
+    start_millraced: StartMillraced, logs: Path, rotate: Callable[[Path, int], None], seed: int
+) -> None:
+    """The same for longer."""
+    killer = Killer(start_millraced, logs / "app.log", rotate, seed)
+    killer.kill(25)
+    killer.check()
+
+
+def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, tmp_path: Path, logs: Path) -> None:
+    """Lines of a mebibyte and more, broken UTF-8, zeros, empty lines, a last one without an end; after a kill too."""
+    drawn = random.Random(3)
+    lines = [
+        b"\xff\xfe broken \xc3",
+        b"",
+        b"nul \0 in it",
+        bytes(drawn.choices(range(32, 256), k=MIB)),
+        b"x" * MIB,
+        b"carriage \r in it",
+        "grün".encode(),
+    ]
+    long = b"y" * (5 * MIB // 2)
+    pieces = [long[:MIB], long[:MIB], long[: MIB // 2]]
+    text = b"\n".join([*lines, long, b"windows\r", b"unfinished"])
+    (logs / "app.log").write_bytes(text)
+    config = config_of(logs / "app.log", unfinished_line_seconds="1.0")
+    expected = [*lines, *pieces, b"windows", b"unfinished"]
+    server = start_millraced(config, tmp_path / "data")
+    wait_until(lambda: stored_count(server) == len(expected))
+    [told] = [entry for entry in server.log if entry["event"] == "a file has trouble"]
+    assert told["reason"] == "it has lines longer than line_bytes_max, 1048576: split"
+    server.kill()
+    with (logs / "app.log").open("ab") as file:
+        file.write(b" no more\n")
+    server = start_millraced(config, tmp_path / "data")
+    wait_until(lambda: stored_count(server) == len(expected) + 1)
+    assert stored_bodies(server) == [*expected, b" no more"]
+
+
+def test_many_idle_files_cost_next_to_nothing(start_millraced: StartMillraced, logs: Path) -> None:
+    """Where nothing is written, looking at hundreds of files takes a small part of a processor."""
+    for number in range(300):
+        (logs / f"{number}.log").write_bytes(b"line\n")
+    server = start_millraced(config_of(logs / "**" / "*.log", channel="memory"))
+    wait_until(lambda: stored_count(server) == 300)
+    spent = cpu_seconds(server.process.pid)
+    time.sleep(3.0)
+    assert cpu_seconds(server.process.pid) - spent < 0.15
+
+
+@pytest.mark.torture
+def test_large_file_with_holes_comes_whole_in_little_memory(start_millraced: StartMillraced, logs: Path) -> None:
+    """5 GB, of which the first is a hole, and more is appended while it is read: each line once, in bounded memory."""
+    log = logs / "app.log"
+    block = b"".join(b"%07d " % number + b"x" * 191 + b"\n" for number in range(5_000))
+    with log.open("wb") as file:
+        file.seek(1 << 30)
+        for _ in range(4_000):
+            file.write(block)
+    config = f"""
+        [channels.lines]
+        type = "memory"
+        capacity = 100000
+        transaction_capacity = 10000
+        [sinks.out]
+        type = "null"
+        channel = "lines"
+        batch_events_max = 10000
+        [sources.in]
+        type = "taildir"
+        channels = ["lines"]
+        paths = ["{log}"]
+    """
+    server = start_millraced(config)
+    before = resident_bytes(server.process.pid)
+    with log.open("ab") as file:
+        for _ in range(10):
+            file.write(block)
+    highest = before
+    expected = 4_010 * 5_000
+    give_up = time.monotonic() + 1_000
+    while component_of(server, "in")["EventAcceptedCount"] < expected:
+        assert time.monotonic() < give_up
+        highest = max(highest, resident_bytes(server.process.pid))
+        time.sleep(0.05)
+    time.sleep(2.0)
+    assert component_of(server, "in")["EventAcceptedCount"] == expected
+    assert highest - before < 100 * MIB

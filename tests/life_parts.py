@@ -1,0 +1,52 @@
+"""Parts of an agent's flows for tests of real daemons, named there as `tests.life_parts:...`."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sinks.sink import BatchSink
+from millrace_server.channels.batches import StoredBatch
+
+_LOOK_SECONDS = 0.02
+
+
+class CountingSource:
+    """Brings `count` numbered events, then waits; says in the file `ended` beside it when it ends."""
+
+    def __init__(self, place: Any, *, count: int = 0, ended: str = "") -> None:
+        self._name = place.name
+        self._count = count
+        self._ended = Path(ended) if ended else None
+
+    async def run(self, intake: Intake) -> None:
+        intake.is_ready()
+        for number in range(self._count):
+            await intake.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), intake.numbered(1))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self._ended is not None:
+                self._ended.touch()
+
+
+class SlowSink(BatchSink):
+    """Appends bodies to a file, a line each, and takes its time; waits while the file `gate` is not there."""
+
+    def __init__(self, _place: Any, *, path: str, seconds: float = 0.0, gate: str = "") -> None:
+        self._path = Path(path)
+        self._seconds = seconds
+        self._gate = Path(gate) if gate else None
+
+    async def write(self, batches: Sequence[StoredBatch]) -> None:
+        await asyncio.to_thread(self._write, [body for batch in batches for _, body in batch.window.rows()])
+
+    def _write(self, bodies: Sequence[bytes]) -> None:
+        while self._gate is not None and not self._gate.exists():
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(self._seconds)
+        with self._path.open("ab") as file:
+            file.writelines(body + b"\n" for body in bodies)

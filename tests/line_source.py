@@ -1,0 +1,41 @@
+"""A source for real daemons that reads numbered lines of a file, and can read them again."""
+
+import asyncio
+from itertools import accumulate
+from pathlib import Path
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.channels.stamps import Stamp
+
+_PRODUCER_ID = "lines"
+
+
+class LineSource:
+    """Delivers the lines of a file in small batches; what is stored already it does not deliver again.
+
+    Args:
+        place: Where it is.
+        path: The file.
+        batch_lines: Lines of one batch.
+    """
+
+    def __init__(self, place: SourcePlace, path: str, batch_lines: int = 7) -> None:
+        self._path = Path(path)
+        self._batch_lines = batch_lines
+
+    async def run(self, intake: Intake) -> None:
+        lines = await asyncio.to_thread(lambda: self._path.read_bytes().splitlines(keepends=True))
+        starts = list(accumulate(map(len, lines), initial=0))
+        intake.is_ready()
+        while True:
+            ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in intake.accepted(_PRODUCER_ID)]
+            first = starts.index(min(ends))
+            border = starts.index(min([end for end in ends if end > min(ends)], default=starts[-1]))
+            last = min(first + self._batch_lines, border)
+            if first == last:
+                break
+            bodies = [line.rstrip(b"\n") for line in lines[first:last]]
+            await intake.deliver(EventTable(bodies), Stamp(_PRODUCER_ID, starts[first], starts[last] - 1))
+        intake.has_ended("all lines are stored")

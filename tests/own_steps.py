@@ -1,0 +1,89 @@
+"""Interceptors and selectors as users write them, found by import path."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.supervision import ComponentError
+
+
+class Shout:
+    """Writes bodies in capitals, in place, which it should not; tells what else it did."""
+
+    def __init__(self, mark: bytes = b"!") -> None:
+        self._mark = mark
+        self.threads: set[str] = set()
+
+    def intercept(self, table: EventTable) -> EventTable:
+        self.threads.add(threading.current_thread().name)
+        assert isinstance(table.bodies, list)
+        for index, body in enumerate(table.bodies):
+            table.bodies[index] = body.upper() + self._mark
+        table.headers["shouted"] = "yes"
+        return table
+
+
+class Choosy:
+    """Raises on some bodies, and counts how often it is asked."""
+
+    def __init__(self, *bad: bytes, error: Exception | None = None) -> None:
+        self._bad = bad
+        self._error = error or ValueError("cannot be read")
+        self.calls = 0
+
+    def intercept(self, table: EventTable) -> EventTable:
+        self.calls += 1
+        if any(body in self._bad for body in table.bodies):
+            raise self._error
+        return table
+
+
+class Sleepy:
+    """Takes a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def intercept(self, table: EventTable) -> EventTable:
+        time.sleep(self._seconds)
+        return table
+
+
+class Returns:
+    """Returns whatever it is told to."""
+
+    def __init__(self, result: object) -> None:
+        self._result = result
+
+    def intercept(self, _table: EventTable) -> object:
+        return self._result
+
+
+class FirstLetter:
+    """Sends each event to the channel that its first letter names; raises where there is none."""
+
+    def __init__(self, channels: Sequence[str], lost: str = "") -> None:
+        self._channels = channels
+        self._lost = lost
+
+    def select(self, table: EventTable) -> Mapping[str, Sequence[bool]]:
+        if any(body == b"down" for body in table.bodies):
+            raise ComponentError("the book of letters is closed")
+        letters = [body[:1].decode() or self._lost for body in table.bodies]
+        if unknown := set(letters) - set(self._channels):
+            raise KeyError(min(unknown))
+        return {name: [letter == name for letter in letters] for name in self._channels}
+
+
+class Answers:
+    """A selector that answers whatever it is told to."""
+
+    def __init__(self, channels: Sequence[str], answer: object = None) -> None:
+        self._answer = answer
+
+    def select(self, _table: EventTable) -> object:
+        return self._answer
+
+
+NOT_CALLABLE = 3

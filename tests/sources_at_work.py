@@ -1,0 +1,50 @@
+"""Real sources that fill channels of this process."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.components import Component, ComponentKind
+from millrace_server.agent.sources.source import SourceConfig
+from millrace_server.channels.channel import Wish
+from millrace_server.channels.registry import ChannelRegistry
+from tests.agent_parts import WAIT_SECONDS_MAX
+
+
+@asynccontextmanager
+async def at_work(
+    config: SourceConfig, registry: ChannelRegistry, data_dir: Path, name: str = "in"
+) -> AsyncIterator[Component]:
+    """A source that works until the end of the block; gives how it is."""
+    agent = Agent(registry, data_dir)
+    # Only the union of all types is named there, and this is one of them.
+    agent.start(Flows({name: config}, {}))  # type: ignore[dict-item]  # see above
+    component = agent.components.find(ComponentKind.SOURCE, name)
+    assert component is not None
+    try:
+        yield component
+    finally:
+        await agent.stop_sources(WAIT_SECONDS_MAX)
+
+
+def rows_in(registry: ChannelRegistry, name: str = "lines") -> list[tuple[Mapping[str, str], bytes]]:
+    """The events of a channel, in order."""
+    batches = registry.get(name).contents.held_batches()
+    ordered = sorted(batches, key=lambda batch: batch.first_sequence)
+    return [row for batch in ordered for row in batch.window.rows()]
+
+
+def bodies_in(registry: ChannelRegistry, name: str = "lines") -> list[bytes]:
+    """Their bodies."""
+    return [body for _, body in rows_in(registry, name)]
+
+
+async def take(registry: ChannelRegistry, events_max: int, name: str = "lines") -> list[bytes]:
+    """Takes some events for good; waits until there is one."""
+    channel = registry.get(name)
+    loan = await channel.lend_while(Wish(events_max=events_max, body_bytes_max=1 << 30), lambda: True)
+    assert loan is not None
+    bodies = [body for batch in loan.takes for _, body in batch.window.rows()]
+    channel.settle(loan)
+    return bodies

@@ -1,0 +1,43 @@
+"""Spool directories for tests of the source `spooldir`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
+from millrace_server.agent.sources.spooldir.content import SpoolFile
+from millrace_server.agent.sources.spooldir.looking import Found, Shape
+
+
+def spool_config(directory: Path, **settings: Any) -> SpooldirSourceConfig:
+    """A source of this directory that waits for nothing, unless the test wants it to."""
+    quick = {"poll_seconds": 0.05, "settle_seconds": 0.0}
+    tables = {"type": "spooldir", "channels": ["lines"], "directory": str(directory), **quick, **settings}
+    return SpooldirSourceConfig.model_validate(tables, strict=True)
+
+
+def put(directory: Path, name: str, content: bytes = b"", *, modified_seconds: float | None = None) -> Path:
+    """Puts a file there whole, as whoever uses a spool directory should."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.parent / f".{path.name}"
+    hidden.write_bytes(content)
+    if modified_seconds is not None:
+        os.utime(hidden, (modified_seconds, modified_seconds))
+    return hidden.rename(path)
+
+
+def found_at(path: Path) -> Found:
+    """A file as the lookout finds it."""
+    return Found(path, Shape.of(path.lstat()))
+
+
+def opened(path: Path) -> SpoolFile:
+    """A file as it is read."""
+    return SpoolFile.open(found_at(path))
+
+
+def names_in(directory: Path) -> list[str]:
+    """The paths of all files below a directory, but hidden ones: those come and go."""
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if not path.name.startswith("."))

@@ -1,0 +1,18 @@
+"""Modules with `HAS_VIRTUAL_CLOCK = True` run on the virtual clock; those whose tests have threads cannot."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.virtual_clock import VirtualClockLoop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Gives each test of such a module a loop whose clock jumps."""
+    module = item.getparent(pytest.Module)
+    if module is not None and getattr(module.obj, "HAS_VIRTUAL_CLOCK", False):
+        return {"virtual_clock": VirtualClockLoop}
+    return {"real_clock": asyncio.new_event_loop}

@@ -1,0 +1,84 @@
+from typing import Any
+
+import pytest
+
+from millrace_server.agent.events import EventTable
+from tests.made_interceptors import intercepted, interceptor, problem_with
+from tests.own_steps import Returns
+from tests.source_intakes import table_of
+
+
+def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:
+    """It may do with the lists what it likes: what it is given is a copy."""
+    table = table_of(b"a", b"b", n=["1", "2"])
+    table.places = range(2)
+    made = interceptor(type="custom", factory="tests.own_steps:Shout", options={"mark": b"?"})
+    passed = made.intercept(table)
+    assert list(passed.rows()) == [({"n": "1", "shouted": "yes"}, b"A?"), ({"n": "2", "shouted": "yes"}, b"B?")]
+    assert passed.places == range(2)
+    assert (table.bodies, table.headers) == ([b"a", b"b"], {"n": ["1", "2"]})
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (None, "must return an EventTable, not NoneType"),
+        ([b"a"], "must return an EventTable, not list"),
+        (EventTable([b"a", b"b"], {"h": ["x"]}), "returned 1 values of header 'h', not 2"),
+        (EventTable(["a"]), "returned a body that is not bytes"),  # type: ignore[list-item] # that is what is tested
+        (EventTable([b"a"], {"h": [1]}), "returned a value of header 'h' that is not str"),  # type: ignore[list-item] # likewise
+    ],
+)
+def test_own_interceptor_that_returns_what_cannot_be_stored_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, result: Any, said: str
+) -> None:
+    """It raises there, and not where nobody knows who made it."""
+    monkeypatch.setattr("tests.own_steps.Sleepy", lambda: Returns(result))
+    with pytest.raises((TypeError, ValueError), match=said):
+        intercepted(table_of(b"a", b"b"), type="custom", factory="tests.own_steps:Sleepy")
+
+
+def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> None:
+    """Nobody knows any more which event is which."""
+    table = table_of(b"a", b"b")
+    table.places = range(2)
+    wrong = EventTable([b"x"])
+    wrong.places = range(2)
+    made = interceptor(type="custom", factory="tests.own_steps:Returns", options={"result": wrong})
+    assert made.intercept(table).places is None
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem"),
+    [
+        ("tests.own_steps", 'factory: is "tests.own_steps"; it must be "package.module:name"'),
+        (":Shout", 'factory: is ":Shout"; it must be "package.module:name"'),
+        (
+            "tests.nowhere:Shout",
+            (
+                'factory: is "tests.nowhere:Shout", which cannot be imported '
+                "(ModuleNotFoundError: No module named 'tests.nowhere')"
+            ),
+        ),
+        (
+            "tests.own_steps:Nobody",
+            (
+                'factory: is "tests.own_steps:Nobody", which cannot be imported '
+                "(AttributeError: module 'tests.own_steps' has no attribute 'Nobody')"
+            ),
+        ),
+        ("tests.own_steps:NOT_CALLABLE", 'factory: is "tests.own_steps:NOT_CALLABLE", which cannot be called'),
+    ],
+)
+def test_own_interceptor_that_cannot_be_found_is_refused(factory: str, problem: str) -> None:
+    """With the configuration, and in one line."""
+    assert problem_with(type="custom", factory=factory) == problem
+
+
+def test_own_module_that_ends_the_program_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a user's module does while it is imported, the check goes on."""
+    (tmp_path / "leaving_module.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert problem_with(type="custom", factory="leaving_module:x") == (
+        'factory: is "leaving_module:x", which cannot be imported (SystemExit: bye)'
+    )

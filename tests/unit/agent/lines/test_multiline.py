@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+
+from millrace_server.agent.lines.config import MultilineConfig
+from millrace_server.agent.lines.lines import Lines
+from millrace_server.agent.lines.multiline import EventJoiner
+
+
+def joined(*lines: bytes, **settings: Any) -> list[bytes]:
+    """The events of these lines."""
+    joiner = EventJoiner(MultilineConfig.model_validate(settings, strict=True), 0)
+    found = joiner.feed(Lines(0, 0, lines, [len(line) + 1 for line in lines]))
+    return [*found.bodies, *joiner.finish().bodies]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"pattern": "^[a-z]"}, [b"one\n 1\n 2", b"two\n 3"]),
+        ({"pattern": "^ ", "negate": True}, [b"one\n 1\n 2", b"two\n 3"]),
+        ({"pattern": "^ ", "role": "continues"}, [b"one\n 1\n 2", b"two\n 3"]),
+        ({"pattern": "[23]$", "role": "ends"}, [b"one\n 1\n 2", b"two\n 3"]),
+        ({"pattern": "[^23]$", "role": "ends", "negate": True}, [b"one\n 1\n 2", b"two\n 3"]),
+    ],
+    ids=str,
+)
+def test_feed_joins_lines_by_their_role(settings: dict[str, Any], expected: list[bytes]) -> None:
+    """A pattern says which lines begin, continue or end an event, or which do not."""
+    assert joined(b"one", b" 1", b" 2", b"two", b" 3", **settings) == expected
+
+
+def test_feed_of_a_first_line_that_continues_begins_an_event() -> None:
+    """Nobody knows what came before it, and nothing is left out."""
+    assert joined(b" 1", b" 2", b"two", pattern="^ ", role="continues") == [b" 1\n 2", b"two"]
+
+
+def test_feed_of_many_lines_ends_events_at_their_limits() -> None:
+    """An event that does not end by itself does so before it has too many lines or bytes."""
+    lines = [b"begin", *[b" %d" % number for number in range(5)]]
+    assert joined(*lines, pattern="^b", lines_max=3) == [b"begin\n 0\n 1", b" 2\n 3\n 4"]
+    assert joined(*lines, pattern="^b", bytes_max=8) == [b"begin\n 0", b" 1\n 2\n 3", b" 4"]
+    assert joined(b"a line that is longer", b" 1", pattern="^b", bytes_max=8) == [b"a line that is longer", b" 1"]
+
+
+def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them() -> None:
+    """What an event covers has no gaps, so that its bytes are known to be done."""
+    joiner = EventJoiner(MultilineConfig(pattern="^a"), 10)
+    assert joiner.feed(Lines(10, 5, [b"a", b"b"], [2, 9])) == Lines(10, 5, [], [])
+    found = joiner.feed(Lines(26, 4, [b"a"], [2]))
+    assert found == Lines(15, 0, [b"a\nb"], [15])
+    assert joiner.position == 30
+
+
+def test_feed_of_lines_that_are_not_utf_8_matches_them_all_the_same() -> None:
+    """A broken character matches as U+FFFD, and goes on as it came."""
+    assert joined(b"\xff 1", b" 2", "é 3".encode(), pattern=r"^\w") == [b"\xff 1\n 2", "é 3".encode()]

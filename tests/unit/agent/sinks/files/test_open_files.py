@@ -1,0 +1,115 @@
+"""When files are finished, and what they may hold meanwhile."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from millrace_server.agent.sinks.files import open_files
+from millrace_server.agent.sinks.files.chunks import EventChunk, chunks_of
+from millrace_server.agent.sinks.files.formats.text import TextWriter
+from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
+from millrace_server.agent.sinks.files.partitions import Rows
+from tests.files_sink import raw_of, rows_of
+
+LIMITS = RollLimits(file_bytes=100, event_count=10, open_seconds=60.0, idle_seconds=20.0, open_files_max=2)
+
+
+class HoardingWriter(TextWriter):
+    """Keeps all in memory until it is told not to."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, "none", append_newline=False)
+        self.held: list[tuple[EventChunk, Rows]] = []
+
+    @property
+    def buffered_bytes(self) -> int:  # type: ignore[override] # a text file's is always 0
+        """What is held."""
+        return sum(len(body) for chunk, _ in self.held for body in chunk.bodies)
+
+    def write(self, chunk: EventChunk, rows: Rows) -> None:
+        self.held.append((chunk, rows))
+
+    def write_buffered(self) -> None:
+        for chunk, rows in self.held:
+            super().write(chunk, rows)
+        self.held = []
+
+
+@pytest.fixture
+def files() -> Iterator[OpenFiles]:
+    """No open files yet; those that there are in the end are closed."""
+    made = OpenFiles(LIMITS, lambda file: TextWriter(file, "none", append_newline=False))
+    yield made
+    made.discard()
+
+
+def _chunk(*bodies: bytes, first_sequence: int = 1) -> EventChunk:
+    [chunk] = chunks_of([(first_sequence, raw_of(rows_of(bodies)))])
+    return chunk
+
+
+def test_get_for_a_directory_opens_one_file(files: OpenFiles, tmp_path: Path) -> None:
+    """All events of a directory go to the same file until that is finished."""
+    file = files.get("/data/a", tmp_path, 0.0)
+    assert files.get("/data/a", tmp_path, 1.0) is file
+    assert files.get("/data/b", tmp_path, 1.0).staged != file.staged
+
+
+def test_due_at_follows_the_first_event_and_the_last(files: OpenFiles, tmp_path: Path) -> None:
+    """A file is due when it was open for long enough, or got nothing for long enough, whichever comes first."""
+    file = files.get("/data/a", tmp_path, 100.0)
+    assert files.due_at(file) == files.next_due_at() == 120.0
+    file.write(1, _chunk(b"x"), range(1), 115.0)
+    assert files.due_at(file) == 135.0
+    file.write(1, _chunk(b"x", first_sequence=2), range(1), 159.0)
+    assert files.due_at(file) == 160.0
+
+
+def test_is_full_at_either_limit_tells(files: OpenFiles, tmp_path: Path) -> None:
+    """A file is full at so many events, or about so many bytes."""
+    file = files.get("/data/a", tmp_path, 0.0)
+    file.write(1, _chunk(*[b""] * 9), range(9), 0.0)
+    assert not files.is_full(file)
+    assert files.room_in(file) == 1
+    file.write(1, _chunk(b"", first_sequence=10), range(1), 0.0)
+    assert files.is_full(file)
+    other = files.get("/data/b", tmp_path, 0.0)
+    other.write(1, _chunk(b"x" * 100), range(1), 0.0)
+    assert files.is_full(other)
+
+
+def test_crowded_out_by_a_new_directory_is_who_was_silent_for_longest(files: OpenFiles, tmp_path: Path) -> None:
+    """At the maximum a new file takes the place of the one that got no event for longest."""
+    first = files.get("/data/a", tmp_path, 0.0)
+    second = files.get("/data/b", tmp_path, 0.0)
+    assert files.crowded_out_by("/data/a") is None
+    assert files.crowded_out_by("/data/c") is first
+    files.get("/data/a", tmp_path, 1.0)
+    assert files.crowded_out_by("/data/c") is second
+
+
+def test_bound_memory_has_the_largest_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all files hold in memory has a maximum, and the one with most gives way first."""
+    monkeypatch.setattr(open_files, "BUFFERED_BYTES_MAX", 100)
+    files = OpenFiles(LIMITS, HoardingWriter)
+    small, large = files.get("/data/a", tmp_path, 0.0), files.get("/data/b", tmp_path, 0.0)
+    small.write(1, _chunk(b"x" * 40), range(1), 0.0)
+    large.write(1, _chunk(b"x" * 60), range(1), 0.0)
+    files.bound_memory()
+    assert (small.buffered_bytes, large.buffered_bytes) == (40, 60)
+    large.write(1, _chunk(b"x", first_sequence=2), range(1), 0.0)
+    files.bound_memory()
+    assert (small.buffered_bytes, large.buffered_bytes) == (40, 0)
+    assert large.file_bytes == 61
+    files.discard()
+
+
+def test_discard_of_all_leaves_nothing(files: OpenFiles, tmp_path: Path) -> None:
+    """What is not finished goes."""
+    for name in "ab":
+        files.get(f"/data/{name}", tmp_path, 0.0).write(1, _chunk(b"x"), range(1), 0.0)
+    files.discard()
+    assert list(tmp_path.iterdir()) == []
+    assert list(files) == []

@@ -1,0 +1,343 @@
+"""A sink of type `files` between its channel and its files."""
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_server.agent.sinks.files import sink
+from millrace_server.agent.sinks.files.targets.local import LocalTarget
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.transactions import Transaction
+from millrace_server.errors import ChannelLogFailedError, ChannelNotFoundError
+from tests.files_sink import SinkBench, config_of, files_below, lines_below, rows_of, unfinished_below
+
+LONG_SECONDS = 3_600.0
+"""No test waits for it."""
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The directory for finished files."""
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+def _bench(tmp_path: Path, path: str = "", channel: MemoryChannelConfig | None = None, **settings: Any) -> SinkBench:
+    settings = {"roll_seconds": LONG_SECONDS, **settings}
+    return SinkBench(config_of(tmp_path / "out" / path, **settings), tmp_path / "state", channel)
+
+
+def _lines(*numbers: int) -> list[bytes]:
+    return [str(number).encode() for number in numbers]
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - what files there are is told by the disk only
+        await asyncio.sleep(0.005)
+
+
+async def test_run_with_events_keeps_them_in_the_channel_until_the_file_has_its_name(tmp_path: Path, out: Path) -> None:
+    """An event leaves its channel when a whole file has it, and not before."""
+    bench = _bench(tmp_path)
+    await bench.put(rows_of(_lines(*range(10))))
+    async with bench.running():
+        await _until(lambda: bool(unfinished_below(out)))
+        assert bench.unsettled == 10
+        assert files_below(out) == []
+        bench.outlet.hurry()
+        await bench.until_settled()
+    assert lines_below(out) == _lines(*range(10))
+    assert (bench.component.event_count, bench.component.state.value) == (10, "running")
+
+
+async def test_run_beyond_the_time_of_a_file_settles_by_itself(tmp_path: Path, out: Path) -> None:
+    """A file is finished in its time although no more events come."""
+    bench = _bench(tmp_path, roll_seconds=0.1)
+    await bench.put(rows_of(_lines(1)))
+    async with bench.running():
+        await bench.until_settled()
+        await bench.put(rows_of(_lines(2)))
+        await bench.until_settled()
+    assert [path.read_bytes() for path in files_below(out)] == [b"1\n", b"2\n"]
+
+
+async def test_run_under_constant_load_finishes_files_in_their_time(tmp_path: Path, out: Path) -> None:
+    """A file that gets no more events is finished although others do get some without end."""
+    bench = _bench(tmp_path, "{header:host}", roll_seconds=0.2, batch_events_max=1)
+    await bench.put(rows_of(_lines(0), host="quiet"))
+
+    async def load() -> None:
+        while True:
+            if bench.channel.contents.queue.event_count < 1_000:
+                await bench.put(rows_of(_lines(*range(1_000)), host="loud"))
+            await asyncio.sleep(0)
+
+    async with bench.running():
+        loading = asyncio.create_task(load())
+        await _until(lambda: bool(files_below(out / "quiet")))
+        loading.cancel()
+        assert bench.channel.contents.queue.event_count
+
+
+async def test_run_told_to_end_finishes_and_settles_all(tmp_path: Path, out: Path) -> None:
+    """A clean stop leaves neither unfinished files nor events that were taken."""
+    bench = _bench(tmp_path, "{header:host}")
+    await bench.put(rows_of(_lines(1), host="a"), rows_of(_lines(2), host="b"))
+    async with bench.running() as run:
+        await _until(lambda: len(unfinished_below(out)) == 2)
+        bench.outlet.close()
+        await run
+        assert bench.unsettled == 0
+    assert lines_below(out) == _lines(1, 2)
+    assert not (out / ".millrace").exists()
+
+
+async def test_run_cancelled_gives_back_what_is_unfinished(tmp_path: Path, out: Path) -> None:
+    """Where there is no more time, nothing is lost: the events are in the channel, for the next run."""
+    bench = _bench(tmp_path)
+    await bench.put(rows_of(_lines(1, 2)))
+    async with bench.running():
+        await _until(lambda: bool(unfinished_below(out)))
+    assert bench.unsettled == 2
+    assert unfinished_below(out) == files_below(out) == []
+    await bench.drain()
+    assert lines_below(out) == _lines(1, 2)
+
+
+async def test_run_with_small_deliveries_holds_one_transaction(tmp_path: Path, out: Path) -> None:
+    """Events that trickle in do not become thousands of open transactions, nor as many commits."""
+    bench = _bench(tmp_path)
+    async with bench.running():
+        for number in range(50):
+            await bench.put(rows_of(_lines(number)))
+            await _until(lambda: bench.channel.contents.queue.event_count == 0)
+        # One more may have been taken that is not written yet.
+        await _until(lambda: bench.channel.open_transactions == 1)
+        bench.outlet.hurry()
+        await bench.until_settled()
+    assert lines_below(out) == _lines(*range(50))
+    assert bench.component.batch_count < 5
+
+
+async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Path, out: Path) -> None:
+    """Files are not worth a channel that is full for those who fill it."""
+    channel = MemoryChannelConfig(type="memory", capacity=100, transaction_capacity=10)
+    bench = _bench(tmp_path, channel=channel)
+    async with bench.running():
+        for first in range(0, 1_000, 10):
+            await bench.put(rows_of(_lines(*range(first, first + 10))))
+        assert len(lines_below(out)) >= 900
+        bench.outlet.hurry()
+        await bench.until_settled()
+    assert lines_below(out) == _lines(*range(1_000))
+    assert len(files_below(out)) <= 30
+
+
+async def test_run_holding_the_room_that_others_wait_for_finishes_files(tmp_path: Path, out: Path) -> None:
+    """A commit that needs more than half of the channel does not wait for a file's time."""
+    channel = MemoryChannelConfig(type="memory", capacity=100, keep_alive_seconds=20.0)
+    bench = _bench(tmp_path, channel=channel)
+    async with bench.running():
+        await bench.put(rows_of(_lines(*range(40))))
+        await _until(lambda: bool(unfinished_below(out)))
+        await bench.put(rows_of(_lines(*range(40, 120))))
+        bench.outlet.hurry()
+        await bench.until_settled()
+    assert lines_below(out) == _lines(*range(120))
+
+
+async def test_run_with_deliveries_in_two_files_settles_each_when_its_own_are_finished(
+    tmp_path: Path, out: Path
+) -> None:
+    """A delivery does not wait for files that have nothing of it."""
+    bench = _bench(tmp_path, "{header:host}", roll_events=2, batch_events_max=2)
+    await bench.put(rows_of(_lines(1), host="a"))
+    async with bench.running():
+        await _until(lambda: len(unfinished_below(out)) == 1)
+        await bench.put(rows_of(_lines(2, 3), host="b"))
+        await _until(lambda: bench.unsettled == 1)
+        assert lines_below(out) == _lines(2, 3)
+
+
+async def test_run_when_the_channel_cannot_be_read_any_more_finishes_first(tmp_path: Path, out: Path) -> None:
+    """What has been written is as good as ever, so it is not thrown away."""
+    bench = _bench(tmp_path)
+    await bench.put(rows_of(_lines(1)))
+    async with bench.running() as run:
+        await _until(lambda: bool(unfinished_below(out)))
+        bench.channel.delete()
+        with pytest.raises(ChannelNotFoundError):
+            await run
+    assert lines_below(out) == _lines(1)
+
+
+async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The channel's disk fails between a file's name and the commit: the file counts all the same."""
+    bench = _bench(tmp_path)
+    await bench.put(rows_of(_lines(1, 2)))
+
+    def refuse(channel: Channel, loan: Transaction) -> None:
+        channel._take_back_loan(loan)
+        raise ChannelLogFailedError("the log has failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "settle", refuse)
+        with pytest.raises(ChannelLogFailedError):
+            await bench.drain()
+    assert bench.unsettled == 2
+    await bench.put(rows_of(_lines(3)))
+    await bench.drain()
+    assert bench.unsettled == 0
+    assert sorted(lines_below(out)) == _lines(1, 2, 3)
+
+
+async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None:
+    """A disk that is not mounted is not written below."""
+    bench = _bench(tmp_path)
+    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is no directory; make it, or mount"):
+        await bench.drain()
+    assert not (tmp_path / "out").exists()
+
+
+async def test_run_without_permission_says_so(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that may not be written is told as it is, with the name that was refused."""
+
+    def refuse(path: Path, mode: int = 0o777) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    bench = _bench(tmp_path)
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: Permission denied \(.*/out/\.millrace\)"):
+        await bench.drain()
+
+
+@pytest.fixture
+def failing_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Has the nth next call of a function of `os` find a full disk."""
+
+    def fail(name: str, nth: int) -> None:
+        real = getattr(os, name)
+        left = nth
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["link", "fsync", "open", "mkdir", "replace"])
+async def test_run_on_a_disk_that_is_full_at_times_writes_each_event_once(
+    name: str, tmp_path: Path, out: Path, failing_call: Callable[[str, int], None]
+) -> None:
+    """Whichever call finds no room, the run says so, and the next one goes on from there."""
+    (tmp_path / "state").mkdir()
+    bench = _bench(tmp_path, "{header:host}", roll_events=10)
+    told = []
+    for first in range(0, 200, 20):
+        rows = [({"host": "ab"[number % 2]}, str(number).encode()) for number in range(first, first + 20)]
+        await bench.put(rows)
+        failing_call(name, 1 + first // 20)
+        try:
+            await bench.drain()
+        except ComponentError as error:
+            told.append(str(error))
+    while bench.unsettled:
+        await bench.drain()
+    assert told
+    assert all("No space left on device" in reason for reason in told)
+    assert sorted(map(int, lines_below(out))) == list(range(200))
+
+
+async def test_run_with_no_room_for_the_events_themselves_goes_on_when_there_is(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that the disk refuses loses nothing, and leaves no part of a file."""
+    bench = _bench(tmp_path)
+    await bench.put(rows_of([b"x" * 1_000_000]))
+    real_open = os.open
+
+    def open_full(path: Any, *arguments: Any, **options: Any) -> int:
+        is_part = str(path).endswith(".part")
+        return real_open("/dev/full", os.O_WRONLY) if is_part else real_open(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_full)
+        with pytest.raises(ComponentError, match="No space left on device"):
+            await bench.drain()
+    assert bench.unsettled == 1
+    await bench.drain()
+    assert [path.stat().st_size for path in files_below(out)] == [1_000_001]
+
+
+async def test_run_on_a_file_system_that_hangs_says_so_and_goes_on_when_it_answers(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever; what answers at last has done its work, and nothing is done twice."""
+    answers = threading.Event()
+    real_publish = LocalTarget.publish
+
+    def publish(target: LocalTarget, staged: Path, path: str) -> None:
+        answers.wait(30.0)
+        real_publish(target, staged, path)
+
+    monkeypatch.setattr(LocalTarget, "publish", publish)
+    monkeypatch.setattr(sink, "CLOSE_SECONDS", 0.1)
+    bench = _bench(tmp_path, stall_seconds=0.1)
+    await bench.put(rows_of(_lines(1, 2)))
+    with pytest.raises(ComponentError, match=r"the file system of .*/out has not answered for 0\.1 seconds"):
+        await bench.drain()
+    with pytest.raises(ComponentError, match="an earlier run still waits for a file system that does not answer"):
+        await bench.drain()
+    assert bench.unsettled == 2
+    answers.set()
+    await _until(lambda: not unfinished_below(out))
+    await bench.put(rows_of(_lines(3)))
+    while bench.unsettled:
+        try:
+            await bench.drain()
+        except ComponentError:
+            await asyncio.sleep(0.01)
+    assert sorted(lines_below(out)) == _lines(1, 2, 3)
+
+
+async def test_run_beside_another_sink_on_the_same_directory_shares_it(tmp_path: Path, out: Path) -> None:
+    """Two sinks may write into one directory: each removes and names its own files only."""
+    first = _bench(tmp_path)
+    second = SinkBench(config_of(out, roll_seconds=LONG_SECONDS), tmp_path / "other-state")
+    await first.put(rows_of(_lines(1)))
+    await second.put(rows_of(_lines(2)))
+    async with first.running():
+        await _until(lambda: len(unfinished_below(out)) == 1)
+        await second.drain()
+        assert len(unfinished_below(out)) == 1
+        first.outlet.hurry()
+        await first.until_settled()
+    assert sorted(lines_below(out)) == _lines(1, 2)
+
+
+async def test_run_with_nothing_to_do_waits_without_work(tmp_path: Path, out: Path) -> None:
+    """An idle sink does nothing at all: not one timer runs."""
+    bench = _bench(tmp_path)
+    async with bench.running():
+        await _until((out / ".millrace").exists)
+        await asyncio.sleep(0.05)
+        loop: Any = asyncio.get_running_loop()
+        assert [timer for timer in loop._scheduled if not timer.cancelled() and timer.when() < loop.time() + 1e6] == []

@@ -1,0 +1,232 @@
+"""Where finished files go."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from millrace_server.agent.sinks.files.targets.local import LocalTarget
+from millrace_server.agent.sinks.files.targets.remote import FileSystem, RemoteTarget, open_file_system
+from tests.fake_s3 import FakeS3, fake_s3
+
+ROOT = "memory://bucket/logs"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalTarget:
+    """A directory, opened."""
+    target = LocalTarget(tmp_path, "sink-1")
+    target.open()
+    return target
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """A file system in memory, empty."""
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def _remote(tmp_path: Path) -> RemoteTarget:
+    target = RemoteTarget(lambda: open_file_system(ROOT, {}), ROOT, "sink-1", tmp_path / "staging")
+    target.open()
+    return target
+
+
+def _staged(target: LocalTarget | RemoteTarget, content: bytes) -> Path:
+    path = target.staging / "000001.part"
+    path.write_bytes(content)
+    return path
+
+
+def test_publish_local_makes_directories_and_moves(local: LocalTarget, tmp_path: Path) -> None:
+    """The file is under its name and nowhere else, and those who read it may enter its directory."""
+    staged = _staged(local, b"x")
+    final = tmp_path / "a" / "b" / "file.txt"
+    local.publish(staged, str(final))
+    assert final.read_bytes() == b"x"
+    assert not staged.exists()
+    assert final.stat().st_nlink == 1
+    umask = os.umask(0)
+    os.umask(umask)
+    assert final.parent.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert local.size_of(str(final)) == 1
+    assert local.size_of(str(tmp_path / "a" / "other")) is None
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_publish_local_where_there_is_such_a_file_changes_nothing(
+    local: LocalTarget,
+    tmp_path: Path,
+    has_links: bool,  # noqa: FBT001 - pytest passes it by name
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A finished file is never lost to another of its name, whatever the file system can do."""
+    if not has_links:
+        monkeypatch.setattr(os, "link", _refuse_link)
+    taken = tmp_path / "file.txt"
+    taken.write_bytes(b"mine")
+    staged = _staged(local, b"x")
+    with pytest.raises(FileExistsError):
+        local.publish(staged, str(taken))
+    assert (taken.read_bytes(), staged.read_bytes()) == (b"mine", b"x")
+
+
+def test_publish_local_without_hard_links_renames(
+    local: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems without hard links are good enough."""
+    monkeypatch.setattr(os, "link", _refuse_link)
+    staged = _staged(local, b"x")
+    local.publish(staged, str(tmp_path / "file.txt"))
+    assert (tmp_path / "file.txt").read_bytes() == b"x"
+    assert not staged.exists()
+
+
+def _refuse_link(*_: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_publish_local_that_fails_leaves_no_file(
+    local: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong is told, and there is no part of a file."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        local.publish(_staged(local, b"x"), str(tmp_path / "file.txt"))
+    assert not (tmp_path / "file.txt").exists()
+
+
+def test_open_remote_removes_its_own_parts_only(tmp_path: Path, memory: Any) -> None:
+    """What a crash has left on the way is removed, and what others have there stays."""
+    memory.pipe_file("/bucket/logs/.millrace/sink-1/000009.part", b"left")
+    memory.pipe_file("/bucket/logs/.millrace/sink-2/000001.part", b"another's")
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging" / "000009.part").touch()
+    target = _remote(tmp_path)
+    assert memory.find("/bucket") == ["/bucket/logs/.millrace/sink-2/000001.part"]
+    assert list(target.staging.iterdir()) == []
+
+
+def test_publish_remote_sends_and_renames(tmp_path: Path, memory: Any) -> None:
+    """The file is there as a whole under its name, and nothing else is."""
+    target = _remote(tmp_path)
+    target.publish(_staged(target, b"content"), f"{ROOT}/dt=1/file.txt")
+    assert memory.find("/bucket") == ["/bucket/logs/dt=1/file.txt"]
+    assert memory.cat_file("/bucket/logs/dt=1/file.txt") == b"content"
+    assert target.size_of(f"{ROOT}/dt=1/file.txt") == 7
+    assert target.size_of(f"{ROOT}/dt=1/other.txt") is None
+    assert list(target.staging.iterdir()) == []
+
+
+def test_publish_remote_that_fails_on_the_way_shows_no_file(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that breaks off is not seen under the file's name."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    target = _remote(tmp_path)
+    staged = _staged(target, b"x")
+    monkeypatch.setattr(type(memory), "mv", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        target.publish(staged, f"{ROOT}/file.txt")
+    assert not memory.exists("/bucket/logs/file.txt")
+    assert staged.exists()
+
+
+def test_call_that_raises_anything_is_an_error_of_the_file_system(tmp_path: Path) -> None:
+    """Libraries of file systems raise what they like; for a sink all of it may pass."""
+
+    class StrangeError(Exception):
+        pass
+
+    def make() -> FileSystem:
+        raise StrangeError("no token")
+
+    target = RemoteTarget(make, ROOT, "sink-1", tmp_path / "staging")
+    with pytest.raises(OSError, match="StrangeError: no token"):
+        target.open()
+
+
+def test_publish_to_hdfs_sends_and_renames_below_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop is asked for the name in the address, and gets the paths without it. A directory stands for its disks."""
+    asked: list[tuple[str, int]] = []
+    disks = tmp_path / "disks"
+    disks.mkdir()
+
+    def connect(host: str, port: int, **_: object) -> SubTreeFileSystem:
+        asked.append((host, port))
+        return SubTreeFileSystem(str(disks), LocalFileSystem())
+
+    monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect)
+    root = "hdfs://name:8020/logs"
+    target = RemoteTarget(lambda: open_file_system(root, {}), root, "sink-1", tmp_path / "staging")
+    (disks / "logs" / ".millrace" / "sink-1").mkdir(parents=True)
+    (disks / "logs" / ".millrace" / "sink-1" / "000007.part").touch()
+    target.open()
+    target.publish(_staged(target, b"content"), f"{root}/dt=1/file.txt")
+    assert asked == [("name", 8020)]
+    assert [path for path in disks.rglob("*") if path.is_file()] == [disks / "logs" / "dt=1" / "file.txt"]
+    assert (disks / "logs" / "dt=1" / "file.txt").read_bytes() == b"content"
+    assert target.size_of(f"{root}/dt=1/file.txt") == 7
+    assert target.size_of(f"{root}/dt=1/other.txt") is None
+
+
+S3_ROOT = "s3://bucket/logs"
+
+
+@pytest.fixture
+def s3() -> Iterator[FakeS3]:
+    """A fake S3."""
+    with fake_s3() as made:
+        yield made
+
+
+def _s3_target(s3: FakeS3, tmp_path: Path) -> RemoteTarget:
+    options = {"endpoint_override": s3.endpoint, "scheme": "http", "access_key": "a", "secret_key": "b"}
+    target = RemoteTarget(lambda: open_file_system(S3_ROOT, options), S3_ROOT, "sink-1", tmp_path / "staging")
+    target.open()
+    return target
+
+
+def test_publish_to_s3_makes_one_whole_object(s3: FakeS3, tmp_path: Path) -> None:
+    """An object is complete or not there, however many parts it was sent in."""
+    target = _s3_target(s3, tmp_path)
+    content = bytes(range(256)) * (80 << 10)
+    target.publish(_staged(target, content), f"{S3_ROOT}/dt=1/large.txt")
+    target.publish(_staged(target, b""), f"{S3_ROOT}/dt=1/empty.txt")
+    assert s3.objects == {"bucket/logs/dt=1/large.txt": content, "bucket/logs/dt=1/empty.txt": b""}
+    assert target.size_of(f"{S3_ROOT}/dt=1/large.txt") == len(content)
+    assert target.size_of(f"{S3_ROOT}/dt=1/other.txt") is None
+
+
+def test_publish_to_s3_of_a_file_that_cannot_be_read_leaves_no_object(
+    s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a file never stays under its name."""
+
+    def fail_after_a_part(source: Any, copy: Any, _: int) -> None:
+        copy.write(source.read(10))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    target = _s3_target(s3, tmp_path)
+    monkeypatch.setattr(shutil, "copyfileobj", fail_after_a_part)
+    with pytest.raises(OSError, match="Input/output error"):
+        target.publish(_staged(target, b"x" * 100), f"{S3_ROOT}/file.txt")
+    assert "bucket/logs/file.txt" not in s3.objects

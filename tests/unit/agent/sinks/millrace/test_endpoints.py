@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.sinks.millrace.endpoints import FILE_NAME, Endpoints
+
+NAMES = ["a:1", "b:1", "c:1"]
+FAILOVER_SECONDS = 30.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def opened(directory: Path, clock: Clock, names: list[str] = NAMES) -> Endpoints:
+    return Endpoints(names, FAILOVER_SECONDS, directory, clock)
+
+
+async def test_current_of_a_new_sink_is_the_first(tmp_path: Path, clock: Clock) -> None:
+    """And stays so while all is well; nothing is written for it."""
+    endpoints = opened(tmp_path, clock)
+    assert await endpoints.current() == "a:1"
+    clock.now += 1e6
+    endpoints.note_success()
+    assert await endpoints.current() == "a:1"
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+async def test_current_after_failures_is_the_same_until_the_time_has_passed(tmp_path: Path, clock: Clock) -> None:
+    """What it may have stored without saying so, only the same server knows."""
+    endpoints = opened(tmp_path, clock)
+    for _ in range(3):
+        assert await endpoints.current() == "a:1"
+        endpoints.note_failure()
+        clock.now += FAILOVER_SECONDS / 3 - 0.01
+    assert await endpoints.current() == "a:1"
+    clock.now += 1
+    with capture_logs() as logs:
+        assert await endpoints.current() == "b:1"
+    assert [(entry["former"], entry["endpoint"]) for entry in logs] == [("a:1", "b:1")]
+    clock.now += 1e6
+    assert await endpoints.current() == "b:1"
+
+
+async def test_current_after_a_success_between_failures_has_all_its_time_again(tmp_path: Path, clock: Clock) -> None:
+    """Only a server that takes nothing at all is left."""
+    endpoints = opened(tmp_path, clock)
+    await endpoints.current()
+    endpoints.note_failure()
+    clock.now += FAILOVER_SECONDS
+    endpoints.note_success()
+    endpoints.note_failure()
+    clock.now += FAILOVER_SECONDS - 1
+    assert await endpoints.current() == "a:1"
+
+
+async def test_current_behind_the_last_is_the_first_again(tmp_path: Path, clock: Clock) -> None:
+    """Each gets the same time."""
+    endpoints = opened(tmp_path, clock)
+    seen = []
+    for _ in range(4):
+        seen.append(await endpoints.current())
+        endpoints.note_failure()
+        clock.now += FAILOVER_SECONDS
+    assert seen == ["a:1", "b:1", "c:1", "a:1"]
+
+
+async def test_current_after_a_restart_is_the_one_before_it(tmp_path: Path, clock: Clock) -> None:
+    """A crash between an event's storing and its settling must not send it to another server."""
+    directory = tmp_path / "sinks" / "collector"
+    endpoints = opened(directory, clock)
+    await endpoints.current()
+    endpoints.note_failure()
+    clock.now += FAILOVER_SECONDS
+    assert await endpoints.current() == "b:1"
+    assert await opened(directory, clock).current() == "b:1"
+    assert await opened(directory, clock, ["c:1", "a:1"]).current() == "c:1"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"elsewhere:1\n", b"b:1\n" * 1_000])
+async def test_current_of_a_file_that_says_nothing_is_the_first(tmp_path: Path, clock: Clock, content: bytes) -> None:
+    """Whatever is in it."""
+    (tmp_path / FILE_NAME).write_bytes(content)
+    assert await opened(tmp_path, clock).current() == "a:1"
+
+
+async def test_current_of_a_single_server_is_that_one(tmp_path: Path, clock: Clock) -> None:
+    """There is nowhere to go, and nothing to remember."""
+    endpoints = opened(tmp_path / "none", clock, ["a:1"])
+    await endpoints.current()
+    endpoints.note_failure()
+    clock.now += 10 * FAILOVER_SECONDS
+    assert await endpoints.current() == "a:1"
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,565 @@
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace_server.agent.outlet import Outlet
+from millrace_server.agent.sinks.millrace import pipeline
+from millrace_server.agent.sinks.millrace.sink import ForwardingSink
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import DiskFullError
+from tests.agent_parts import registry_with, until
+from tests.channel_events import append, check_accounts, queued
+from tests.forward_targets import (
+    STORED,
+    Answer,
+    EndOfStreamError,
+    FakeTarget,
+    Request,
+    bodies_in,
+    config_of,
+    fake_target,
+    outlet_of,
+    refused,
+    served,
+)
+
+FULL = refused("CHANNEL_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
+TOO_MANY = refused("TXN_CAPACITY", grpc.StatusCode.INVALID_ARGUMENT)
+TOO_LARGE = refused("EVENT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT)
+
+
+@dataclass
+class Scene:
+    """A channel, and a server that its events are to go to."""
+
+    registry: ChannelRegistry
+    target: FakeTarget
+    scratch: Path
+    outlet: Outlet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outlet = outlet_of(self.registry)
+
+    @property
+    def channel(self) -> Channel:
+        return self.registry.get("orders")
+
+    def sink(self, **settings: Any) -> ForwardingSink:
+        return ForwardingSink(config_of(self.target.address, **settings), self.scratch)
+
+    async def give_up(self, words: str, sink: ForwardingSink | None = None) -> ComponentError:
+        """Runs a sink that has to give up, and say so."""
+        with pytest.raises(ComponentError, match=words) as raised:
+            await (sink or self.sink()).run(self.outlet)
+        self.outlet.give_back_all()
+        return raised.value
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with fake_target() as target:
+        registry = registry_with("orders", "rejected", capacity=1_000_000, transaction_capacity=10_000)
+        yield Scene(registry, target, tmp_path)
+
+
+async def fill(channel: Channel, count: int, batch_events: int = 10) -> list[bytes]:
+    """Appends events; returns their bodies."""
+    bodies = [b"%d" % number for number in range(count)]
+    for start in range(0, count, batch_events):
+        await append(channel, *bodies[start : start + batch_events])
+    return bodies
+
+
+async def empty(channel: Channel) -> None:
+    await until(lambda: not channel.contents.room.event_count)
+
+
+@asynccontextmanager
+async def running(sink: ForwardingSink, outlet: Outlet) -> AsyncIterator[None]:
+    """Has the sink work inside, and end in order; one that gives up ends the test."""
+    async with asyncio.TaskGroup() as working:
+        working.create_task(sink.run(outlet))
+        yield
+        outlet.close()
+
+
+@dataclass
+class Held:
+    """Answers that wait until the test lets them go."""
+
+    answer: Answer = field(default_factory=lambda: STORED)
+    may_go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, _request: Request) -> Answer:
+        await self.may_go.wait()
+        return self.answer
+
+
+# What is well.
+
+
+async def test_run_forwards_all_events_in_order_and_removes_them(scene: Scene) -> None:
+    """Under the names that they have in their channel, each once."""
+    bodies = await fill(scene.channel, 200)
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+        bodies += await fill(scene.channel, 100)
+        await empty(scene.channel)
+    assert bodies_in(scene.target.requests) == bodies
+    [stream] = scene.target.streams
+    stamps = [request.stamp for request in stream]
+    assert {stamp.producer_id for stamp in stamps} == {scene.channel.channel_id}
+    assert [stamp.first_sequence for stamp in stamps] == list(range(1, 301, 10))
+    assert [stamp.after_sequence for stamp in stamps] == [0, *range(10, 300, 10)]
+    check_accounts(scene.channel)
+
+
+async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Scene) -> None:
+    """As many as it may; what is not answered stays in its channel."""
+    held = scene.target.answer = Held()
+    await fill(scene.channel, 200)
+    async with running(scene.sink(), scene.outlet):
+        await until(lambda: len(scene.target.requests) == 8)
+        assert (scene.outlet.lent_count, scene.channel.contents.room.event_count) == (8, 200)
+        held.may_go.set()
+        await empty(scene.channel)
+    assert len(scene.target.streams) == 1
+
+
+async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
+    """However many batches it may send ahead; one that is larger goes alone."""
+    held = scene.target.answer = Held()
+    sink = scene.sink(inflight_bytes_max=5_000, batch_bytes_max=2_000)
+    for size in (1_800, 1_800, 1_800, 9_000, 100):
+        await append(scene.channel, bytes(size))
+    async with running(sink, scene.outlet):
+        await until(lambda: len(scene.target.requests) == 3)
+        held.may_go.set()
+        await empty(scene.channel)
+    assert [len(bodies_in([request])) for request in scene.target.requests] == [1, 1, 1, 1, 1]
+
+
+async def test_run_whose_outlet_closes_waits_for_the_answers(scene: Scene) -> None:
+    """What was sent is settled; what was not stays."""
+    held = scene.target.answer = Held()
+    await fill(scene.channel, 200)
+    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    await until(lambda: len(scene.target.requests) == 8)
+    scene.outlet.close()
+    held.may_go.set()
+    await work
+    assert len(queued(scene.channel)) == 120
+    check_accounts(scene.channel)
+
+
+async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
+    """It comes again, in its place, to whoever runs next; what was stored of it is dropped there by its name."""
+    scene.target.answer = Held()
+    bodies = await fill(scene.channel, 100)
+    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    await until(lambda: len(scene.target.requests) == 8)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert queued(scene.channel) == bodies
+    scene.target.answer = Held(may_go=_set())
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert bodies_in(scene.target.streams[-1]) == bodies
+    check_accounts(scene.channel)
+
+
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+# What is refused.
+
+
+async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) -> None:
+    """The sink's state says why, after how long it comes again, and nothing has lost its place."""
+    bodies = await fill(scene.channel, 100)
+
+    async def answer(request: Request) -> Answer:
+        return FULL if request.stamp.first_sequence == 31 else STORED
+
+    scene.target.answer = answer
+    error = await scene.give_up(r"127.0.0.1:\d+ does not take .* channel orders: CHANNEL_FULL: ")
+    assert error.retry_delay_seconds == 1.0
+    assert queued(scene.channel) == bodies[30:]
+    assert scene.outlet.lent_count == 0
+    check_accounts(scene.channel)
+
+
+async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
+    """Of requests sent at once some find no room and later ones do; nothing overtakes what was refused."""
+    there = registry_with("orders", capacity=35, transaction_capacity=30, keep_alive_seconds=0.02)
+    chance = random.Random(5)
+    bodies = await fill(scene.channel, 600)
+    got: list[bytes] = []
+
+    async def consume() -> None:
+        while len(got) < 600:
+            await asyncio.sleep(chance.uniform(0.0, 0.04))
+            loan = await there.get("orders").lend(Wish(events_max=chance.randrange(1, 40)))
+            got.extend(body for batch in loan.takes for _, body in batch.window.rows())
+            there.get("orders").settle(loan)
+
+    async with served(there, scene.scratch) as address:
+        sink = ForwardingSink(config_of(address), scene.scratch)
+        consuming = asyncio.create_task(consume())
+        refusals = 0
+        while scene.channel.contents.room.event_count:
+            work = asyncio.create_task(sink.run(scene.outlet))
+            await asyncio.wait({work, asyncio.create_task(empty(scene.channel))}, return_when=asyncio.FIRST_COMPLETED)
+            scene.outlet.close()
+            refusals += isinstance((await asyncio.gather(work, return_exceptions=True))[0], ComponentError)
+            scene.outlet._is_closing = False
+        await consuming
+    assert refusals > 3
+    assert got == bodies
+
+
+async def test_run_to_a_channel_for_smaller_commits_sends_smaller_ones(scene: Scene) -> None:
+    """It asks before it sends, and where that has changed meanwhile it finds out; nobody has to wait for it."""
+    assert scene.target.found is not None
+    scene.target.found.config.transaction_capacity = 7
+
+    async def answer(request: Request) -> Answer:
+        return TOO_MANY if request.columns.count > 3 else STORED
+
+    scene.target.answer = answer
+    bodies = await fill(scene.channel, 60)
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    sizes = [request.columns.count for request in scene.target.requests]
+    assert max(sizes) == 7
+    assert max(request.columns.count for request in scene.target.streams[-1]) == 3
+    assert bodies_in(scene.target.streams[-1]) == bodies[-len(bodies_in(scene.target.streams[-1])) :]
+
+
+async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> None:
+    """It need not wait for others where it is alone that overloads it."""
+    stored: list[int] = []
+    under_way = 0
+
+    async def answer(request: Request) -> Answer:
+        nonlocal under_way
+        if under_way or request.stamp.after_sequence not in (0, *stored):
+            return refused("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED, 30.0)
+        under_way += 1
+        await asyncio.sleep(0.001)
+        under_way -= 1
+        stored.append(request.stamp.last_sequence)
+        return STORED
+
+    scene.target.answer = answer
+    await fill(scene.channel, 200)
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert stored == list(range(10, 201, 10))
+
+
+async def test_run_whose_idle_stream_ends_says_so(scene: Scene) -> None:
+    """It is not done: there may be events at any time."""
+    scene.target.ends_streams = True
+    await scene.give_up("has ended the stream$")
+
+
+async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> None:
+    """The others arrive in order; the one is in the dead-letter channel, with the words of the target."""
+    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    bodies = await fill(scene.channel, 100)
+
+    stored: dict[int, bytes] = {}
+
+    async def answer(request: Request) -> Answer:
+        first, numbered = request.stamp.first_sequence, bodies_in([request])
+        if b"42" in numbered:
+            return TOO_LARGE
+        if request.stamp.HasField("after_sequence") and request.stamp.after_sequence not in stored:
+            return refused("OFFSET_GAP", grpc.StatusCode.INVALID_ARGUMENT)
+        stored.update(enumerate(numbered, start=first))
+        return STORED
+
+    scene.target.answer = answer
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert list(stored.values()) == [body for body in bodies if body != b"42"]
+    [batch] = scene.registry.get("rejected").contents.queue
+    [(headers, body)] = batch.window.rows()
+    assert body == b"42"
+    assert "EVENT_TOO_LARGE: the test says" in headers["millrace.dead_letter.reason"]
+    assert headers["millrace.dead_letter.sequence"] == "43"
+
+
+async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene) -> None:
+    """What does not fit however small the commit is, will never fit."""
+    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    await fill(scene.channel, 20)
+
+    async def answer(request: Request) -> Answer:
+        return TOO_MANY if b"7" in bodies_in([request]) else STORED
+
+    scene.target.answer = answer
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert queued(scene.registry.get("rejected")) == [b"7"]
+
+
+async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again(scene: Scene) -> None:
+    """Nothing is dropped; the sink's state says which event it is."""
+    bodies = await fill(scene.channel, 10)
+    scene.target.answer = Held(TOO_LARGE, _set())
+    for _ in range(3):
+        await scene.give_up(r"event 1 of channel orders was rejected: .*EVENT_TOO_LARGE")
+    assert queued(scene.channel) == bodies
+
+
+async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Scene) -> None:
+    """The target ends the stream and does not say which it was: the sink goes on one by one until it knows."""
+    there = registry_with("orders", capacity=1_000, transaction_capacity=1_000)
+    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    for number in range(40):
+        await append(scene.channel, b"%d" % number, b"x" * 9_000 if number == 17 else b"")
+    async with (
+        served(there, scene.scratch, message_bytes_max=4_096) as address,
+        running(ForwardingSink(config_of(address), scene.scratch), scene.outlet),
+    ):
+        await empty(scene.channel)
+    assert queued(scene.registry.get("rejected")) == [b"x" * 9_000]
+    arrived = queued(there.get("orders"))
+    assert [body for body in arrived if body] == [b"%d" % number for number in range(40)]
+    assert len(arrived) == 79
+
+
+async def test_run_to_a_channel_that_forgot_what_it_had_stored_goes_on(scene: Scene) -> None:
+    """Deleted and made anew, it knows no condition that holds: the next stream begins without one."""
+    bodies = await fill(scene.channel, 100)
+
+    async def answer(request: Request) -> Answer:
+        is_forgotten = len(scene.target.streams) == 1 and request.stamp.first_sequence > 40
+        return refused("OFFSET_GAP", grpc.StatusCode.INVALID_ARGUMENT) if is_forgotten else STORED
+
+    scene.target.answer = answer
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert len(scene.target.streams) == 2
+    assert bodies_in(scene.target.streams[1]) == bodies[40:]
+
+
+async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
+    """It would feed itself for ever."""
+    assert scene.target.found is not None
+    scene.target.found.channel_id = scene.channel.channel_id
+    bodies = await fill(scene.channel, 10)
+    error = await scene.give_up(r"target_channel: is orders of .* its events would go round for ever")
+    assert isinstance(error, ComponentFailedError)
+    assert (queued(scene.channel), scene.target.requests) == (bodies, [])
+
+
+# What is broken.
+
+
+async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
+    """The events stay for others, and in order; the state says where it could not go."""
+    await fill(scene.channel, 10)
+    sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
+    await scene.give_up(r"cannot reach a Millrace server at 127.0.0.1:1; is millraced running", sink)
+    assert (scene.outlet.lent_count, scene.channel.contents.counters.take_attempts) == (0, 0)
+
+
+async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:
+    """A connection that nobody serves is not waited for without end."""
+    # The kernel takes the connection, as it does for a process that is stopped.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
+        sink = ForwardingSink(config_of(address, connect_timeout_seconds=0.2), scene.scratch)
+        await scene.give_up(f"{address} does not answer", sink)
+
+
+async def test_run_to_a_missing_channel_says_so(scene: Scene) -> None:
+    """It may be made yet; nothing was taken for it."""
+    scene.target.found = None
+    await fill(scene.channel, 10)
+    await scene.give_up("does not take events for its channel orders: CHANNEL_NOT_FOUND")
+    assert scene.channel.contents.counters.take_attempts == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "fault", "words"),
+    [
+        (admin_pb.CHANNEL_STATE_REPLAYING, "", "it reads its log back"),
+        (admin_pb.CHANNEL_STATE_LOG_FAILED, "the disk is broken", "the disk is broken"),
+        (admin_pb.CHANNEL_STATE_CORRUPT, "", "its files are damaged"),
+    ],
+)
+async def test_run_to_a_channel_out_of_order_takes_nothing(
+    scene: Scene, state: admin_pb.ChannelState, fault: str, words: str
+) -> None:
+    """As the target tells it."""
+    assert scene.target.found is not None
+    scene.target.found.state = state
+    scene.target.found.fault = fault
+    await fill(scene.channel, 10)
+    await scene.give_up(f"does not take events for its channel orders: {words}")
+    assert scene.channel.contents.counters.take_attempts == 0
+
+
+async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) -> None:
+    """A server may take requests and never answer; its events return to their places."""
+    bodies = await fill(scene.channel, 100)
+    scene.target.answer = Held()
+    await scene.give_up(f"{scene.target.address} does not answer", scene.sink(timeout_seconds=0.2))
+    assert queued(scene.channel) == bodies
+    check_accounts(scene.channel)
+
+
+async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
+    """Where nothing was sent, no answer is late."""
+    async with running(scene.sink(timeout_seconds=0.05), scene.outlet):
+        await asyncio.sleep(0.3)
+        await fill(scene.channel, 10)
+        await empty(scene.channel)
+    assert len(scene.target.streams) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (EndOfStreamError(), "has ended the stream$"),
+        (EndOfStreamError(grpc.StatusCode.UNAVAILABLE, "going away"), r"cannot reach .* \(going away\)"),
+        (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "has ended the call: INTERNAL: a bug"),
+        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "does not answer"),
+    ],
+)
+async def test_run_whose_stream_ends_gives_back_what_was_not_answered(
+    scene: Scene, end: EndOfStreamError, words: str
+) -> None:
+    """For whatever reason; what was answered before is gone."""
+    bodies = await fill(scene.channel, 100)
+
+    async def answer(request: Request) -> Answer:
+        if request.stamp.first_sequence > 50:
+            # While a write is under way, gRPC may tell of that instead.
+            await until(lambda: len(scene.target.requests) == 10)
+            raise end
+        return STORED
+
+    scene.target.answer = answer
+    await scene.give_up(words)
+    assert queued(scene.channel) == bodies[50:]
+    check_accounts(scene.channel)
+
+
+async def test_run_whose_events_cannot_be_removed_says_so_and_sends_them_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are stored there and still here; by their names they are not stored again."""
+    bodies = await fill(scene.channel, 30)
+    settle = scene.channel.settle
+
+    def fail_once(loan: Any) -> Any:
+        monkeypatch.setattr(scene.channel, "settle", settle)
+        scene.channel.give_back(loan)
+        raise DiskFullError("no room")
+
+    monkeypatch.setattr(scene.channel, "settle", fail_once)
+    with pytest.raises(DiskFullError):
+        await scene.sink().run(scene.outlet)
+    scene.outlet.give_back_all()
+    assert queued(scene.channel)[:10] == bodies[:10]
+    async with running(scene.sink(), scene.outlet):
+        await empty(scene.channel)
+    assert scene.target.streams[-1][0].stamp.first_sequence == 1
+
+
+async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was answered is not left to come again; and where it cannot be removed, that is told."""
+    await fill(scene.channel, 10)
+    removal: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(scene.channel, "settle", lambda _loan: removal)
+    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    await until(lambda: bool(scene.target.requests))
+    scene.outlet.close()
+    await asyncio.wait({work}, timeout=0.1)
+    assert not work.done()
+    removal.set_exception(DiskFullError("no room"))
+    with pytest.raises(DiskFullError):
+        await work
+
+
+async def test_run_of_a_server_that_answers_too_much_says_so(scene: Scene) -> None:
+    """Whoever counts otherwise is not to be trusted with what comes next."""
+    scene.target.answers_each = 2
+    await fill(scene.channel, 10)
+    await scene.give_up("has answered what was not sent")
+    assert not queued(scene.channel)
+
+
+# Several servers.
+
+
+async def test_run_goes_on_with_the_next_server_once_one_has_failed_for_long(scene: Scene) -> None:
+    """And stays there over a restart."""
+    config = config_of("127.0.0.1:1", scene.target.address, failover_seconds=0.0)
+    sink = ForwardingSink(config, scene.scratch)
+    bodies = await fill(scene.channel, 50)
+    await scene.give_up(r"127\.0\.0\.1:1;", sink)
+    async with running(sink, scene.outlet):
+        await empty(scene.channel)
+    assert bodies_in(scene.target.requests) == bodies
+    scene.outlet._is_closing = False
+    async with running(ForwardingSink(config, scene.scratch), scene.outlet):
+        await fill(scene.channel, 10)
+        await empty(scene.channel)
+    assert len(scene.target.streams) == 2
+
+
+async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene) -> None:
+    """Only there it is known what was stored of that which was not answered."""
+    async with fake_target() as other:
+        sink = ForwardingSink(config_of(scene.target.address, other.address), scene.scratch)
+        await fill(scene.channel, 50)
+        scene.target.answer = Held(FULL, _set())
+        for _ in range(3):
+            await scene.give_up("CHANNEL_FULL", sink)
+        scene.target.answer = Held(may_go=_set())
+        async with running(sink, scene.outlet):
+            await empty(scene.channel)
+        assert other.requests == []
+
+
+async def test_run_stays_with_a_server_that_was_there_and_had_nothing_to_do(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it failed long before that, and fails once now, is no reason to leave it."""
+    monkeypatch.setattr(pipeline, "IDLE_SECONDS", 0.02)
+    async with fake_target() as other:
+        sink = ForwardingSink(config_of(scene.target.address, other.address, failover_seconds=0.25), scene.scratch)
+        found, scene.target.found = scene.target.found, None
+        await scene.give_up("CHANNEL_NOT_FOUND", sink)
+        scene.target.found = found
+        async with running(sink, scene.outlet):
+            await asyncio.sleep(0.3)
+        scene.outlet._is_closing = False
+        scene.target.found = None
+        await scene.give_up("CHANNEL_NOT_FOUND", sink)
+        scene.target.found = found
+        async with running(sink, scene.outlet):
+            await fill(scene.channel, 10)
+            await empty(scene.channel)
+        assert other.requests == []

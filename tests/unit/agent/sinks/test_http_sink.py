@@ -1,0 +1,453 @@
+import asyncio
+import base64
+import gzip
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from millrace_server.agent.outlet import Outlet
+from millrace_server.agent.sinks.http_config import HttpSinkConfig
+from millrace_server.agent.sinks.http_sink import HttpSink
+from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.transactions import Transaction
+from millrace_server.errors import DiskFullError
+from millrace_server.setting_problems import describe_problems
+from tests.agent_parts import registry_with, until
+from tests.channel_events import append, queued, stored_rows
+from tests.forward_targets import outlet_of
+from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
+
+TABLE: Mapping[str, Any] = {"type": "http", "channel": "orders"}
+
+
+@dataclass
+class Scene:
+    """A channel, and a server that its events are to go to."""
+
+    registry: ChannelRegistry
+    receiver: HttpReceiver
+
+    @property
+    def channel(self) -> Channel:
+        return self.registry.get("orders")
+
+    def sink(self, **settings: object) -> HttpSink:
+        config = HttpSinkConfig.model_validate({**TABLE, "url": self.receiver.url, **settings}, strict=True)
+        made = config.make(SinkPlace("web", Path()))
+        assert isinstance(made, HttpSink)
+        return made
+
+    async def empty(self, sink: HttpSink | None = None, outlet: Outlet | None = None) -> None:
+        """Runs a sink until the channel is empty and what it held is settled."""
+        outlet = outlet or outlet_of(self.registry)
+        work = asyncio.create_task((sink or self.sink()).run(outlet))
+        await until(lambda: not self.channel.contents.room.event_count or work.done())
+        outlet.close()
+        await work
+
+    async def give_up(self, words: str, sink: HttpSink | None = None, outlet: Outlet | None = None) -> ComponentError:
+        """Runs a sink that has to give up, and say so."""
+        outlet = outlet or outlet_of(self.registry)
+        with pytest.raises(ComponentError, match=words) as raised:
+            await (sink or self.sink()).run(outlet)
+        outlet.give_back_all()
+        return raised.value
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with receiving() as receiver:
+        yield Scene(registry_with("orders", "rejected", capacity=10_000, transaction_capacity=1_000), receiver)
+
+
+def bodies_of(request: Received) -> list[bytes]:
+    return [event["body"].encode() for event in json.loads(request.body)]
+
+
+async def fill(channel: Channel, *counts: int) -> list[bytes]:
+    """Appends batches of so many events; returns their bodies."""
+    bodies = [b"%d" % number for number in range(sum(counts))]
+    rest = iter(bodies)
+    for count in counts:
+        await append(channel, *(next(rest) for _ in range(count)))
+    return bodies
+
+
+async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> None:
+    """Each delivery is a request, with the headers that are asked for; what is no text is base64."""
+    headers = {"customer": "17 \u20ac"}
+    await scene.channel.append([stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None)
+    await fill(scene.channel, 10)
+    await scene.empty(scene.sink(headers={"Authorization": "Bearer x"}))
+    first, second = scene.receiver.requests
+    assert first.line == "POST /in?key=secret HTTP/1.1"
+    assert first.headers["host"] == scene.receiver.url.split("/")[2]
+    assert (first.headers["authorization"], first.headers["content-type"]) == ("Bearer x", "application/json")
+    assert json.loads(first.body)[:3] == [
+        {"headers": headers, "body": "text"},
+        {"headers": {}, "body_base64": base64.b64encode(b"\xff\x00").decode()},
+        {"headers": {}, "body": "\u00e4"},
+    ]
+    assert len(json.loads(first.body) + json.loads(second.body)) == 13
+    assert scene.receiver.connection_count == 1
+    assert queued(scene.channel) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "content_type", "bodies"),
+    [
+        ({"format": "json_lines"}, "application/x-ndjson", [b'{"headers":{},"body":"0"}\n{"headers":{},"body":"1"}\n']),
+        ({"format": "single"}, "application/octet-stream", [b"0", b"1"]),
+        ({"format": "single", "headers": {"content-type": "text/plain"}}, "text/plain", [b"0", b"1"]),
+    ],
+)
+async def test_run_in_another_format_posts_that(
+    scene: Scene, settings: Mapping[str, object], content_type: str, bodies: list[bytes]
+) -> None:
+    """Lines, or each event by itself."""
+    await fill(scene.channel, 2)
+    await scene.empty(scene.sink(**settings))
+    assert [request.body for request in scene.receiver.requests] == bodies
+    assert {request.headers["content-type"] for request in scene.receiver.requests} == {content_type}
+
+
+async def test_run_with_compression_packs_requests(scene: Scene) -> None:
+    """The receiver is told how."""
+    await fill(scene.channel, 5)
+    await scene.empty(scene.sink(compression="gzip"))
+    [request] = scene.receiver.requests
+    assert request.headers["content-encoding"] == "gzip"
+    assert len(json.loads(gzip.decompress(request.body))) == 5
+
+
+async def test_run_of_large_events_bounds_a_request(scene: Scene) -> None:
+    """Bodies of a request stay within the limit; an event above it goes alone."""
+    for size in (400, 400, 400, 2_000, 400):
+        await append(scene.channel, b"x" * size)
+    await scene.empty(scene.sink(request_bytes_max=1_000))
+    sizes = [[len(body) for body in bodies_of(request)] for request in scene.receiver.requests]
+    assert sizes == [[400, 400], [400], [2_000], [400]]
+
+
+async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
+    """Until the receiver has said that it has them, events stay in the channel."""
+    await fill(scene.channel, 3)
+    seen = []
+    scene.receiver.before_answer = lambda _request: seen.append(scene.channel.contents.room.event_count)
+    await scene.empty()
+    assert seen == [3]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429, 408, 425, 401, 403, 404, 301])
+async def test_run_with_an_answer_that_may_change_keeps_the_events(scene: Scene, status: int) -> None:
+    """The sink gives up with a sentence that has no secrets; the same request comes again and is settled."""
+    bodies = await fill(scene.channel, 3)
+    scene.receiver.answers = [answer(status, body=b"because\n" + b"x" * 500)]
+    sink = scene.sink()
+    error = await scene.give_up(rf"^http://127.0.0.1:\d+/in answered {status} [A-Z][\w ]+: because", sink)
+    assert "secret" not in str(error)
+    assert len(str(error)) < 400
+    assert error.retry_delay_seconds is None
+    assert queued(scene.channel) == bodies
+    await scene.empty(sink)
+    first, second = scene.receiver.requests
+    assert first.body == second.body
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "low", "high"),
+    [
+        (lambda: "7", 7.0, 7.0),
+        (lambda: "0", 0.0, 0.0),
+        (lambda: format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3_000.0, 3_600.0),
+        (lambda: format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True), 0.0, 0.0),
+    ],
+    ids=["seconds", "now", "date", "past"],
+)
+async def test_run_told_when_to_come_again_says_so(
+    scene: Scene, retry_after: Callable[[], str], low: float, high: float
+) -> None:
+    """Whoever runs the sink waits so long: seconds, or a date."""
+    await fill(scene.channel, 1)
+    scene.receiver.answers = [answer(503, f"Retry-After: {retry_after()}")]
+    error = await scene.give_up("answered 503")
+    assert error.retry_delay_seconds is not None
+    assert low <= error.retry_delay_seconds <= high
+
+
+@pytest.mark.parametrize("retry_after", ["soon", "-5", "1e9", "Mon, 99 Foo", "\u00b2"])
+async def test_run_told_nonsense_about_when_to_come_again_backs_off_by_itself(scene: Scene, retry_after: str) -> None:
+    """What is no time is none."""
+    await fill(scene.channel, 1)
+    scene.receiver.answers = [answer(503, f"Retry-After: {retry_after}")]
+    assert (await scene.give_up("answered 503")).retry_delay_seconds is None
+
+
+async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) -> None:
+    """It is found out among the others, goes to the dead-letter channel, and the others arrive once."""
+    bodies = await fill(scene.channel, 20)
+    accepted: list[bytes] = []
+
+    def judge(request: Received) -> None:
+        if b"13" in bodies_of(request):
+            scene.receiver.answers.append(answer(422, body=b"13 is unlucky"))
+        else:
+            accepted.extend(bodies_of(request))
+
+    scene.receiver.before_answer = judge
+    outlet = outlet_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
+    await scene.give_up("13 is unlucky", outlet=outlet)
+    await scene.empty(outlet=outlet)
+    assert sorted(accepted, key=int) == [body for body in bodies if body != b"13"]
+    rejected = scene.registry.get("rejected")
+    assert queued(rejected) == [b"13"]
+
+
+async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Scene) -> None:
+    """Events in front of the rejected one that the receiver has are not sent again."""
+    bodies = await fill(scene.channel, 10)
+    scene.receiver.before_answer = lambda request: (
+        scene.receiver.answers.append(answer(400)) if request.body == b"7" else None
+    )
+    outlet = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    await scene.empty(scene.sink(format="single"), outlet)
+    sent = [request.body for request in scene.receiver.requests]
+    assert [body for body in sent if body != b"7"] == [body for body in bodies if body != b"7"]
+    keys = {request.headers["idempotency-key"] for request in scene.receiver.requests}
+    assert len(keys) == len(bodies)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "outcome"),
+    [
+        ({"409": "settle"}, 409, "settled"),
+        ({"4xx": "settle", "400": "retry"}, 400, "kept"),
+        ({"4xx": "settle", "400": "retry"}, 418, "settled"),
+        ({"404": "reject"}, 404, "rejected"),
+        ({"2xx": "retry"}, 204, "kept"),
+        ({}, 299, "settled"),
+        ({}, 409, "rejected"),
+    ],
+)
+async def test_run_with_statuses_that_mean_something_else_does_that(
+    scene: Scene, statuses: Mapping[str, str], status: int, outcome: str
+) -> None:
+    """The exact status counts before its class, and both before the usual."""
+    await fill(scene.channel, 1)
+    scene.receiver.answers = [answer(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
+    outlet = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    sink = scene.sink(statuses=statuses)
+    if outcome == "kept":
+        await scene.give_up(f"answered {status}", sink, outlet)
+    else:
+        await scene.empty(sink, outlet)
+    assert len(queued(scene.channel)) == (outcome == "kept")
+    assert len(queued(scene.registry.get("rejected"))) == (outcome == "rejected")
+
+
+async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: Scene) -> None:
+    """A server may close what is idle at any time, even while the next request is on its way: that is no failure."""
+    sink, outlet = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(outlet))
+    for said in (OK, CLOSE, OK):
+        scene.receiver.answers.append(said)
+    await append(scene.channel, b"first")
+    await until(lambda: not scene.channel.contents.room.event_count)
+    await append(scene.channel, b"second")
+    await until(lambda: not scene.channel.contents.room.event_count)
+    scene.receiver.close_connections()
+    await append(scene.channel, b"third")
+    await until(lambda: not scene.channel.contents.room.event_count)
+    outlet.close()
+    await work
+    assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
+        (1, [b"first"]),
+        (1, [b"second"]),
+        (2, [b"second"]),
+        (3, [b"third"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (CLOSE, "the connection was closed before an answer came"),
+        (b"nonsense\r\n\r\n", "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf", "has not answered"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, "the answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "the answer is not HTTP"),
+        (b"", "closed"),
+    ],
+)
+async def test_run_without_a_whole_answer_keeps_the_events(scene: Scene, said: bytes, words: str) -> None:
+    """Whatever the other side does, the sink says what it was, and holds no more than a little of it."""
+    bodies = await fill(scene.channel, 1)
+    scene.receiver.answers = [said] * 2
+    await scene.give_up(words, scene.sink(answer_seconds_max=0.3))
+    assert queued(scene.channel) == bodies
+
+
+async def test_run_with_a_receiver_that_says_nothing_gives_up_in_time(scene: Scene) -> None:
+    """A request has a time; the next one has a connection of its own."""
+    await fill(scene.channel, 1)
+    scene.receiver.hold = True
+    sink = scene.sink(answer_seconds_max=0.1)
+    await scene.give_up(r"/in has not answered after 0\.1 seconds", sink)
+    scene.receiver.hold = False
+    await scene.empty(sink)
+    assert [request.connection for request in scene.receiver.requests] == [1, 2]
+
+
+async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Scene) -> None:
+    """One that another one follows, an unknown status, and one that ends with the connection."""
+    await fill(scene.channel, 3)
+    scene.receiver.answers = [
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + OK,
+        answer(299),
+        b"HTTP/1.0 200 OK\r\n\r\n",
+        answer(599),
+    ]
+    outlet = outlet_of(scene.registry, batch_events_max=1)
+    work = asyncio.create_task(scene.sink().run(outlet))
+    await until(lambda: len(scene.receiver.requests) == 3)
+    scene.receiver.close_connections()
+    await until(lambda: not scene.channel.contents.room.event_count)
+    await append(scene.channel, b"more")
+    with pytest.raises(ComponentError, match=r"/in answered 599$"):
+        await work
+
+
+async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> None:
+    """The status counts; the rest is cut off with the connection."""
+    await fill(scene.channel, 2)
+    scene.receiver.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
+    await scene.empty(outlet=outlet_of(scene.registry, batch_events_max=1))
+    assert [request.connection for request in scene.receiver.requests] == [1, 2]
+
+
+async def test_run_with_nobody_there_says_so(scene: Scene) -> None:
+    """A port that is closed, and a name that is nobody's."""
+    await fill(scene.channel, 1)
+    await scene.give_up(r"^http://127.0.0.1:1/: cannot connect: ", scene.sink(url="http://127.0.0.1:1/"))
+    await scene.give_up(
+        r"^http://no-such-host.invalid: cannot connect: ", scene.sink(url="http://no-such-host.invalid")
+    )
+
+
+async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene: Scene) -> None:
+    """What has come since is another request, so that the receiver knows the first one by its key."""
+    await fill(scene.channel, 2, 1)
+    scene.receiver.answers = [CLOSE]
+    sink = scene.sink()
+    await scene.give_up("closed", sink)
+    await append(scene.channel, b"new", b"newer")
+    await scene.empty(sink)
+    first, repeated, new = scene.receiver.requests
+    assert first.body == repeated.body
+    assert first.headers["idempotency-key"] == repeated.headers["idempotency-key"]
+    assert first.headers["idempotency-key"] == f"{scene.channel.channel_id}:1-3"
+    assert bodies_of(new) == [b"new", b"newer"]
+    assert new.headers["idempotency-key"] == f"{scene.channel.channel_id}:4-5"
+
+
+async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that the receiver has only have to leave the channel."""
+    await fill(scene.channel, 3)
+    sink, outlet = scene.sink(), outlet_of(scene.registry)
+
+    def refuse(channel: Channel, loan: Transaction) -> None:
+        channel.give_back(loan)
+        raise DiskFullError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Channel, "settle", refuse)
+        with pytest.raises(DiskFullError):
+            await sink.run(outlet)
+    outlet.give_back_all()
+    await append(scene.channel, b"new")
+    await scene.empty(sink, outlet)
+    assert [bodies_of(request) for request in scene.receiver.requests] == [[b"0", b"1", b"2"], [b"new"]]
+
+
+async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sends(scene: Scene) -> None:
+    """A key has the very sequences; those that another had taken come later and are not taken for sent."""
+    await fill(scene.channel, 2, 2, 2)
+    loan = await scene.channel.lend(Wish(events_max=2))
+    sink, outlet = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(outlet))
+    await until(lambda: scene.channel.contents.room.event_count == 2)
+    scene.channel.give_back(loan)
+    await until(lambda: not scene.channel.contents.room.event_count)
+    outlet.close()
+    await work
+    keys = [request.headers["idempotency-key"].partition(":")[2] for request in scene.receiver.requests]
+    assert sorted(keys) == ["1-2", "3-6"]
+
+
+async def test_run_over_https_checks_who_answers(scene: Scene, tmp_path: Path) -> None:
+    """A certificate that nobody vouches for is refused; one of ca_file's is not."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    command = [*make, "-keyout", str(key), "-out", str(certificate), *names]
+    await asyncio.to_thread(lambda: subprocess.run(command, check=True, capture_output=True))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    await fill(scene.channel, 2)
+    async with await asyncio.start_server(scene.receiver.serve, "127.0.0.1", 0, ssl=tls) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/in"
+        await scene.give_up("cannot connect: .*certificate verify failed", scene.sink(url=url))
+        await scene.give_up("ca_file .* cannot be read", scene.sink(url=url, ca_file=str(tmp_path / "none")))
+        await scene.empty(scene.sink(url=url, ca_file=str(certificate)))
+        scene.receiver.close_connections()
+        await asyncio.sleep(0)
+    assert [bodies_of(request) for request in scene.receiver.requests] == [[b"0", b"1"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"url": "example.com"},
+            'url: is "example.com"; it must be a URL of HTTP in ASCII, such as "https://example.com/events"',
+        ),
+        ({"url": "ftp://example.com"}, None),
+        ({"url": "http://"}, None),
+        ({"url": "http://example.com:0/"}, None),
+        ({"url": "http://example.com:99999/"}, None),
+        ({"url": "http://example.com/a b"}, None),
+        ({"url": "http://example.com/#part"}, None),
+        ({"url": "http://[::1/"}, None),
+        (
+            {"url": "http://user:secret@example.com"},
+            "url: has a user name before its host; use headers.Authorization for credentials",
+        ),
+        ({"headers": {"Host": "a"}}, "headers: names Host, which the sink sets itself"),
+        ({"headers": {"A": "a", "a": "b"}}, "headers: names a header twice; capital letters make no difference"),
+        ({"headers": {"a": "b\r\nc: d"}}, None),
+        ({"headers": {"a:": "b"}}, None),
+        ({"statuses": {"9xx": "retry"}}, None),
+        ({"statuses": {"404": "ignore"}}, 'statuses.404: is "ignore"; it must be "settle" or "retry" or "reject"'),
+        ({"answer_seconds_max": 0.0}, "answer_seconds_max: is 0.0; it must be a number above 0, at most 3_600"),
+    ],
+)
+def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+    """Which setting, what it was, what is allowed; no secret is repeated."""
+    with pytest.raises(ValidationError) as raised:
+        HttpSinkConfig.model_validate({**TABLE, "url": "http://127.0.0.1/", **settings}, strict=True)
+    [told] = describe_problems(raised.value, HttpSinkConfig)
+    assert problem is None or told == problem
+    assert "user:secret" not in told

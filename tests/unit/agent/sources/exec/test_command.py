@@ -1,0 +1,160 @@
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from millrace_server.agent.sources.exec.command import Job, RunningCommand
+from millrace_server.agent.sources.exec.complaints import ComplaintLog
+from millrace_server.agent.supervision import ComponentError
+from tests.agent_parts import until
+from tests.process_figures import is_running
+
+LONG_SECONDS = 60.0
+"""Longer than any test goes on."""
+
+
+def job(script: str, *, grace_seconds: float = LONG_SECONDS, **changes: Any) -> Job:
+    return Job(["/bin/sh", "-c", script], {}, None, grace_seconds)._replace(**changes)
+
+
+async def start(started_job: Job) -> RunningCommand:
+    return await RunningCommand.start(started_job, ComplaintLog(structlog.stdlib.get_logger("test")))
+
+
+async def pids_from(running: RunningCommand, count: int) -> list[int]:
+    """Reads pids that a script writes, a line each."""
+    return [int(await running._output.readline()) for _ in range(count)]
+
+
+async def ended(running: RunningCommand) -> int | None:
+    assert await running._output.read() == b""
+    return await running.wait()
+
+
+async def until_gone(pids: list[int]) -> None:
+    await until(lambda: not any(is_running(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", -9), ("kill -TERM $$", -15)]
+)
+async def test_wait_for_a_command_gives_its_exit_code(script: str, code: int) -> None:
+    """Negative for a signal, as everywhere in Python."""
+    assert await ended(await start(job(script))) == code
+
+
+async def test_output_of_a_command_is_what_it_writes(tmp_path: Path) -> None:
+    """In its directory and with its environment; its standard input is at its end."""
+    script = 'cat; pwd; printf "%s %s" "$WATER" "$PATH"'
+    running = await start(job(script, directory=str(tmp_path), environment={"WATER": "clear"}))
+    assert await running._output.read() == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
+    assert await running.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"command": ["no-such-program"]}, "no-such-program: No such file or directory"),
+        ({"command": ["/etc/passwd"]}, "/etc/passwd: Permission denied"),
+        ({"directory": "/no/such/directory"}, "/no/such/directory: No such file or directory"),
+    ],
+)
+async def test_start_of_what_cannot_run_says_why(changes: dict[str, Any], reason: str) -> None:
+    """Which file it was, and what is wrong with it."""
+    with pytest.raises(ComponentError, match=f"the command cannot be started: {reason}"):
+        await start(job("true", **changes))
+
+
+async def test_terminate_ends_children_and_grandchildren() -> None:
+    """Those that have left the group, the session and their parents too."""
+    script = """
+        sleep 1000 & echo $!
+        setsid sh -c 'sleep 1000 & echo $!; sleep 1000 & echo $!; wait' &
+        (setsid sleep 1000 & echo $!)
+        wait
+    """
+    running = await start(job(script))
+    pids = [running.pid, *await pids_from(running, 4)]
+    assert all(map(is_running, pids))
+    running.terminate()
+    assert await ended(running) == -signal.SIGTERM
+    assert not any(map(is_running, pids))
+
+
+async def test_terminate_lets_a_command_end_in_order() -> None:
+    """It gets SIGTERM once, and what it writes then is read."""
+    running = await start(job("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
+    await running._output.readline()
+    running.terminate()
+    assert await running._output.read() == b"bye\n"
+    assert await running.wait() == 5
+
+
+async def test_terminate_of_what_will_not_end_kills_it() -> None:
+    """After the grace time, with all its children."""
+    running = await start(job("trap '' TERM; sleep 1000 & echo $!; wait; while :; do sleep 1; done", grace_seconds=0.1))
+    pids = [running.pid, *await pids_from(running, 1)]
+    running.terminate()
+    assert await ended(running) == -signal.SIGKILL
+    assert not any(map(is_running, pids))
+
+
+async def test_end_of_a_command_ends_what_it_left_behind() -> None:
+    """A process in its background would hold the output for ever, and there would be one more with each restart."""
+    running = await start(job("sleep 1000 & echo $!; exit 4", grace_seconds=0.1))
+    [pid] = await pids_from(running, 1)
+    assert await ended(running) == 4
+    assert not is_running(pid)
+
+
+async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
+    """The far end of a pipe may have something to write still."""
+    running = await start(job("(sleep 0.1; echo late) & exit 0"))
+    assert await running._output.read() == b"late\n"
+    assert await running.wait() == 0
+
+
+async def test_kill_of_the_guard_ends_the_command() -> None:
+    """Somebody may kill whatever has our name."""
+    running = await start(job("sleep 1000 & echo $!; wait"))
+    pids = [running.pid, *await pids_from(running, 1)]
+    os.kill(running._guard.pid, signal.SIGKILL)
+    assert await running.wait() is None
+    await until_gone(pids)
+
+
+async def test_abandon_of_a_command_that_writes_on_and_on_ends_it() -> None:
+    """Also where nobody reads what it writes."""
+    running = await start(job("yes", grace_seconds=0.1))
+    async with asyncio.timeout(LONG_SECONDS):
+        await running.abandon()
+    assert not is_running(running.pid)
+    await running.abandon()
+
+
+async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    """At whichever point that happens."""
+    pid_file = tmp_path / "pid"
+    for delay_seconds in (0.0, 0.005, 0.01, 0.02, 0.04, 0.06):
+        starting = asyncio.create_task(start(job(f"echo $$ > {pid_file}; exec sleep 1000")))
+        await asyncio.sleep(delay_seconds)
+        if starting.cancel():
+            await asyncio.wait({starting})
+        if not starting.cancelled():
+            await starting.result().abandon()
+        if pid_file.exists() and (text := pid_file.read_text()):
+            await until_gone([int(text)])
+
+
+async def test_errors_of_a_command_are_logged() -> None:
+    """Its standard error is no output."""
+    with capture_logs() as log:
+        running = await start(job("echo oops >&2; echo fine"))
+        assert await running._output.read() == b"fine\n"
+        await running.wait()
+    assert [(entry["event"], entry["line"]) for entry in log] == [("the command says", "oops")]

@@ -1,0 +1,61 @@
+from typing import Any
+
+import structlog
+from structlog.testing import capture_logs
+
+from millrace_server.agent.sources.exec.complaints import LINE_BYTES_MAX, LINE_SECONDS, LINES_AT_ONCE, ComplaintLog
+
+
+class Told:
+    """What the log was told, on a clock that stands still unless a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.complaints = ComplaintLog(structlog.stdlib.get_logger("test"), lambda: self.now)
+
+    def log_of(self, *pieces: bytes, is_end: bool = False) -> list[Any]:
+        with capture_logs() as log:
+            for piece in pieces:
+                self.complaints.add(piece)
+            if is_end:
+                self.complaints.end()
+        return log
+
+
+def lines_of(log: list[Any]) -> list[str]:
+    return [entry["line"] for entry in log]
+
+
+def test_add_of_lines_in_pieces_tells_each_once() -> None:
+    """However they come; empty ones are not worth a line."""
+    log = Told().log_of(b"one\r\ntw", b"o\n\n  \nthr", b"ee", is_end=True)
+    assert lines_of(log) == ["one", "two", "three"]
+    assert {entry["log_level"] for entry in log} == {"warning"}
+
+
+def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
+    """The count comes with the next line that is told, or at the end."""
+    told = Told()
+    log = told.log_of(b"flood\n" * 1_000)
+    assert len(log) == LINES_AT_ONCE
+    told.now += LINE_SECONDS
+    [entry] = told.log_of(b"later\n")
+    assert (entry["line"], entry["lines_not_told"]) == ("later", 1_000 - LINES_AT_ONCE)
+    [last] = told.log_of(b"untold\n" * 3, is_end=True)
+    assert (last["event"], last["lines_not_told"]) == ("the command said more", 3)
+    told.now += 1_000 * LINE_SECONDS
+    assert len(told.log_of(b"flood\n" * 1_000)) == LINES_AT_ONCE
+
+
+def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
+    """Memory holds no more of it than the log gets."""
+    told = Told()
+    for _ in range(100):
+        assert told.log_of(b"x" * 100_000) == []
+        assert len(told.complaints._begun_line) <= LINE_BYTES_MAX + 1
+    assert lines_of(told.log_of(b"\nshort\n")) == ["x" * LINE_BYTES_MAX + "...", "short"]
+
+
+def test_add_of_bytes_that_are_no_text_tells_them_all_the_same() -> None:
+    """Broken UTF-8 is no reason to say nothing."""
+    assert lines_of(Told().log_of(b"caf\xe9\n")) == ["caf\ufffd"]

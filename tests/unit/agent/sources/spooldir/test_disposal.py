@@ -1,0 +1,143 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_server.agent.sources.spooldir.disposing import Disposal
+from millrace_server.agent.supervision import ComponentError
+from tests.spool import found_at, names_in, put, spool_config
+
+
+def disposal_on(directory: Path, **settings: Any) -> Disposal:
+    return Disposal(spool_config(directory, **settings))
+
+
+def test_finish_by_renaming_adds_the_suffix(tmp_path: Path) -> None:
+    """The file stays where it is, under a name that is not taken any more."""
+    path = put(tmp_path, "sub/a", b"x")
+    disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).finish(found_at(path))
+    assert names_in(tmp_path) == ["sub/a.done"]
+    assert (tmp_path / "sub/a.done").read_bytes() == b"x"
+
+
+def test_finish_by_deleting_leaves_nothing(tmp_path: Path) -> None:
+    """The channels have what was in it."""
+    disposal_on(tmp_path, done={"type": "delete"}).finish(found_at(put(tmp_path, "a")))
+    assert names_in(tmp_path) == []
+
+
+def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
+    """Two files of one name in two directories stay apart."""
+    spool, archive = tmp_path / "spool", tmp_path / "archive"
+    disposal = disposal_on(spool, done={"type": "move", "directory": str(archive)})
+    for name in ("a", "sub/a"):
+        disposal.finish(found_at(put(spool, name, name.encode())))
+    assert names_in(tmp_path) == ["archive/a", "archive/sub/a"]
+    assert (archive / "sub/a").read_bytes() == b"sub/a"
+
+
+@pytest.mark.parametrize("done", ["rename", "move"])
+def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: str) -> None:
+    """A file may come every day under the same name; each of them is kept, and none is taken again."""
+    spool = tmp_path / "spool"
+    target = tmp_path / "archive" if done == "move" else spool
+    chosen = {"type": done, **({"directory": str(target)} if done == "move" else {})}
+    disposal = disposal_on(spool, done=chosen)
+    for number in range(5):
+        disposal.finish(found_at(put(spool, "a", b"%d" % number)))
+    assert sorted(path.read_bytes() for path in target.iterdir()) == [b"0", b"1", b"2", b"3", b"4"]
+    suffix = ".COMPLETED" if done == "rename" else ""
+    assert (target / f"a{suffix}").read_bytes() == b"0"
+    assert all(path.name.endswith(suffix) for path in target.iterdir())
+
+
+@pytest.mark.parametrize("done", ["rename", "delete"])
+def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, done: str) -> None:
+    """Whoever put a new file under the name has it taken in its turn; one that has gone needs nothing."""
+    path = put(tmp_path, "a", b"old")
+    found = found_at(path)
+    kept = path.rename(tmp_path / "elsewhere")
+    put(tmp_path, "a", b"new")
+    disposal = disposal_on(tmp_path, done={"type": done})
+    disposal.finish(found)
+    assert names_in(tmp_path) == ["a", "elsewhere"]
+    kept.unlink()
+    path.unlink()
+    disposal.finish(found)
+    assert names_in(tmp_path) == []
+
+
+def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> None:
+    """People find the file, whole, and why it is there."""
+    path = put(tmp_path, "sub/a", b"x")
+    moved = disposal_on(tmp_path).quarantine(found_at(path), "it is bad\n")
+    assert moved == tmp_path / "quarantine/sub/a"
+    assert names_in(tmp_path) == ["quarantine/sub/a", "quarantine/sub/a.reason"]
+    assert (tmp_path / "quarantine/sub/a.reason").read_text() == "it is bad\n"
+
+
+def test_quarantine_of_names_that_come_again_overwrites_none(tmp_path: Path) -> None:
+    """Neither a file nor a reason, nor a file that is called like a reason."""
+    disposal = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
+    for name in ("a.reason", "a", "a"):
+        disposal.quarantine(found_at(put(tmp_path, name, b"content")), f"{name} is bad")
+    contents = sorted(path.read_text() for path in (tmp_path / "bad").iterdir())
+    assert contents == ["a is bad", "a is bad", "a.reason is bad", "content", "content", "content"]
+
+
+def test_quarantine_that_cannot_be_written_to_renames_the_file_where_it_is(tmp_path: Path) -> None:
+    """A bad file is out of the way whatever happens."""
+    (tmp_path / "quarantine").write_text("a file is in the way of the directory")
+    moved = disposal_on(tmp_path).quarantine(found_at(put(tmp_path, "a", b"x")), "it is bad")
+    assert moved == tmp_path / "a.QUARANTINED"
+    assert names_in(tmp_path) == ["a.QUARANTINED", "a.QUARANTINED.reason", "quarantine"]
+
+
+def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name that was taken for the file is given back."""
+    path = put(tmp_path, "a", b"x")
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(PermissionError):
+        disposal_on(tmp_path).finish(found_at(path))
+    assert names_in(tmp_path) == ["a"]
+
+
+def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -> None:
+    """The directory for done files is made."""
+    archive = tmp_path / "deep/archive"
+    (tmp_path / "spool").mkdir()
+    disposal_on(tmp_path / "spool", done={"type": "move", "directory": str(archive)}).prepare()
+    assert archive.is_dir()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_prepare_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
+    """It is not made: whoever misspelt it would wait for ever."""
+    with pytest.raises(ComponentError, match=r"nowhere/.* cannot be written to: No such file or directory"):
+        disposal_on(tmp_path / "nowhere").prepare()
+
+
+def test_prepare_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first file is read, and not after: on another filesystem, say."""
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(18, "Invalid cross-device link", str(self))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    archive = {"type": "move", "directory": str(tmp_path / "archive")}
+    (tmp_path / "spool").mkdir()
+    with pytest.raises(ComponentError, match=r"done files cannot be taken from .* to .*: Invalid cross-device link"):
+        disposal_on(tmp_path / "spool", done=archive).prepare()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_finish_of_a_name_that_is_as_long_as_names_may_be_tells_the_error(tmp_path: Path) -> None:
+    """With its suffix it would be longer."""
+    path = put(tmp_path, "a" * 250)
+    with pytest.raises(OSError, match="File name too long"):
+        disposal_on(tmp_path).finish(found_at(path))
+    assert names_in(tmp_path) == [path.name]

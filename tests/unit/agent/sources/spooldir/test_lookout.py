@@ -1,0 +1,235 @@
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.sources.spooldir import looking
+from millrace_server.agent.sources.spooldir.looking import Lookout
+from tests.spool import put, spool_config
+
+LONG_AGO = 1_000_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Counter:
+    """Counts how often directories are listed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._scandir = os.scandir
+        monkeypatch.setattr(os, "scandir", self._count)
+
+    def _count(self, path: Path) -> Any:
+        self.count += 1
+        return self._scandir(path)
+
+
+def lookout_on(directory: Path, clock: Clock | None = None, **settings: Any) -> Lookout:
+    return Lookout(spool_config(directory, **settings), clock or Clock())
+
+
+def names(lookout: Lookout) -> list[str]:
+    return [found.path.name for found in lookout.look()]
+
+
+def age(directory: Path) -> None:
+    """Makes a directory look as if nothing had come or gone for long."""
+    os.utime(directory, (LONG_AGO, LONG_AGO))
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("oldest", ["b", "c", "a"]), ("youngest", ["a", "c", "b"]), ("name", ["a", "b", "c"])]
+)
+def test_look_with_several_files_puts_them_in_order(tmp_path: Path, order: str, expected: list[str]) -> None:
+    """By the time of their last change, or by their paths."""
+    for name, seconds in [("a", 30.0), ("b", 10.0), ("c", 20.0)]:
+        put(tmp_path, name, modified_seconds=LONG_AGO + seconds)
+    assert names(lookout_on(tmp_path, order=order)) == expected
+
+
+def test_look_with_files_of_one_time_goes_by_their_paths(tmp_path: Path) -> None:
+    """Several files in one tick of the clock have an order all the same."""
+    for name in "cab":
+        put(tmp_path, name, modified_seconds=LONG_AGO)
+    assert names(lookout_on(tmp_path)) == ["a", "b", "c"]
+
+
+def test_look_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Path) -> None:
+    """Patterns without a slash are for names, others for paths."""
+    for name in ("a.log", "b.log.tmp", "c.txt", "sub/d.log", "other/e.log", ".hidden.log"):
+        put(tmp_path, name)
+    assert names(lookout_on(tmp_path, include=["*.log"], recursive=True)) == ["a.log", "d.log", "e.log"]
+    assert names(lookout_on(tmp_path, include=["sub/*"], recursive=True)) == ["d.log"]
+    assert names(lookout_on(tmp_path, exclude=["*.tmp", "sub/*"], recursive=True)) == ["a.log", "c.txt", "e.log"]
+    assert names(lookout_on(tmp_path, include=["*.log"])) == ["a.log"]
+
+
+def test_look_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None:
+    """Done files, bad ones and the reasons beside them are never taken, wherever they are."""
+    moved = {"type": "move", "directory": str(tmp_path / "archive")}
+    for name in ("a.COMPLETED", "b.QUARANTINED", "b.QUARANTINED.reason", "quarantine/c", "archive/d", "e.reason"):
+        put(tmp_path, name)
+    assert names(lookout_on(tmp_path, recursive=True)) == ["d", "e.reason"]
+    assert names(lookout_on(tmp_path, recursive=True, done=moved)) == ["a.COMPLETED", "e.reason"]
+
+
+def test_look_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None:
+    """A symbolic link might lead to what nobody but the daemon may read; a pipe has no end."""
+    secret = put(tmp_path, "elsewhere/secret", b"secret\n")
+    spool = tmp_path / "spool"
+    put(spool, "good")
+    (spool / "link").symlink_to(secret)
+    (spool / "linked").symlink_to(secret.parent)
+    os.mkfifo(spool / "pipe")
+    assert names(lookout_on(spool, recursive=True)) == ["good"]
+
+
+def test_look_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
+    """Only what was seen without a change for the whole time is taken, whatever its own time says."""
+    clock = Clock()
+    lookout = lookout_on(tmp_path, clock, settle_seconds=2.0)
+    path = put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
+    assert names(lookout) == []
+    clock.now += 1.9
+    with path.open("ab") as file:
+        file.write(b"2\n")
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    assert names(lookout) == []
+    clock.now += 1.9
+    assert names(lookout) == []
+    assert lookout.pause_seconds == 0.05
+    clock.now += 0.2
+    assert names(lookout) == ["a"]
+
+
+def test_look_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None:
+    """Another file under the name, with the same size and time, is not the one that had settled."""
+    clock = Clock()
+    lookout = lookout_on(tmp_path, clock, settle_seconds=2.0)
+    put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
+    assert names(lookout) == []
+    clock.now += 1.0
+    put(tmp_path, "a", b"2\n", modified_seconds=LONG_AGO)
+    assert names(lookout) == []
+    clock.now += 1.5
+    assert names(lookout) == []
+
+
+def test_look_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a hundred thousand done files costs one system call a look."""
+    put(tmp_path, "sub/a.COMPLETED")
+    for directory in (tmp_path / "sub", tmp_path):
+        age(directory)
+    lists = Counter(monkeypatch)
+    clock = Clock()
+    lookout = lookout_on(tmp_path, clock, recursive=True)
+    for _ in range(50):
+        assert names(lookout) == []
+        clock.now += 1.0
+    assert lists.count == 2
+
+
+def test_look_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> None:
+    """A new file changes its directory's time, and a new directory that of the one above."""
+    put(tmp_path, "sub/a.COMPLETED")
+    for directory in (tmp_path / "sub", tmp_path):
+        age(directory)
+    lookout = lookout_on(tmp_path, recursive=True)
+    assert names(lookout) == []
+    put(tmp_path, "sub/b")
+    assert names(lookout) == ["b"]
+    put(tmp_path, "new/c")
+    assert sorted(names(lookout)) == ["b", "c"]
+
+
+def test_look_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are coarse: what comes in the same tick as the last list changes no time, and is found all the same."""
+    moment = time.time()
+    os.utime(tmp_path, (moment, moment))
+    lookout = lookout_on(tmp_path)
+    assert names(lookout) == []
+    put(tmp_path, "a")
+    os.utime(tmp_path, (moment, moment))
+    assert names(lookout) == ["a"]
+
+
+def test_look_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_path: Path) -> None:
+    """Some network filesystems tell late, or not at all."""
+    age(tmp_path)
+    clock = Clock()
+    lookout = lookout_on(tmp_path, clock)
+    assert names(lookout) == []
+    put(tmp_path, "a")
+    age(tmp_path)
+    assert names(lookout) == []
+    clock.now += 60.0
+    assert names(lookout) == ["a"]
+
+
+def test_look_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds a bounded number of names; they are the first ones of the order."""
+    monkeypatch.setattr(looking, "FILES_MAX", 3)
+    for name in "edcba":
+        put(tmp_path, name, modified_seconds=LONG_AGO)
+    age(tmp_path)
+    lookout = lookout_on(tmp_path)
+    taken = []
+    while found := names(lookout):
+        assert len(found) <= 3
+        taken += found
+        for name in found:
+            (tmp_path / name).unlink()
+        age(tmp_path)
+    assert taken == ["a", "b", "c", "d", "e"]
+
+
+def test_look_at_a_directory_below_that_cannot_be_read_tells_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are looked into all the same."""
+    put(tmp_path, "a")
+    put(tmp_path, "locked/b")
+    scandir = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    lookout = lookout_on(tmp_path, recursive=True)
+    with capture_logs() as log:
+        assert names(lookout) == ["a"]
+        assert names(lookout) == ["a"]
+    assert [(entry["event"], entry["reason"]) for entry in log] == [("a directory cannot be read", "Permission denied")]
+
+
+def test_look_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
+    """Nobody is to wait for files in a directory that was misspelt."""
+    with pytest.raises(FileNotFoundError):
+        lookout_on(tmp_path / "nowhere").look()
+
+
+def test_pause_after_a_look_that_took_long_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking takes at most a tenth of the time, however large the directory is."""
+    clock = Clock()
+    lookout = lookout_on(tmp_path, clock)
+    scandir = os.scandir
+
+    def slow(path: Path) -> Any:
+        clock.now += 2.0
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", slow)
+    lookout.look()
+    assert lookout.pause_seconds == 18.0

@@ -1,0 +1,68 @@
+from collections.abc import Mapping
+
+import pytest
+from pydantic import ValidationError
+
+from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
+from millrace_server.setting_problems import describe_problems
+
+TABLE = {"type": "syslog", "channels": ["logs"], "listen": ["tcp://127.0.0.1:5514", "udp://127.0.0.1:5514"]}
+
+
+def problems(settings: Mapping[str, object]) -> list[str]:
+    with pytest.raises(ValidationError) as raised:
+        SyslogSourceConfig.model_validate({**TABLE, **settings}, strict=True)
+    return describe_problems(raised.value, SyslogSourceConfig)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"listen": ["tcp://0.0.0.0:514", "udp://[::]:514"], "allow_plaintext": True},
+        {"listen": ["udp://localhost:0", "udp://localhost:0"]},
+        {"keep_fields": ["priority", "tag"], "long_messages": "drop", "framing": "octet_counting"},
+        {"time_zone": "Europe/Berlin", "client_ip_header": "ip", "linger_seconds": 0},
+    ],
+)
+def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> None:
+    """What a user may write."""
+    SyslogSourceConfig.model_validate({**TABLE, **settings}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"listen": []}, "listen: has no value; it must have at least 1"),
+        (
+            {"listen": ["127.0.0.1:5514"]},
+            'listen[0]: is "127.0.0.1:5514"; it must be "tcp://host:port" or "udp://host:port"',
+        ),
+        (
+            {"listen": ["tcp://a:b"]},
+            (
+                'listen[0]: is "tcp://a:b"; behind the //, its port must be a whole number from 0 to 65535, where 0 '
+                "means any free one"
+            ),
+        ),
+        (
+            {"listen": ["udp://0.0.0.0:514"]},
+            (
+                'listen: is "udp://0.0.0.0:514", which other machines can reach, and nothing is encrypted; it must be '
+                "a loopback address, or allow_plaintext must be true"
+            ),
+        ),
+        ({"listen": ["udp://[::1]:514"] * 2}, 'listen: names "udp://[::1]:514" twice; each may come once'),
+        ({"message_bytes_max": 100}, "message_bytes_max: is 100; it must be a whole number from 480 to 16_777_216"),
+        (
+            {"time_zone": "Mars/Olympus"},
+            'time_zone: is "Mars/Olympus"; it must be a time zone that this machine knows, such as "Europe/Berlin"',
+        ),
+        ({"time_zone": "../../etc/passwd"}, None),
+        ({"framing": "guess"}, 'framing: is "guess"; it must be "auto" or "newline" or "octet_counting"'),
+    ],
+)
+def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+    """Which setting, what it was, what is allowed."""
+    [told] = problems(settings)
+    assert problem is None or told == problem

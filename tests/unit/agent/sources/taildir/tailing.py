@@ -1,0 +1,163 @@
+"""A taildir source without an event loop: with channels that remember, and a clock that the test moves."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from millrace_server.agent.lines.lines import Lines
+from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
+from millrace_server.agent.sources.taildir.register import FileRegister
+from millrace_server.agent.sources.taildir.tailed_file import TailedFile
+from millrace_server.agent.sources.taildir.turns import POLL_SECONDS, Portion, Turns
+from millrace_server.channels.stamps import Stamp, StampLedger
+
+BATCH_EVENTS_MAX = 100
+
+
+def config_of(*paths: Path | str, **settings: Any) -> TaildirSourceConfig:
+    """The configuration of a source of these files."""
+    written = {"type": "taildir", "channels": ["orders"], "paths": [str(path) for path in paths], **settings}
+    return TaildirSourceConfig.model_validate(written, strict=True)
+
+
+class CutOffError(Exception):
+    """Returned when a channel was told to store no more."""
+
+
+class StoredEvent(NamedTuple):
+    """An event as a channel has it."""
+
+    producer_id: str
+    path: str
+    body: bytes
+
+
+class StoringChannel:
+    """A channel that stores what is new to it.
+
+    Attributes:
+        events: What it has stored.
+        stores_left: So many batches it stores before it refuses; None: all.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = StampLedger()
+        self.events: list[StoredEvent] = []
+        self.stores_left: int | None = None
+
+    def store(self, file: TailedFile, part: Lines) -> None:
+        """Stores a batch; raises BadArgumentError where its stamp overlaps in part what is stored."""
+        if self.stores_left == 0:
+            raise CutOffError
+        stamp = Stamp(file.producer_id, part.start, part.end - 1)
+        for start, stop in self.ledger.new_ranges(stamp, part.count):
+            self.events += [StoredEvent(file.producer_id, file.path, body) for body in part.bodies[start:stop]]
+        self.ledger.accept(stamp)
+        if self.stores_left is not None:
+            self.stores_left -= 1
+
+    def forget(self) -> None:
+        """Forgets all producers, as a channel in memory does with its process."""
+        self.ledger = StampLedger()
+
+
+class Tailing:
+    """A source at work on one thread.
+
+    Attributes:
+        now: What its clock shows.
+        channels: Its channels.
+        portions: What was read, in its order.
+    """
+
+    def __init__(self, directory: Path, config: TaildirSourceConfig, channel_count: int = 1, name: str = "app") -> None:
+        self._place = SourcePlace(name, directory)
+        self.now = 1_000.0
+        self.channels = [StoringChannel() for _ in range(channel_count)]
+        self.portions: list[Portion] = []
+        self._config = config
+        self.start()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies in the first channel."""
+        return [event.body for event in self.channels[0].events]
+
+    @property
+    def bodies_by_file(self) -> list[list[bytes]]:
+        """The same for each file, as the first channel knows it, beginning with the one that came first."""
+        files: dict[str, list[bytes]] = {}
+        for event in self.channels[0].events:
+            files.setdefault(event.producer_id, []).append(event.body)
+        return list(files.values())
+
+    @property
+    def files(self) -> Iterable[TailedFile]:
+        """The files that are tailed."""
+        return self.register.files.values()
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the source waits now."""
+        return self._turns.wait_seconds
+
+    @property
+    def positions_path(self) -> Path:
+        """Where positions are saved."""
+        return self._place.directory / POSITIONS_FILE
+
+    def start(self, config: TaildirSourceConfig | None = None) -> None:
+        """Starts a source that knows what is on the disk and in the channels."""
+        self._config = config or self._config
+        self.register = FileRegister(self._config, self._place, self._accepted)
+        self.register.begin()
+        self._turns = Turns(self._config, self.register, lambda: self.now)
+
+    def _accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
+        return [list(channel.ledger.intervals_of(producer_id)) for channel in self.channels]
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Works until nothing is left to be read, then for so long again and again."""
+        self._drain()
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + POLL_SECONDS, end)
+            self._drain()
+
+    def step(self) -> bool:
+        """Reads and stores one portion; tells whether there was one."""
+        portion = self._turns.next_portion()
+        if portion is not None:
+            self.portions.append(portion)
+            for lines in portion.parts:
+                for part in lines.parts(BATCH_EVENTS_MAX):
+                    for channel in self.channels:
+                        channel.store(portion.file, part)
+                    portion.file.stored = part.end
+        return portion is not None
+
+    def _drain(self) -> None:
+        while self.step():
+            pass
+
+    def crash(self) -> None:
+        """Ends as SIGKILL does: nothing is saved any more."""
+        for file in self.register.files.values():
+            file.close()
+
+    def stop(self) -> None:
+        """Ends in good order."""
+        self._turns.close()
+
+
+def append(path: Path, *lines: str | bytes) -> None:
+    """Adds lines to a file, which is made where it is missing."""
+    with path.open("ab") as file:
+        file.writelines((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
+
+
+def numbered(first: int, stop: int) -> list[bytes]:
+    """Lines with these numbers, all of one length."""
+    return [b"line %06d of a log" % number for number in range(first, stop)]

@@ -1,0 +1,37 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.setting_problems import describe_problems
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ({"paths": []}, "paths: "),
+        ({"paths": ["/var/log/\0"]}, 'paths[0]: is "/var/log/\\u0000"; no file can have such a name'),
+        ({"files_open_max": 0}, "files_open_max: is 0; it must be a whole number from 1 to 65_536"),
+        ({"unfinished_line_seconds": 0.0}, "unfinished_line_seconds: is 0.0; it must be"),
+        (
+            {"path_headers": {"/other": {"a": "b"}}},
+            'path_headers: names "/other", which is none of the patterns in paths; write it as there',
+        ),
+        ({"positions": "x"}, "positions: "),
+    ],
+    ids=str,
+)
+def test_settings_that_are_wrong_are_told(written: dict[str, Any], problem: str) -> None:
+    """What is wrong is told with the setting, what it was, and what is allowed."""
+    good = {"type": "taildir", "channels": ["orders"], "paths": ["/var/log/*.log"]}
+    with pytest.raises(ValidationError) as refused:
+        TaildirSourceConfig.model_validate({**good, **written}, strict=True)
+    [told] = describe_problems(refused.value, TaildirSourceConfig)
+    assert told.startswith(problem)
+
+
+def test_settings_without_further_words_leave_compressed_files_out() -> None:
+    """A log that was compressed once it was rotated holds what was read already."""
+    config = TaildirSourceConfig(type="taildir", channels=["orders"], paths=["/var/log/*"])
+    assert "*.gz" in config.exclude

@@ -1,0 +1,95 @@
+import os
+import shutil
+from pathlib import Path
+
+from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
+from millrace_server.agent.sources.taildir.fingerprints import HEAD_BYTES_MAX, FileKey, Fingerprint
+from millrace_server.agent.sources.taildir.globs import FoundFile
+from tests.unit.agent.sources.taildir.tailing import append, numbered
+
+
+def original_of(path: Path, *ends: int, head_bytes: int = HEAD_BYTES_MAX) -> Original:
+    """A file that was read up to these places, one after the other."""
+    content = path.read_bytes()
+    landmarks = [Fingerprint.of(max(end - 64, 0), content[max(end - 64, 0) : end]) for end in ends]
+    return Original(str(path), Fingerprint.of(0, content[:head_bytes]), landmarks, len(content))
+
+
+def copied(log: Path, name: str, *, ctime_after: Path | None = None) -> Path:
+    """A copy under another name, made later than another file."""
+    copy = log.with_name(name)
+    shutil.copy(log, copy)
+    while ctime_after is not None and copy.stat().st_ctime_ns <= ctime_after.stat().st_ctime_ns:
+        copy.touch()
+    return copy
+
+
+def test_find_copy_of_a_file_with_several_gives_the_newest(log: Path) -> None:
+    """Older copies hold no more than was read long ago."""
+    append(log, *numbered(0, 100))
+    first = copied(log, "app.log.2")
+    second = copied(log, "app.log.1", ctime_after=first)
+    copy = find_copy(original_of(log, 500), {FileKey.of(log.stat())})
+    assert copy is not None
+    assert copy == (str(second), FileKey.of(second.stat()), second.stat().st_size)
+
+
+def test_find_copy_of_a_file_takes_no_other_for_one(logs: Path, log: Path) -> None:
+    """A copy has the same beginning, the same at the last place read, a name that begins alike, and is not tailed."""
+    append(log, *numbered(0, 100))
+    size = log.stat().st_size
+    append(logs / "app.log.other", b"x", *numbered(1, 100))
+    append(logs / "app.log.longer", *numbered(0, 60), *numbered(100, 150))
+    copied(log, "backup-of-app.log")
+    (logs / "app.log.link").symlink_to(log)
+    tailed = copied(log, "app.log.1")
+    tailed_keys = {FileKey.of(path.stat()) for path in (log, tailed)}
+    assert find_copy(original_of(log, 300, size), tailed_keys) is None
+    assert find_copy(original_of(log, 300, size), {FileKey.of(log.stat())}) is not None
+
+
+def test_find_copy_of_a_file_of_which_little_is_known_gives_none(logs: Path, log: Path) -> None:
+    """A few bytes in common are no sign; nor is a short beginning, where nothing would be read of the copy."""
+    append(log, *numbered(0, 100))
+    keys = {FileKey.of(log.stat())}
+    copy = copied(log, "app.log.1")
+    assert find_copy(original_of(log, 15, head_bytes=15), keys) is None
+    assert find_copy(original_of(log, 16, head_bytes=16), keys) is not None
+    os.truncate(copy, 1_500)
+    assert find_copy(original_of(log, 1_600, head_bytes=100), keys) is None
+    assert find_copy(original_of(log, 1_400, 1_600, head_bytes=100), keys) is not None
+    assert find_copy(original_of(log, 1_600), keys) is not None
+
+
+def test_find_copy_in_a_directory_that_is_gone_gives_none(log: Path) -> None:
+    """Nothing is known, and nothing fails."""
+    append(log, *numbered(0, 100))
+    original = original_of(log, 100)
+    assert find_copy(original._replace(place=str(log.parent / "gone" / "app.log")), set()) is None
+
+
+def test_holds_of_a_file_that_differs_where_the_other_was_read_is_false(logs: Path, log: Path) -> None:
+    """A long beginning in common is not enough: a file waits only where it is the same as far as both are known."""
+    append(log, *numbered(0, 200))
+    other = logs / "other.log"
+    append(other, *numbered(0, 100), *numbered(200, 300))
+    originals = Originals()
+    originals.add(original_of(log, 1_200, log.stat().st_size))
+    watch = CopyWatch()
+    assert not watch.holds(FoundFile(str(other), other.stat(), "*"), originals, 0.0)
+    os.truncate(other, 1_500)
+    assert watch.holds(FoundFile(str(other), other.stat(), "*"), originals, 0.0)
+
+
+def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
+    """Files that are gone leave nothing behind: another one may get their inode."""
+    append(log, *numbered(0, 200))
+    copy = find_copy(original_of(copied(log, "app.log.1"), 1_200), set())
+    assert copy is not None
+    watch = CopyWatch()
+    watch.note_read(copy)
+    assert watch.read_bytes(copy.key) == copy.size
+    watch.forget_all_but({copy.key})
+    assert watch.read_bytes(copy.key) == copy.size
+    watch.forget_all_but(set())
+    assert watch.read_bytes(copy.key) == 0

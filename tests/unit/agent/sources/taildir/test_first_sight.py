@@ -1,0 +1,129 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges, FirstSight
+from millrace_server.agent.sources.taildir.globs import FoundFile
+from millrace_server.agent.sources.taildir.positions import FilePosition
+from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
+
+LINE_BYTES = len(b"line 000000 of a log\n")
+
+
+class Sights:
+    """First sights of one file; `ledger` holds what one channel has stored."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self._path = path
+        self.ledger: dict[str, list[tuple[int, int]]] = {}
+        self._first_sight = FirstSight(config_of(path, **settings), "app", self._accepted)
+
+    def _accepted(self, producer_id: str) -> AcceptedRanges:
+        return [[], self.ledger.get(producer_id, [])]
+
+    def look(self, *known_ids: str, is_all_unknown: bool = False) -> FilePosition | None:
+        found = FoundFile(str(self._path), self._path.stat(), "pattern")
+        return self._first_sight.identify(found, known_ids, is_all_unknown=is_all_unknown)
+
+    def identity(self, *known_ids: str, is_all_unknown: bool = False) -> str:
+        seen = self.look(*known_ids, is_all_unknown=is_all_unknown)
+        assert seen is not None
+        return seen.producer_id
+
+
+def test_identify_of_an_empty_file_waits(log: Path) -> None:
+    """Before a file has a beginning nothing can be told of it; a hole is no beginning."""
+    log.touch()
+    sights = Sights(log)
+    assert sights.look() is None
+    os.truncate(log, 1 << 20)
+    assert sights.look() is None
+
+
+def test_identify_of_a_file_tells_what_it_begins_with(log: Path) -> None:
+    """A file is known by the beginning that it has, and is read from it on."""
+    append(log, *numbered(0, 100))
+    seen = Sights(log).look()
+    assert seen is not None
+    assert (seen.position, seen.head.size, seen.tail.size) == (0, 1024, 0)
+    assert seen.head.matches(log.read_bytes()[:1024])
+    assert (seen.path, seen.place, seen.pattern) == (str(log), str(log), "pattern")
+    assert seen.key == (log.stat().st_dev, log.stat().st_ino)
+
+
+def test_identify_after_a_hole_begins_with_what_is_written(log: Path) -> None:
+    """The bytes that nobody wrote are left out, but for what a wide character may begin with."""
+    with log.open("wb") as writer:
+        writer.seek((1 << 20) + 10)
+        writer.write(b"line\n")
+    seen = Sights(log).look()
+    assert seen is not None
+    assert seen.position == seen.head.start == (1 << 20) + 8
+
+
+def test_identify_of_files_that_begin_alike_gives_each_an_identity(log: Path) -> None:
+    """Neither an identity that channels know nor one that is taken is given once more."""
+    append(log, *numbered(0, 10))
+    sights = Sights(log)
+    first = sights.identity()
+    assert sights.identity() == first, "nothing tells that it is another file"
+    second = sights.identity(first)
+    sights.ledger[second] = [(0, 5)]
+    third = sights.identity(first)
+    assert len({first, second, third}) == 3
+
+
+def test_identify_with_nothing_known_asks_the_channels(log: Path) -> None:
+    """A file that channels know is found out, also when it has grown; the last of those that were alike counts."""
+    append(log, *numbered(0, 1))
+    sights = Sights(log)
+    first = sights.identity()
+    sights.ledger[first] = [(0, LINE_BYTES - 1)]
+    second = sights.identity()
+    sights.ledger[second] = [(0, LINE_BYTES - 1)]
+    append(log, *numbered(1, 100))
+    assert sights.identity(is_all_unknown=True) == second
+    assert sights.identity() not in {first, second}
+
+
+def test_identify_with_nothing_known_takes_no_longer_files_identity(log: Path) -> None:
+    """Channels that have stored more than a file holds mean another file."""
+    append(log, *numbered(0, 10))
+    sights = Sights(log)
+    other = sights.identity()
+    sights.ledger[other] = [(0, 10 * LINE_BYTES)]
+    assert sights.identity(is_all_unknown=True) != other
+    sights.ledger[other] = [(0, 10 * LINE_BYTES - 1)]
+    assert sights.identity(is_all_unknown=True) == other
+
+
+@pytest.mark.parametrize(
+    ("content", "charset", "position"),
+    [
+        (b"one\ntwo\n", "utf-8", 8),
+        (b"one\ntwo\nthr", "utf-8", 8),
+        (b"thr", "utf-8", 0),
+        (b"x" * 70_000, "utf-8", 70_000),
+        ("one\nਊĀ".encode("utf-16-le"), "utf-16-le", 8),
+    ],
+    ids=["whole lines", "unfinished", "no line", "no line near", "wide"],
+)
+def test_identify_with_skipping_begins_at_the_last_line(log: Path, content: bytes, charset: str, position: int) -> None:
+    """What is skipped ends where a line ends, so that no line is read in part."""
+    log.write_bytes(content)
+    seen = Sights(log, skip_to_end=True, charset=charset).look(is_all_unknown=True)
+    assert seen is not None
+    assert seen.position == position
+    assert (seen.tail.end, seen.tail.matches(content[max(position - 256, 0) : position])) == (position, True)
+
+
+def test_identify_of_a_file_that_was_replaced_meanwhile_raises(log: Path) -> None:
+    """Nothing is taken for the file that was found but the file itself."""
+    append(log, b"one")
+    found = FoundFile(str(log), log.stat(), "pattern")
+    log.rename(log.with_name("old"))
+    append(log, b"two")
+    first_sight = FirstSight(config_of(log), "app", lambda _id: [])
+    with pytest.raises(FileNotFoundError, match="another file is in its place"):
+        first_sight.identify(found, (), is_all_unknown=False)

@@ -1,0 +1,149 @@
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.components import ComponentKind, ComponentState
+from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
+from millrace_server.channels.registry import ChannelRegistry
+from tests.agent_parts import WAIT_SECONDS_MAX, agent_on, registry_with, until, until_state
+from tests.channel_events import numbered as numbered_events
+from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
+
+
+@pytest.fixture
+async def registry() -> ChannelRegistry:
+    return registry_with("orders", capacity=10_000, transaction_capacity=300)
+
+
+@pytest.fixture
+async def agent(registry: ChannelRegistry, tmp_path: Path) -> AsyncIterator[Agent]:
+    async with agent_on(registry, tmp_path) as running:
+        yield running
+
+
+def start(agent: Agent, config: TaildirSourceConfig) -> None:
+    agent.start(Flows(cast("Any", {"app": config}), {}))
+
+
+def rows(registry: ChannelRegistry) -> list[tuple[Mapping[str, str], bytes]]:
+    """What the channel holds, in its order."""
+    queue = registry.get("orders").contents.queue
+    return [row for batch in queue for row in batch.window.rows()]
+
+
+def bodies(registry: ChannelRegistry) -> list[bytes]:
+    queue = registry.get("orders").contents.queue
+    return [body for _, body in numbered_events(queue)]
+
+
+def holds(registry: ChannelRegistry, expected: list[bytes]) -> Callable[[], bool]:
+    return lambda: bodies(registry) == expected
+
+
+async def test_run_brings_lines_with_the_headers_that_are_asked_for(
+    agent: Agent, registry: ChannelRegistry, logs: Path, log: Path
+) -> None:
+    """An event can tell where it comes from: its file, where in it, and what the pattern's headers say."""
+    append(log, b"one", b"two")
+    other = logs / "other.txt"
+    append(other, b"three")
+    config = config_of(
+        logs / "*.log",
+        logs / "*",
+        file_header="file",
+        basename_header="name",
+        byte_offset_header="offset",
+        path_headers={str(logs / "*.log"): {"kind": "log"}, str(logs / "*"): {"kind": "other"}},
+    )
+    start(agent, config)
+    await until(lambda: len(bodies(registry)) == 3)
+    assert rows(registry) == [
+        ({"kind": "log", "file": str(log), "name": "app.log", "offset": "0"}, b"one"),
+        ({"kind": "log", "file": str(log), "name": "app.log", "offset": "4"}, b"two"),
+        ({"kind": "other", "file": str(other), "name": "other.txt", "offset": "0"}, b"three"),
+    ]
+
+
+async def test_run_without_further_settings_adds_no_headers(agent: Agent, registry: ChannelRegistry, log: Path) -> None:
+    """What nobody has asked for costs nothing."""
+    append(log, b"one")
+    start(agent, config_of(log))
+    await until(lambda: rows(registry) == [({}, b"one")])
+
+
+async def test_run_keeps_the_channels_limits(agent: Agent, registry: ChannelRegistry, log: Path) -> None:
+    """A batch is no larger than a channel takes, nor than the source may make it."""
+    append(log, *numbered(0, 1_000))
+    start(agent, config_of(log, batch_events_max=400))
+    await until(holds(registry, numbered(0, 1_000)))
+    assert registry.get("orders").contents.counters.commits == 4
+
+
+async def test_run_into_a_full_channel_waits_and_loses_nothing(tmp_path: Path, log: Path) -> None:
+    """While there is no room nothing is lost, and the state says so; then it goes on."""
+    append(log, *numbered(0, 100))
+    small = registry_with("orders", capacity=30, transaction_capacity=10, keep_alive_seconds=0.0)
+    async with agent_on(small, tmp_path) as agent:
+        start(agent, config_of(log))
+        taken: list[bytes] = []
+        while len(taken) < 100:
+            await until(lambda: bool(bodies(small)))
+            await until_state(agent.components, ComponentKind.SOURCE, "app", ComponentState.BACKING_OFF)
+            taken += bodies(small)
+            await small.get("orders").purge()
+            if len(taken) == 90:
+                break
+        await until(lambda: len(bodies(small)) == 10)
+        assert taken + bodies(small) == numbered(0, 100)
+
+
+async def test_stop_saves_positions_and_ends_its_thread(
+    agent: Agent, registry: ChannelRegistry, tmp_path: Path, log: Path
+) -> None:
+    """Stopped and started again, a source goes on where it was, and leaves no thread behind."""
+    size = 0
+    for number in range(3):
+        append(log, *numbered(number * 10, number * 10 + 10))
+        size += sum(len(line) + 1 for line in numbered(number * 10, number * 10 + 10))
+        start(agent, config_of(log))
+        await until(holds(registry, numbered(0, number * 10 + 10)))
+        await agent.stop_sources(WAIT_SECONDS_MAX)
+        await until(lambda: not any(thread.name.startswith("taildir") for thread in threading.enumerate()))
+        assert f'"position":{size},' in (tmp_path / "sources" / "app" / POSITIONS_FILE).read_text()
+
+
+async def test_run_on_a_channel_that_forgot_nothing_repeats_nothing_without_positions(
+    agent: Agent, registry: ChannelRegistry, tmp_path: Path, log: Path
+) -> None:
+    """The channels alone suffice to go on."""
+    append(log, *numbered(0, 10))
+    start(agent, config_of(log))
+    await until(holds(registry, numbered(0, 10)))
+    await agent.stop_sources(WAIT_SECONDS_MAX)
+    (tmp_path / "sources" / "app" / POSITIONS_FILE).unlink()
+    append(log, *numbered(10, 20))
+    start(agent, config_of(log))
+    await until(holds(registry, numbered(0, 20)))
+
+
+async def test_run_where_positions_are_of_another_version_fails(agent: Agent, tmp_path: Path, log: Path) -> None:
+    """It is of no use to try that again by itself."""
+    directory = tmp_path / "sources" / "app"
+    directory.mkdir(parents=True)
+    (directory / POSITIONS_FILE).write_text('{"format": "millrace taildir positions", "version": 7}')
+    start(agent, config_of(log))
+    await until_state(agent.components, ComponentKind.SOURCE, "app", ComponentState.FAILED)
+
+
+async def test_run_on_a_name_that_is_not_text_tells_it_in_escapes(
+    agent: Agent, registry: ChannelRegistry, logs: Path
+) -> None:
+    """A header is text, and a name need not be."""
+    (logs / b"caf\xe9.log".decode(errors="surrogateescape")).write_bytes(b"one\n")
+    start(agent, config_of(logs / "*", basename_header="name"))
+    await until(lambda: rows(registry) == [({"name": "caf\\xe9.log"}, b"one")])

@@ -1,0 +1,77 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace_server.agent.sources.taildir.fingerprints import FileKey, Fingerprint
+from millrace_server.agent.sources.taildir.positions import FilePosition
+from millrace_server.agent.sources.taildir.tailed_file import FileReplacedError, Start, TailedFile
+from tests.unit.agent.sources.taildir.tailing import config_of
+
+
+@pytest.mark.parametrize(
+    ("accepted", "saved", "start"),
+    [
+        ([], 7, Start(7)),
+        ([[]], 7, Start(7)),
+        ([[(0, 9)]], 7, Start(10)),
+        ([[(0, 9)]], 70, Start(10)),
+        ([[(0, 9)], [(0, 29)]], 0, Start(10, (30,))),
+        ([[(0, 9)], []], 4, Start(4, (10,))),
+        ([[(0, 9)], []], 10, Start(10)),
+        ([[(0, 9), (20, 29)]], 0, Start(10, (20, 30))),
+        ([[(100, 199)]], 100, Start(200)),
+        ([[(0, 9)], [(5, 6)], [(0, 14)]], 0, Start(7, (10, 15))),
+    ],
+    ids=str,
+)
+def test_start_of_what_channels_have_stored_is_where_the_first_of_them_misses_something(
+    accepted: list[list[tuple[int, int]]], saved: int, start: Start
+) -> None:
+    """A channel that knows the file counts for itself, the saved position for the others; each end is a border."""
+    assert Start.of(accepted, saved) == start
+
+
+def tailed(path: Path, start: Start, tail: Fingerprint) -> TailedFile:
+    content = path.read_bytes()
+    key = FileKey.of(path.stat())
+    known = FilePosition(
+        producer_id="taildir/app/1",
+        path=str(path),
+        pattern=str(path),
+        place=str(path),
+        device=key.device,
+        inode=key.inode,
+        position=start.position,
+        head=Fingerprint.of(0, content[:16]),
+        tail=tail,
+    )
+    return TailedFile(known, start, config_of(path))
+
+
+def test_open_of_a_file_shorter_than_what_was_stored_raises(log: Path) -> None:
+    """Positions are saved now and then; a file that ends between them and what channels have stored was cut short."""
+    log.write_bytes(b"0123456\n" * 100)
+    file = tailed(log, Start(500), Fingerprint.of(0, log.read_bytes()[:100]))
+    file.open()
+    file.close()
+    os.truncate(log, 200)
+    with pytest.raises(FileReplacedError):
+        file.open()
+    assert not file.is_open
+
+
+def test_read_up_to_a_border_ends_an_event_there(log: Path) -> None:
+    """Bytes across a border are never in one part, even where the border lies within a line."""
+    log.write_bytes(b"one two\nthree\n")
+    file = tailed(log, Start(0, (3, 8)), Fingerprint.of(0, b""))
+    file.open()
+    parts = [file.read() for _ in range(4)]
+    file.close()
+    assert [[(part.start, part.end, part.bodies) for part in group] for group in parts] == [
+        [(0, 3, [b"one"])],
+        [(3, 8, [b" two"])],
+        [(8, 14, [b"three"])],
+        [],
+    ]
+    assert not file.has_news

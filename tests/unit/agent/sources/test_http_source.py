@@ -1,0 +1,435 @@
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
+from typing import Any
+
+import pytest
+import structlog
+from pydantic import ValidationError
+
+from millrace_server.agent.sources import http_bodies, http_source
+from millrace_server.agent.sources.http_config import HttpSourceConfig
+from millrace_server.agent.sources.http_source import HttpSource
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.errors import (
+    BadArgumentError,
+    ChannelFullError,
+    ChannelLogFailedError,
+    DrainingError,
+    EventTooLargeError,
+    InternalError,
+    ReplayingError,
+    TxnCapacityError,
+)
+from millrace_server.setting_problems import describe_problems
+from tests.unit.agent.sources.gathering_intake import WAIT_SECONDS_MAX, GatheringIntake, running
+
+TABLE = {"type": "http", "channels": ["orders"], "listen": "127.0.0.1:0"}
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def make_source(**settings: object) -> HttpSource:
+    return HttpSource("web", HttpSourceConfig.model_validate({**TABLE, **settings}, strict=True))
+
+
+@asynccontextmanager
+async def connected(made: HttpSource) -> "AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]":
+    reader, writer = await asyncio.open_connection(made._address.host, made._address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def head(length: int | None, headers: Mapping[str, str], method: str = "POST", path: str = "/") -> bytes:
+    size = {} if length is None else {"Content-Length": str(length)}
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: mill",
+        *(f"{key}: {value}" for key, value in {**size, **headers}.items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        status, _, headers = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+        parsed = BytesHeaderParser().parsebytes(headers)
+        return Answer(int(status.split()[1]), parsed, await reader.readexactly(int(parsed.get("content-length", 0))))
+
+
+async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None = None, path: str = "/") -> Answer:
+    async with connected(made) as (reader, writer):
+        writer.write(head(len(body), headers or {}, path=path) + body)
+        return await read_answer(reader)
+
+
+async def test_post_of_each_kind_of_body_stores_its_events() -> None:
+    """The answer comes when they are stored, and says how many there were."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake):
+        events = [{"headers": {"a": "1"}, "body": "one"}, {"body": "two"}]
+        answers = [
+            await post(made, json.dumps(events).encode(), JSON),
+            await post(made, b'{"body":"three"}\n{"body":"four"}', {"Content-Type": "application/x-ndjson"}),
+            await post(made, b"\xff raw", {"Content-Type": "image/png"}),
+            await post(made, b""),
+            await post(made, b"[]", JSON),
+        ]
+    assert [(answer.status, answer.json()) for answer in answers] == [(200, {"events": n}) for n in (2, 2, 1, 1, 0)]
+    assert intake.rows == [
+        ({"a": "1"}, b"one"),
+        ({}, b"two"),
+        ({}, b"three"),
+        ({}, b"four"),
+        ({}, b"\xff raw"),
+        ({}, b""),
+    ]
+
+
+async def test_post_of_several_requests_on_a_connection_keeps_their_order() -> None:
+    """A connection stays; requests may be sent before the answer to the former has come."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        writer.write(b"".join(head(1, {}) + b"%d" % number for number in range(5)))
+        assert [(await read_answer(reader)).status for _ in range(5)] == [200] * 5
+    assert intake.bodies == [b"%d" % number for number in range(5)]
+
+
+async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
+    """How a body is sent makes no difference to what is stored."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        packed = gzip.compress(b'[{"body":"packed"}]')
+        chunks = b"".join(b"%x\r\n%s\r\n" % (1, packed[i : i + 1]) for i in range(len(packed))) + b"0\r\n\r\n"
+        writer.write(head(None, {**JSON, "Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}) + chunks)
+        assert (await read_answer(reader)).status == 200
+    assert intake.bodies == [b"packed"]
+
+
+async def test_post_with_headers_that_events_are_to_have_gives_them() -> None:
+    """A request's header goes to all events that do not have it themselves."""
+    made, intake = make_source(request_headers={"X-Customer": "customer", "x-none": "none"}), GatheringIntake()
+    async with running(made, intake):
+        await post(made, b"raw", {"x-customer": "17"})
+        await post(made, b'[{"headers":{"customer":"18"},"body":"a"},{"body":"b"}]', {**JSON, "X-Customer": "19"})
+    assert intake.rows == [({"customer": "17"}, b"raw"), ({"customer": "18"}, b"a"), ({"customer": "19"}, b"b")]
+
+
+async def test_post_of_many_events_stores_them_in_batches() -> None:
+    """No batch has more events than a transaction, nor very many bytes."""
+    made, intake = make_source(batch_events_max=100), GatheringIntake()
+    async with running(made, intake):
+        assert (await post(made, b'{"body":"a"}\n' * 250, {"Content-Type": "application/jsonl"})).status == 200
+        assert intake.batch_sizes == [100, 100, 50]
+        large = json.dumps({"body": "x" * 400_000}).encode() + b"\n"
+        assert (await post(made, large * 5, {"Content-Type": "application/jsonl"})).status == 200
+    assert intake.batch_sizes[3:] == [2, 2, 1]
+    assert len(intake.rows) == 255
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (ChannelFullError("full", retry_delay_seconds=2.5), 503, "3"),
+        (ReplayingError("not open", retry_delay_seconds=0.1), 503, "1"),
+        (DrainingError("stopping"), 503, "1"),
+        (ChannelLogFailedError("failed"), 503, "1"),
+        (EventTooLargeError("too large"), 413, None),
+        (BadArgumentError("too many headers"), 400, None),
+        (TxnCapacityError("too many events"), 413, None),
+    ],
+)
+async def test_post_that_channels_refuse_is_told_whether_to_come_again(
+    error: Exception, status: int, retry_after: str | None
+) -> None:
+    """The answer has the reason and, where it helps, when to come again; then it is stored."""
+    made, intake = make_source(), GatheringIntake()
+    intake.refusals = [error]
+    async with running(made, intake):
+        answer = await post(made, b"event")
+        assert (answer.status, answer.headers["retry-after"]) == (status, retry_after)
+        assert answer.json()["message"] == str(error)
+        assert (await post(made, b"event")).status == 200
+    assert intake.bodies == [b"event"]
+
+
+async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
+    """After a refusal in the middle, after a lost answer, and by another making of the source."""
+    made, intake = make_source(batch_events_max=10), GatheringIntake()
+    body = b"\n".join(b'{"body":"%d"}' % number for number in range(25))
+    headers = {"Content-Type": "application/jsonl", "Idempotency-Key": "a key"}
+    async with running(made, intake):
+        intake.refusals = [None, ChannelFullError("full")]
+        assert (await post(made, body, headers)).status == 503
+        assert len(intake.rows) == 10
+        for _ in range(2):
+            assert (await post(made, body, headers)).status == 200
+    again = make_source(batch_events_max=10)
+    async with running(again, intake):
+        assert (await post(again, body, headers)).status == 200
+        assert (await post(again, b"other", {"Idempotency-Key": "another key"})).status == 200
+        assert (await post(again, b"none")).status == 200
+        assert (await post(again, b"none")).status == 200
+    assert intake.bodies == [*(b"%d" % number for number in range(25)), b"other", b"none", b"none"]
+
+
+@pytest.mark.parametrize("key", ["", "k" * 257])
+async def test_post_with_a_key_that_is_none_is_refused(key: str) -> None:
+    """What is allowed is told."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake):
+        answer = await post(made, b"event", {"Idempotency-Key": key})
+    assert answer.status == 400
+    assert answer.json()["message"] == f"Idempotency-Key has {len(key)} characters; 1 to 256 are allowed"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        (b"{", JSON, 400, "BAD_ARGUMENT"),
+        (b"x" * 1_025, {}, 413, "TOO_LARGE"),
+        (gzip.compress(b"x" * 1_000_000)[:1_025], {"Content-Encoding": "gzip"}, 413, "TOO_LARGE"),
+        (b"x", {"Content-Encoding": "br"}, 415, "BAD_ENCODING"),
+        (b"x", {"Content-Encoding": "gzip"}, 400, "BAD_ARGUMENT"),
+        (b'{"body":""}\n' * 11, {"Content-Type": "application/jsonl"}, 413, "TOO_LARGE"),
+        (b"[" * 1_000, JSON, 400, "BAD_ARGUMENT"),
+    ],
+)
+async def test_post_of_what_is_wrong_is_refused_and_harms_nobody(
+    body: bytes, headers: Mapping[str, str], status: int, reason: str
+) -> None:
+    """The answer has a stable reason and a sentence; nothing is stored, and the next request is."""
+    made, intake = make_source(body_bytes_max=1_024, request_events_max=10), GatheringIntake()
+    async with running(made, intake):
+        answer = await post(made, body, headers)
+        assert (answer.status, answer.json()["reason"]) == (status, reason)
+        assert answer.json()["message"]
+        assert (await post(made, b"good")).status == 200
+    assert intake.bodies == [b"good"]
+
+
+async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() -> None:
+    """Who asks first whether to go on need not send it at all."""
+    made, intake = make_source(body_bytes_max=1_024), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        writer.write(head(10**15, {"Expect": "100-continue"}))
+        answer = await read_answer(reader)
+        assert (answer.status, answer.headers["connection"]) == (413, "close")
+        assert await reader.read() == b""
+
+
+async def test_post_that_expects_to_be_told_to_go_on_is() -> None:
+    """Curl asks so before a large body."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        writer.write(head(5, {"Expect": "100-continue"}))
+        assert (await read_answer(reader)).status == 100
+        writer.write(b"event")
+        assert (await read_answer(reader)).status == 200
+
+
+async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read and dropped for a moment, so that the sender sees the answer, and costs no memory."""
+    monkeypatch.setattr(http_bodies, "_UNREAD_SECONDS_MAX", 0.2)
+    made, intake = make_source(body_bytes_max=1_024), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        writer.write(head(None, {"Transfer-Encoding": "chunked"}))
+        answering = asyncio.create_task(read_answer(reader))
+        sent = 0
+        while not answering.done():
+            writer.write(b"10000\r\n" + bytes(65_536) + b"\r\n")
+            sent += 65_536
+            await asyncio.sleep(0)
+        assert (await answering).status == 413
+        assert sent > 1_024
+
+
+async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
+    """Neither a head nor a body may take for ever."""
+    made, intake = make_source(request_seconds_max=0.1), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer):
+        writer.write(head(1_000, {}))
+        answering = asyncio.create_task(read_answer(reader))
+        while not answering.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+        answer = await answering
+        assert (answer.status, answer.json()["reason"]) == (408, "TOO_SLOW")
+        assert await reader.read() == b""
+    assert intake.rows == []
+
+
+async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> None:
+    """What requests hold together is bounded; when they have gone there is room."""
+    made, intake = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), GatheringIntake()
+    async with running(made, intake), connected(made) as (reader, writer), connected(made) as (_, second):
+        for holder in (writer, second):
+            holder.write(head(1_024, {}) + bytes(1_000))
+        while (answer := await post(made, bytes(100))).status == 200:
+            pass  # Not all of it has been read yet.
+        assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "OVERLOADED", "1")
+        packed = {"Content-Encoding": "gzip"}
+        assert (await post(made, gzip.compress(b"x"), packed)).status == 503
+        for holder in (writer, second):
+            holder.write(bytes(24))
+        assert (await read_answer(reader)).status == 200
+        while (await post(made, gzip.compress(bytes(1_024)), packed)).status == 503:
+            pass  # The second is being answered.
+        for _ in range(5):
+            assert (await post(made, bytes(1_024))).status == 200
+
+
+async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_a_conflict() -> None:
+    """Whoever uses a key for other events is told so."""
+    made, intake = make_source(), GatheringIntake()
+    intake.refusals = [BadArgumentError("overlaps in part")]
+    async with running(made, intake):
+        answer = await post(made, b"event", {"Idempotency-Key": "key"})
+    assert (answer.status, answer.json()) == (409, {"reason": "BAD_ARGUMENT", "message": "overlaps in part"})
+
+
+async def test_post_that_is_cut_off_stores_nothing() -> None:
+    """Half a request is none."""
+    made, intake = make_source(), GatheringIntake()
+    async with running(made, intake):
+        async with connected(made) as (_, writer):
+            writer.write(head(1_000, {}) + b"half")
+            await writer.drain()
+        assert (await post(made, b"whole")).status == 200
+    assert intake.bodies == [b"whole"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/in", 405), ("PUT", "/in", 405), ("POST", "/", 404)])
+async def test_request_for_something_else_is_refused(method: str, path: str, status: int) -> None:
+    """Only POST to the one path stores anything."""
+    made, intake = make_source(path="/in"), GatheringIntake()
+    async with running(made, intake):
+        async with connected(made) as (reader, writer):
+            writer.write(head(1, {}, method, path) + b"x")
+            assert (await read_answer(reader)).status == status
+        assert (await post(made, b"event", path="/in")).status == 200
+    assert intake.bodies == [b"event"]
+
+
+async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> None:
+    """A bug of somebody's is no reason to fall silent, nor to fill the log; callers are told no internals."""
+    made, intake = make_source(), GatheringIntake()
+    intake.refusals = [RuntimeError("secret") for _ in range(10)]
+    intake.refusals += [InternalError("secret")]
+    with structlog.testing.capture_logs() as logs:
+        async with running(made, intake):
+            answers = [await post(made, b"event") for _ in range(12)]
+    assert [answer.status for answer in answers] == [500] * 11 + [200]
+    assert b"secret" not in b"".join(answer.body for answer in answers)
+    assert [entry["log_level"] for entry in logs if entry["event"] == "a request could not be stored"] == ["error"]
+
+
+async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None:
+    """What has come as a whole is stored; what has not is told to come again; the port is closed."""
+    made, intake = make_source(), GatheringIntake()
+    intake.may_store.clear()
+    async with running(made, intake) as work, connected(made) as (whole, first), connected(made) as (half, second):
+        second.write(head(1_000, {}) + b"half")
+        first.write(head(5, {}) + b"whole")
+        await intake.waiting.wait()
+        work.cancel()
+        answer = await read_answer(half)
+        assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "DRAINING", "1")
+        intake.may_store.set()
+        assert (await read_answer(whole)).status == 200
+    assert intake.bodies == [b"whole"]
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((made._address.host, made._address.port)):
+        pytest.fail("the port is still open")
+
+
+async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that cannot be stored in time is told that nobody knows."""
+    monkeypatch.setattr(http_source, "CLOSING_SECONDS_MAX", 1)
+    made, intake = make_source(), GatheringIntake()
+    intake.may_store.clear()
+    async with running(made, intake) as work, connected(made) as (reader, writer):
+        writer.write(head(5, {}) + b"event")
+        await intake.waiting.wait()
+        work.cancel()
+        answer = await read_answer(reader)
+    assert (answer.status, answer.json()["reason"]) == (503, "UNAVAILABLE")
+
+
+async def test_post_that_channels_do_not_take_in_time_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel that waits for room for an hour does not keep its sender for an hour."""
+    monkeypatch.setattr(http_source, "STORING_SECONDS_MAX", 0.05)
+    made, intake = make_source(), GatheringIntake()
+    intake.may_store.clear()
+    async with running(made, intake):
+        answer = await post(made, b"event")
+    assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
+
+
+async def test_run_with_a_port_in_use_says_so_and_can_begin_again() -> None:
+    """The source's state has a sentence with the setting; the port that was found is kept."""
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        port = owner.getsockname()[1]
+        made, intake = make_source(listen=f"127.0.0.1:{port}"), GatheringIntake()
+        async with running(made, intake) as work:
+            with pytest.raises(
+                ComponentError, match=rf"^cannot listen on 127.0.0.1:{port} \(sources.web.listen\): Addr"
+            ):
+                await work
+    async with running(made, intake):
+        assert (await post(made, b"event")).status == 200
+    made = make_source()
+    async with running(made, intake):
+        found = made._address
+    async with running(made, intake):
+        assert made._address == found
+        assert (await post(made, b"event")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"listen": "0.0.0.0:80"},
+            (
+                'listen: is "0.0.0.0:80", which other machines can reach, and nothing is encrypted; it must be a '
+                "loopback address, or allow_plaintext must be true"
+            ),
+        ),
+        ({"listen": "80"}, 'listen: is "80"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070'),
+        ({"path": "in"}, 'path: is "in"; it must match /[!-z|~]*'),
+        (
+            {"inflight_bytes_max": 1_024},
+            "inflight_bytes_max: is 1024; it must not be below twice body_bytes_max, 33554432",
+        ),
+        ({"request_seconds_max": 0}, "request_seconds_max: is 0; it must be a number above 0, at most 3_600"),
+        ({"request_headers": {"a b": "c"}}, None),
+    ],
+)
+def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+    """Which setting, what it was, what is allowed."""
+    with pytest.raises(ValidationError) as raised:
+        HttpSourceConfig.model_validate({**TABLE, **settings}, strict=True)
+    [told] = describe_problems(raised.value, HttpSourceConfig)
+    assert problem is None or told == problem
+
+
+def test_config_with_plaintext_allowed_may_be_reached() -> None:
+    """Whoever says so may listen everywhere."""
+    HttpSourceConfig.model_validate({**TABLE, "listen": "0.0.0.0:80", "allow_plaintext": True}, strict=True)

@@ -1,0 +1,186 @@
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.lines.config import LinesConfig
+from millrace_server.agent.sources.line_stream import LineStream
+from millrace_server.agent.supervision import ComponentFailedError
+from millrace_server.channels.registry import ChannelRegistry
+from tests.source_intakes import held, intake_of, memory, registry_of
+from tests.sources_at_work import take
+from tests.virtual_clock import now, settle, started
+
+HAS_VIRTUAL_CLOCK = True
+LINGER_SECONDS = 5.0
+
+
+class Input:
+    """What a test writes, portion by portion; an empty one is the end."""
+
+    def __init__(self) -> None:
+        self._portions: asyncio.Queue[bytes] = asyncio.Queue()
+        self.read_count = 0
+
+    def write(self, *portions: bytes) -> None:
+        for portion in portions:
+            self._portions.put_nowait(portion)
+
+    async def read(self) -> bytes:
+        portion = await self._portions.get()
+        self.read_count += 1
+        return portion
+
+
+@pytest.fixture
+def written() -> Input:
+    return Input()
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+def stream(**lines: Any) -> LineStream:
+    return LineStream(LinesConfig(**lines), LINGER_SECONDS, structlog.stdlib.get_logger("test"))
+
+
+def channel_and_intake(**limits: Any) -> tuple[ChannelRegistry, Intake]:
+    registry = registry_of(lines=memory(**limits))
+    return registry, intake_of(registry, ["lines"], events_max=3)
+
+
+def lines_in(registry: ChannelRegistry) -> list[bytes]:
+    return held(registry, "lines")["lines"]
+
+
+async def test_bring_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
+    """A batch lingers from its first event on, whatever comes after that."""
+    registry, intake = channel_and_intake()
+    bringing = await started(stream().bring(intake, written.read))
+    written.write(b"1\n2\n3\n4\n")
+    await settle()
+    assert lines_in(registry) == [b"1", b"2", b"3"]
+    await asyncio.sleep(LINGER_SECONDS - 1.0)
+    written.write(b"5\n")
+    await settle()
+    assert lines_in(registry) == [b"1", b"2", b"3"]
+    await asyncio.sleep(1.5)
+    assert lines_in(registry) == [b"1", b"2", b"3", b"4", b"5"]
+    bringing.cancel()
+
+
+async def test_bring_to_the_end_stores_all(written: Input) -> None:
+    """Without waiting, and with the last line whether it has an end or not; then it may begin anew."""
+    registry, intake = channel_and_intake()
+    lines = stream()
+    written.write(b"1\n2", b"", b"3\n", b"")
+    for _ in range(2):
+        await lines.bring(intake, written.read)
+    assert lines_in(registry) == [b"1", b"2", b"3"]
+    assert now() == 0.0
+
+
+async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> None:
+    """An idle source does nothing at all."""
+    _, intake = channel_and_intake()
+    bringing = await started(stream().bring(intake, written.read))
+    written.write(b"unfinished")
+    await settle()
+    # With a timer anywhere, the clock would stop there on its way.
+    stops: list[float] = []
+    asyncio.get_running_loop().call_later(1_000.0, lambda: stops.append(now()))
+    await asyncio.sleep(2_000.0)
+    assert stops == [1_000.0]
+    bringing.cancel()
+
+
+async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
+    written: Input, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory holds some megabytes of a stream, however large a batch may be."""
+    monkeypatch.setattr("millrace_server.agent.sources.line_stream._BATCH_BYTES", 10)
+    registry, intake = channel_and_intake()
+    bringing = await started(stream().bring(intake, written.read))
+    written.write(b"12345\n")
+    await settle()
+    assert lines_in(registry) == []
+    written.write(b"67890\n")
+    await settle()
+    assert lines_in(registry) == [b"12345", b"67890"]
+    bringing.cancel()
+
+
+async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
+    """Whoever writes is held up; nothing is lost, and nothing stored twice."""
+    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    bringing = await started(stream().bring(intake, written.read))
+    expected = [b"%d" % number for number in range(30)]
+    written.write(*(line + b"\n" for line in expected), b"")
+    await settle()
+    assert lines_in(registry) == expected[:3]
+    assert written.read_count == 6
+    taken: list[bytes] = []
+    while len(taken) < len(expected):
+        taken += await take(registry, 4)
+    await bringing.answer()
+    assert taken == expected
+
+
+async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
+    """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
+    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    lines = stream()
+    bringing = await started(lines.bring(intake, written.read))
+    written.write(b"1\n2\n3\n4\n5\n6\n7\nunfin")
+    await settle()
+    bringing.cancel()
+    await settle()
+    assert bringing.is_cancelled
+    assert await take(registry, 4) == [b"1", b"2", b"3"]
+    written.write(b"ished\n", b"")
+    bringing = await started(lines.bring(intake, written.read))
+    assert await take(registry, 4) == [b"4", b"5", b"6"]
+    await bringing.answer()
+    assert lines_in(registry) == [b"7", b"unfinished"]
+    assert log == []
+
+
+async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
+    """After its time, and not before."""
+    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
+    await stream().bring_rest(intake, written.read, 60.0)
+    assert 60.0 <= now() < 61.0
+    assert lines_in(registry) == [b"1", b"2", b"3"]
+    assert [(entry["log_level"], entry["events_lost"]) for entry in log if "events_lost" in entry] == [("warning", 4)]
+
+
+async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(written: Input) -> None:
+    """For as long as its lines may be apart; then it lingers as any other."""
+    registry, intake = channel_and_intake()
+    multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
+    bringing = await started(stream(multiline=multiline).bring(intake, written.read))
+    written.write(b"one\n")
+    await asyncio.sleep(1.5)
+    written.write(b" more\n")
+    await asyncio.sleep(1.5)
+    assert lines_in(registry) == []
+    await asyncio.sleep(0.5 + LINGER_SECONDS + 0.1)
+    assert lines_in(registry) == [b"one\n more"]
+    bringing.cancel()
+
+
+async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
+    """Then it fails; nothing that was good is kept back."""
+    registry, intake = channel_and_intake()
+    written.write(b"good\ncaf\xe9\n", b"more\n", b"")
+    with pytest.raises(ComponentFailedError, match="the line at byte 5 is not in utf-8"):
+        await stream(decode_errors="fail").bring(intake, written.read)
+    assert lines_in(registry) == [b"good"]

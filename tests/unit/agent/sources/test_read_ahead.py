@@ -1,0 +1,71 @@
+import asyncio
+import threading
+
+import pytest
+
+from millrace_server.agent.sources.read_ahead import ReadAhead
+from tests.agent_parts import until
+
+
+class Portions:
+    """Numbers, each once the test lets it be read."""
+
+    def __init__(self, count: int) -> None:
+        self.may_read = threading.Semaphore(0)
+        self.begun_count = 0
+        self._left = list(range(count))
+
+    def read(self) -> int | None:
+        self.begun_count += 1
+        self.may_read.acquire()
+        return self._left.pop(0) if self._left else None
+
+
+async def test_next_reads_one_portion_ahead_and_no_more() -> None:
+    """While one is used the next is read; memory holds both, and that is all."""
+    portions = Portions(3)
+    portions.may_read.release(10)
+    reading = ReadAhead(portions.read)
+    assert await reading.next() == 0
+    await until(lambda: portions.begun_count == 2)
+    assert [await reading.next() for _ in range(4)] == [1, 2, None, None]
+    assert portions.begun_count == 4
+    await reading.close()
+
+
+async def test_next_that_is_cancelled_gives_the_portion_to_the_next_call() -> None:
+    """The thread reads on, and what it has read is not lost."""
+    portions = Portions(2)
+    reading = ReadAhead(portions.read)
+    waiting = asyncio.create_task(reading.next())
+    await until(lambda: portions.begun_count == 1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    portions.may_read.release(3)
+    assert [await reading.next(), await reading.next()] == [0, 1]
+    await reading.close()
+
+
+async def test_close_while_something_is_read_waits_for_it() -> None:
+    """Whatever is closed next, no thread uses it any more."""
+    portions = Portions(1)
+    reading = ReadAhead(portions.read)
+    closing = asyncio.create_task(reading.close())
+    await until(lambda: portions.begun_count == 1)
+    assert not closing.done()
+    portions.may_read.release()
+    await closing
+
+
+async def test_next_after_an_error_raises_it_again() -> None:
+    """And closing does not complain of an error that nobody saw."""
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    reading = ReadAhead[None](fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            await reading.next()
+    unseen = ReadAhead[None](fail)
+    await unseen.close()

@@ -1,0 +1,198 @@
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.components import ComponentState
+from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadReader, stdin_problems
+from millrace_server.settings import SettingsError, check_settings
+from tests.agent_parts import registry_with, until
+from tests.sources_at_work import at_work, bodies_in, take
+
+
+class StandardInput:
+    """A pipe in the place of the test's standard input."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reader, self._writer = os.pipe()
+        self._monkeypatch = monkeypatch
+        self.show(os.fdopen(self.reader, "rb", buffering=0))
+
+    def show(self, file: object) -> None:
+        self._file = file
+        self._monkeypatch.setattr(sys, "__stdin__", file)
+
+    def write(self, data: bytes) -> None:
+        os.write(self._writer, data)
+
+    def end(self) -> None:
+        with suppress(OSError):
+            os.close(self._writer)
+
+    def close(self) -> None:
+        self.end()
+        self._file.close()  # type: ignore[attr-defined]  # a file
+
+
+@pytest.fixture
+def standard_input(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandardInput]:
+    standard_input = StandardInput(monkeypatch)
+    yield standard_input
+    standard_input.close()
+
+
+def config_of(**settings: Any) -> StdinSourceConfig:
+    tables = {"type": "stdin", "channels": ["lines"], "linger_seconds": 0.01, **settings}
+    return StdinSourceConfig.model_validate(tables, strict=True)
+
+
+async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, standard_input: StandardInput) -> None:
+    """Also a last line without its end; the state says why nothing more comes."""
+    registry = registry_with("lines")
+    async with at_work(config_of(), registry, tmp_path) as component:
+        standard_input.write(b"one\ntwo\n")
+        await until(lambda: bodies_in(registry) == [b"one", b"two"])
+        assert component.state is ComponentState.RUNNING
+        standard_input.write(b"three")
+        standard_input.end()
+        await until(lambda: component.state is ComponentState.STOPPED)
+        assert component.reason == "standard input has ended"
+    assert bodies_in(registry) == [b"one", b"two", b"three"]
+
+
+async def test_run_with_a_file_as_the_input_stores_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files cannot be waited for as pipes can."""
+    path = tmp_path / "input"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(100_000)))
+    registry = registry_with("lines", capacity=100_000, transaction_capacity=10_000)
+    with path.open("rb") as file:
+        monkeypatch.setattr(sys, "__stdin__", file)
+        async with at_work(config_of(batch_events_max=10_000), registry, tmp_path / "data") as component:
+            await until(lambda: component.state is ComponentState.STOPPED)
+    assert bodies_in(registry) == [b"%d" % number for number in range(100_000)]
+
+
+async def test_run_with_a_full_channel_reads_no_more(tmp_path: Path, standard_input: StandardInput) -> None:
+    """Whoever writes waits; nothing is lost, and little is in memory."""
+    registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
+    lines = [b"%d" % number + b"x" * 1_000 for number in range(3_000)]
+
+    def write_all() -> None:
+        for line in lines:
+            standard_input.write(line + b"\n")
+        standard_input.end()
+
+    async with at_work(config_of(batch_events_max=10), registry, tmp_path) as component:
+        writing = asyncio.create_task(asyncio.to_thread(write_all))
+        await until(lambda: component.state is ComponentState.BACKING_OFF)
+        assert not writing.done()
+        taken: list[bytes] = []
+        while len(taken) < len(lines):
+            taken += await take(registry, 100)
+        await writing
+        assert taken == lines
+
+
+async def test_stop_in_the_middle_stores_what_was_read(tmp_path: Path, standard_input: StandardInput) -> None:
+    """The rest stays in the pipe, for whoever reads it next."""
+    registry = registry_with("lines")
+    async with at_work(config_of(linger_seconds=3_600.0), registry, tmp_path):
+        standard_input.write(b"one\nunfin")
+        await until(lambda: _waiting_bytes(standard_input) == 0)
+    assert bodies_in(registry) == [b"one", b"unfin"]
+    standard_input.write(b"three\n")
+    async with at_work(config_of(), registry, tmp_path):
+        await until(lambda: bodies_in(registry) == [b"one", b"unfin", b"three"])
+
+
+def _waiting_bytes(standard_input: StandardInput) -> int:
+    import fcntl
+    import termios
+
+    waiting = fcntl.ioctl(standard_input.reader, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(waiting, sys.byteorder)
+
+
+async def test_stop_with_a_full_channel_says_what_is_lost(tmp_path: Path, standard_input: StandardInput) -> None:
+    """There is no way to put it back."""
+    registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
+    standard_input.write(b"line\n" * 25)
+    with capture_logs() as log:
+        async with at_work(config_of(batch_events_max=10), registry, tmp_path) as component:
+            await until(lambda: component.state is ComponentState.BACKING_OFF)
+    assert [entry["events_lost"] for entry in log if "events_lost" in entry] == [15]
+
+
+async def test_run_without_a_standard_input_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has none where the descriptor was closed; another file may have it by now."""
+    monkeypatch.setattr(sys, "__stdin__", None)
+    async with at_work(config_of(), registry_with("lines"), tmp_path) as component:
+        await until(lambda: component.state is ComponentState.FAILED)
+        assert component.reason == "the daemon was started without a standard input"
+
+
+async def test_run_with_an_input_that_cannot_be_read_says_why(tmp_path: Path, standard_input: StandardInput) -> None:
+    """And tries again."""
+    directory = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(directory, standard_input.reader)
+    os.close(directory)
+    async with at_work(config_of(), registry_with("lines"), tmp_path / "data") as component:
+        await until(lambda: component.state is ComponentState.BACKING_OFF)
+        assert "Is a directory" in component.reason
+
+
+async def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(
+    tmp_path: Path, standard_input: StandardInput
+) -> None:
+    """As SIGTERM does, once all is stored."""
+    registry = registry_with("lines")
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    try:
+        standard_input.write(b"one\n")
+        standard_input.end()
+        async with at_work(config_of(exit_at_end=True), registry, tmp_path):
+            async with asyncio.timeout(20):
+                await told.wait()
+            assert bodies_in(registry) == [b"one"]
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInput) -> None:
+    """What came meanwhile is there for the next one."""
+    reader = ThreadReader(standard_input.reader)
+    for number in range(20):
+        reading = asyncio.create_task(reader.read())
+        await asyncio.sleep(0)
+        standard_input.write(b"%d\n" % number)
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert reading.cancelled()
+        assert await reader.read() == b"%d\n" % number
+    standard_input.end()
+    assert await reader.read() == b""
+    assert await reader.read() == b""
+    reader.end()
+
+
+def test_settings_with_two_sources_of_one_input_are_refused() -> None:
+    """Each would get some of the lines, and nobody could say which."""
+    tables = {
+        "channels": {"lines": {"type": "memory"}},
+        "sources": {name: {"type": "stdin", "channels": ["lines"]} for name in ("a", "b.c")},
+    }
+    with pytest.raises(SettingsError) as refused:
+        check_settings(tables, "test")
+    assert refused.value.problems == [
+        'sources."b.c".type: is "stdin"; sources.a reads the daemon\'s standard input already, and only one source can'
+    ]
+    assert stdin_problems({"sources": {"a": {"type": "stdin"}, "b": {"type": "exec"}, "c": 3}}) == []
+    assert stdin_problems({"sources": 3}) == stdin_problems({}) == []

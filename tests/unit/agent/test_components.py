@@ -1,0 +1,150 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture
+def component(log: list[Any]) -> Component:
+    return Components().add(ComponentKind.SINK, "collector", "millrace")
+
+
+def told(log: list[Any]) -> list[tuple[str, str]]:
+    return [(entry["event"], entry.get("reason", entry.get("after", ""))) for entry in log]
+
+
+def test_backs_off_of_an_unreachable_target_is_one_line_and_one_more_when_it_works(
+    component: Component, log: list[Any]
+) -> None:
+    """Said once, not in floods; the state has it all the while, and counts each try."""
+    for attempt in range(50):
+        component.backs_off(f"cannot reach collector-1:7070, attempt {attempt}")
+    assert (component.state, component.failure_count) == (ComponentState.BACKING_OFF, 50)
+    assert component.reason == "cannot reach collector-1:7070, attempt 49"
+    component.note_progress(10, 100)
+    assert (component.state, component.reason) == (ComponentState.RUNNING, "")
+    assert told(log) == [
+        ("backs off", "cannot reach collector-1:7070, attempt 0"),
+        ("works again", "cannot reach collector-1:7070, attempt 49"),
+    ]
+    assert {entry["sink"] for entry in log} == {"collector"}
+
+
+def test_backs_off_for_alternating_reasons_does_not_flood(component: Component, log: list[Any]) -> None:
+    """A target that now refuses and now times out is two lines."""
+    for _ in range(100):
+        component.backs_off("it refused")
+        component.backs_off("it timed out")
+    assert told(log) == [("backs off", "it refused"), ("backs off", "it timed out")]
+
+
+def test_backs_off_and_works_in_turns_does_not_flood(component: Component, log: list[Any]) -> None:
+    """Every other batch fails: the log is told a few times, and each line has its counterpart."""
+    for _ in range(200):
+        component.backs_off("it timed out")
+        component.note_progress(1, 1)
+    events = [event for event, _ in told(log)]
+    assert events == ["backs off", "works again"] * (len(events) // 2)
+    assert 1 <= len(events) // 2 <= 5
+
+
+def test_backs_off_for_a_bug_logs_its_traceback_once(component: Component, log: list[Any]) -> None:
+    """Whoever mends it needs the traceback, and one is enough."""
+    error = ZeroDivisionError("division by zero")
+    for _ in range(10):
+        component.backs_off("ZeroDivisionError: division by zero", unexpected=error)
+    [entry] = log
+    assert (entry["exc_info"], entry["log_level"]) == (error, "error")
+
+
+def test_backs_off_keeps_the_time_at_which_it_began(component: Component) -> None:
+    """`since` says how long it has been out of order, whatever the reasons were meanwhile."""
+    component.backs_off("first")
+    since = component.since
+    component.backs_off("second")
+    assert component.since == since
+    assert component.reason == "second"
+
+
+def test_fails_after_it_backed_off_for_the_same_reason_is_told(component: Component, log: list[Any]) -> None:
+    """That nothing is tried any more is news."""
+    component.backs_off("no key")
+    component.fails("no key")
+    assert told(log) == [("backs off", "no key"), ("failed", "no key")]
+    assert component.state is ComponentState.FAILED
+
+
+def test_fails_after_floods_of_trouble_is_told_all_the_same(component: Component, log: list[Any]) -> None:
+    """The limit on lines does not hide an end."""
+    for number in range(100):
+        component.backs_off("x" * number)
+    component.fails("no key")
+    assert told(log)[-1] == ("failed", "no key")
+
+
+def test_stops_is_the_last_state_whatever_comes_later(component: Component) -> None:
+    """A task that is late changes nothing, and breaks nothing."""
+    component.stops("its work is done")
+    component.note_progress(1, 1)
+    component.backs_off("late")
+    component.fails("late")
+    assert (component.state, component.reason) == (ComponentState.STOPPED, "its work is done")
+
+
+def test_starts_after_a_failure_keeps_the_state(component: Component) -> None:
+    """A try that begins is no success."""
+    component.backs_off("it refused")
+    component.starts()
+    assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "it refused")
+    component.runs()
+    component.starts()
+    assert (component.state, component.reason) == (ComponentState.RUNNING, "")
+
+
+def test_progress_age_before_any_progress_is_none(component: Component) -> None:
+    """Nothing is made up."""
+    assert component.progress_age_seconds is None
+    component.note_progress(3, 30)
+    assert component.progress_age_seconds is not None
+    assert 0.0 <= component.progress_age_seconds < 60.0
+    assert (component.event_count, component.batch_count, component.byte_count) == (3, 1, 30)
+
+
+def test_watch_tells_of_states_and_not_of_reasons() -> None:
+    """Health is told what it has to say, and is not called for each try."""
+    components = Components()
+    seen: list[tuple[str, ComponentState]] = []
+    components.watch(lambda component: seen.append((component.name, component.state)))
+    component = components.add(ComponentKind.SOURCE, "access", "taildir")
+    component.runs()
+    for reason in "abc":
+        component.backs_off(reason)
+    component.stops()
+    components.remove(component)
+    assert [state for _, state in seen] == [
+        ComponentState.STARTING,
+        ComponentState.RUNNING,
+        ComponentState.BACKING_OFF,
+        ComponentState.STOPPED,
+        ComponentState.STOPPED,
+    ]
+    assert list(components) == []
+
+
+def test_remove_of_a_component_whose_place_was_taken_keeps_the_new_one() -> None:
+    """What was made anew is not lost with its predecessor."""
+    components = Components()
+    former = components.add(ComponentKind.SINK, "a", "null")
+    newer = components.add(ComponentKind.SINK, "a", "null")
+    components.remove(former)
+    assert components.find(ComponentKind.SINK, "a") is newer
+    assert components.find(ComponentKind.SOURCE, "a") is None

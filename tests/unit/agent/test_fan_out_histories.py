@@ -1,0 +1,254 @@
+"""A source that reads lines into several logged channels while disks fail, channels fill up and the power goes."""
+
+import asyncio
+import errno
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.intake import Intake
+from millrace_server.agent.selectors.load_balancing import LoadBalancingConfig
+from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
+from millrace_server.agent.selectors.replicating import ReplicatingConfig
+from millrace_server.agent.selectors.selector import Balancer, SelectorConfig
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import BytesFullError, ChannelFullError, MillraceError
+from tests.channel_events import bodies_of, queued
+from tests.simulated_channels import DATA, SimulatedChannel, make_simple, open_simulated_channel, small_limits
+from tests.simulated_disk import SimulatedDisk
+from tests.source_intakes import component_of, routing_of
+from tests.virtual_clock import VirtualClockLoop, settle
+
+NAMES = ("a", "b", "c")
+LINES_MAX = 24
+CAPACITY = 6
+PRODUCER_ID = "file"
+
+SELECTORS: Sequence[SelectorConfig] = (
+    ReplicatingConfig(type="replicating"),
+    MultiplexingConfig(
+        type="multiplexing", header="kind", mapping={"0": ["a"], "1": ["b", "c"], "2": ["a", "c"]}, default=["b"]
+    ),
+    LoadBalancingConfig(type="load_balancing", policy="key_hash"),
+    LoadBalancingConfig(type="load_balancing", policy="round_robin"),
+    LoadBalancingConfig(type="load_balancing", policy="random"),
+    LoadBalancingConfig(type="load_balancing", policy="least_full"),
+)
+
+CHANNELS = st.sampled_from(NAMES)
+STEPS = st.one_of(
+    st.tuples(st.just("offer"), st.integers(1, 4)),
+    st.tuples(st.just("offer"), st.integers(1, 4)),
+    st.tuples(st.just("offer_cancelled"), st.integers(1, 4), st.integers(0, 12)),
+    st.tuples(st.just("fill_disk"), CHANNELS, st.sampled_from(["write", "reserve"]), st.integers(1, 3)),
+    st.tuples(st.just("break_disk"), CHANNELS, st.sampled_from(["write", "sync"]), st.integers(1, 3)),
+    st.tuples(st.just("empty"), CHANNELS),
+    st.tuples(st.just("kill")),
+    st.tuples(st.just("cut_power"), st.integers(0, 1 << 32)),
+)
+
+
+class FakeRegistry:
+    """Channels that come to be others when they are opened anew."""
+
+    def __init__(self) -> None:
+        self.opened: dict[str, SimulatedChannel] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.opened
+
+    def get(self, name: str) -> Channel:
+        return self.opened[name].channel
+
+    def get_hosted(self, name: str) -> Any:
+        opened = asyncio.Event()
+        opened.set()
+        return SimpleNamespace(opened=opened, channel=self.get(name), config=self.get(name).config)
+
+
+@dataclass
+class World:
+    """The source, its channels on their disks, and what sinks have taken out of them."""
+
+    selector: SelectorConfig
+    line_lengths: Sequence[int]
+    registry: FakeRegistry = field(default_factory=FakeRegistry)
+    disks: dict[str, SimulatedDisk] = field(default_factory=lambda: {n: SimulatedDisk([DATA], n == "b") for n in NAMES})
+    taken: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    pending: tuple[EventTable, Stamp] | None = None
+    """The batch that the source tries to store, until it reads anew."""
+    intake: Intake = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = [sum(self.line_lengths[:index]) for index in range(len(self.line_lengths) + 1)]
+        self.starts = starts
+
+    async def open(self) -> None:
+        """Opens the channels as they are on their disks, and has the source begin anew."""
+        for name in NAMES:
+            opened = await open_simulated_channel(self.disks[name], small_limits(capacity=CAPACITY))
+            opened.channel.name = name
+            self.registry.opened[name] = opened
+        routing = routing_of(self.selector, NAMES)
+        registry = cast("ChannelRegistry", self.registry)
+        self.intake = Intake(registry, NAMES, [], component_of(), CAPACITY, routing=routing)
+        await self.begin_run()
+
+    async def begin_run(self) -> None:
+        """The source is run again, and asks where it goes on."""
+        self.pending = None
+        with suppress(MillraceError):
+            await self.intake.wait_open()
+
+    async def kill(self) -> None:
+        """The server is killed at this moment, and starts again."""
+        await self._reopen({name: disk.copy() for name, disk in self.disks.items()})
+
+    async def cut_power(self, seed: int) -> None:
+        """The machine loses its power at this moment, and what is on the disks is what chance has left there."""
+        await self._reopen({name: disk.crashed(seed) for name, disk in self.disks.items()})
+
+    async def _reopen(self, disks: dict[str, SimulatedDisk]) -> None:
+        for opened in self.registry.opened.values():
+            opened.abandon()
+        self.disks = disks
+        for disk in disks.values():
+            disk.heal()
+        await self.open()
+
+    async def fill_disk(self, name: str, kind: str, nth: int) -> None:
+        """A disk is going to have no room for a moment."""
+        self.disks[name].fail(kind, nth, errno.ENOSPC)
+
+    async def break_disk(self, name: str, kind: str, nth: int) -> None:
+        """A disk is going to fail, and the channel's log with it."""
+        self.disks[name].fail(kind, nth, errno.EIO)
+
+    def next_batch(self, count: int) -> tuple[EventTable, Stamp] | None:
+        """The next lines that some channel has not accepted, cut where the accepted ranges of any of them end."""
+        accepted = self.intake.accepted(PRODUCER_ID)
+        ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in accepted]
+        assert all(len(ranges) <= 1 for ranges in accepted), "each channel's numbers are without gaps"
+        start = min(ends)
+        border = min([end for end in ends if end > start], default=self.starts[-1])
+        first = self.starts.index(start)
+        last = min(first + count, self.starts.index(border))
+        if first == last:
+            return None
+        bodies = [b"%d" % index for index in range(first, last)]
+        kinds = [str(index % 4) for index in range(first, last)]
+        return EventTable(bodies, {"kind": kinds}), Stamp(PRODUCER_ID, start, self.starts[last] - 1)
+
+    async def offer(self, count: int) -> bool:
+        """One try of the source; returns whether there was anything left to store."""
+        self.pending = self.pending or self.next_batch(count)
+        if self.pending is None:
+            return False
+        before = self.stored()
+        try:
+            await self.intake.offer(*self.pending)
+        except (ChannelFullError, BytesFullError):
+            assert self.stored() == before, "a full channel leaves no half behind"
+            raise
+        self.pending = None
+        return True
+
+    async def offer_cancelled(self, count: int, turns: int) -> None:
+        """A try that is cancelled after some turns of the loop; then the source is run again."""
+        trying = asyncio.ensure_future(self.offer(count))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        trying.cancel()
+        with suppress(asyncio.CancelledError, MillraceError):
+            await trying
+        await self.begin_run()
+
+    async def empty(self, name: str) -> None:
+        """A sink takes all that a channel holds; not while a fault is due, when nobody would know what is left."""
+        channel = self.registry.get(name)
+        await settle()
+        if self.disks[name]._refusals or channel.commits.fault is not None:
+            return
+        bodies = queued(channel)
+        await channel.purge()
+        self.taken[name] += bodies
+
+    def stored(self) -> dict[str, list[bytes]]:
+        """All that ever came into each channel."""
+        assert all(self.registry.get(name).contents.room.event_count <= CAPACITY for name in NAMES)
+        return {name: self.taken[name] + bodies_of(self.registry.get(name).contents.queue) for name in NAMES}
+
+    def check_whole(self) -> None:
+        """Asserts that each event is where it belongs, once, in its order."""
+        bodies = [b"%d" % index for index in range(len(self.line_lengths))]
+        stored = self.stored()
+        selector = self.selector.make(NAMES)
+        if isinstance(selector, Balancer):
+            assert sorted((body for each in stored.values() for body in each), key=int) == bodies
+            assert all(each == sorted(each, key=int) for each in stored.values())
+            return
+        kinds = [str(index % 4) for index in range(len(bodies))]
+        choices = selector.select(EventTable(bodies, {"kind": kinds}))
+        for name in NAMES:
+            choice = choices.get(name, False)
+            goes = [choice] * len(bodies) if isinstance(choice, bool) else choice
+            assert stored[name] == [body for body, is_mine in zip(bodies, goes, strict=True) if is_mine]
+
+
+async def _live(world: World, steps: Sequence[tuple[Any, ...]]) -> None:
+    await world.open()
+    for name, *arguments in steps:
+        with suppress(MillraceError):
+            await getattr(world, name)(*arguments)
+    await world.kill()
+    is_left = True
+    while is_left:
+        for channel in NAMES:
+            await world.empty(channel)
+        is_left = await world.offer(3)
+    world.check_whole()
+    for opened in world.registry.opened.values():
+        opened.abandon()
+
+
+def _run(live: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+        runner.run(live)
+
+
+LINE_LENGTHS = st.lists(st.integers(1, 3), min_size=1, max_size=LINES_MAX)
+EACH_SELECTOR = pytest.mark.parametrize(
+    "selector", SELECTORS, ids=[getattr(each, "policy", type(each).__name__) for each in SELECTORS]
+)
+
+
+@EACH_SELECTOR
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(line_lengths=LINE_LENGTHS, steps=st.lists(STEPS, max_size=25))
+def test_offer_through_faults_and_crashes_stores_each_event_once(
+    monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
+) -> None:
+    """Whatever happens between the channels' commits: in the end each event is where it belongs, once, in its order."""
+    make_simple(monkeypatch)
+    _run(_live(World(selector, line_lengths), steps))
+
+
+@pytest.mark.torture
+@EACH_SELECTOR
+@settings(max_examples=1_500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(line_lengths=LINE_LENGTHS, steps=st.lists(STEPS, max_size=60))
+def test_offer_through_long_histories_stores_each_event_once(
+    monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
+) -> None:
+    """The same for longer, and another way each time; hypothesis shows the history that fails."""
+    make_simple(monkeypatch)
+    _run(_live(World(selector, line_lengths), steps))

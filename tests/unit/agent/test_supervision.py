@@ -1,0 +1,106 @@
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.backoff import Backoff
+from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError, supervise
+from millrace_server.errors import ChannelFullError
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture
+def component(log: list[Any]) -> Component:
+    return Components().add(ComponentKind.SOURCE, "access", "exec")
+
+
+def quick() -> Backoff:
+    return Backoff(first_seconds=0.000_1, max_seconds=0.000_1)
+
+
+class Work:
+    """Raises what it is given, one error a run; then it works, until it is told to end."""
+
+    def __init__(self, component: Component, errors: list[Exception]) -> None:
+        self._component = component
+        self._errors = errors
+        self.runs = 0
+
+    async def run(self) -> None:
+        self.runs += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        self._component.note_progress(1, 1)
+
+
+async def test_supervise_of_an_unreachable_target_tries_on_and_tells_it_once(
+    component: Component, log: list[Any]
+) -> None:
+    """N tries are one line, and one more when it works again."""
+    work = Work(component, [ComponentError("cannot reach the target")] * 30)
+    await supervise(component, work.run, quick())
+    assert work.runs == 31
+    assert [entry["event"] for entry in log] == ["backs off", "works again"]
+    assert component.failure_count == 30
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ChannelFullError("no room"), "CHANNEL_FULL: no room"),
+        (FileNotFoundError(2, "No such file", "/log"), "[Errno 2] No such file: '/log'"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+async def test_supervise_of_any_error_says_it_and_tries_again(
+    component: Component, log: list[Any], error: Exception, reason: str
+) -> None:
+    """Also a bug in a user's own part ends neither the part nor anything else."""
+    work = Work(component, [error])
+    await supervise(component, work.run, quick())
+    assert work.runs == 2
+    assert log[0]["reason"] == reason
+
+
+async def test_supervise_of_a_failure_for_good_ends(component: Component) -> None:
+    """What cannot help is not tried."""
+    work = Work(component, [ComponentFailedError("no such user")])
+    await supervise(component, work.run, quick())
+    assert work.runs == 1
+    assert (component.state, component.reason) == (ComponentState.FAILED, "no such user")
+
+
+async def test_supervise_of_work_that_is_done_stops(component: Component) -> None:
+    """A source that has no more to read has stopped, and is not run again."""
+    work = Work(component, [])
+    await supervise(component, work.run, quick())
+    assert (work.runs, component.state) == (1, ComponentState.STOPPED)
+
+
+async def test_supervise_when_cancelled_ends_without_a_word(component: Component, log: list[Any]) -> None:
+    """Being told to end is no trouble."""
+    task = asyncio.create_task(supervise(component, asyncio.Event().wait, quick()))  # type: ignore[arg-type] # waits
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert log == []
+
+
+def test_backoff_grows_with_jitter_up_to_its_cap() -> None:
+    """Each delay lies between half of its nominal length and all of it; none exceeds the cap."""
+    backoff = Backoff(first_seconds=1.0, max_seconds=30.0)
+    delays = [backoff.next_seconds() for _ in range(200)]
+    nominal = [min(2.0**number, 30.0) for number in range(200)]
+    assert all(whole / 2 <= delay <= whole for delay, whole in zip(delays, nominal, strict=True))
+    assert len({round(delay, 6) for delay in delays[10:]}) > 100
+    backoff.reset()
+    assert backoff.next_seconds() <= 1.0
