@@ -1,5 +1,6 @@
 """A log that grows: plays the program whose lines are collected."""
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ class LiveLog:
             share: From 0 to 1.
             on_written: Is called with the count of lines, now and then.
         """
-        last = round(share * self._line_count)
+        last = math.ceil(share * self._line_count)
         with self._path.open("ab") as file:
             while pieces := list(islice(self._lines, min(_PIECE_LINES, last - self._written_count))):
                 # A line end also behind the last line: one without waits for its rest.

@@ -55,7 +55,7 @@ async def test_transactions_abandoned_by_ten_thousand_give_all_back() -> None:
     channel = open_channel(capacity=20_000, open_transactions_max=10_000, directory=directory)
     for _ in range(100):
         await append(channel, *[b"x" * 10] * 50)
-    windows_before, timers_before = live(Window), scheduled_timers()
+    columns_before, windows_before, timers_before = live(StoredColumns), live(Window), scheduled_timers()
     for number in range(5_000):
         await begin_with_takes(channel, 1)
         channel.put(begin(channel), [stored(b"%d" % number)], None)
@@ -66,7 +66,7 @@ async def test_transactions_abandoned_by_ten_thousand_give_all_back() -> None:
     assert len(list(channel._ended)) == 10_000
     check_accounts(channel)
     # The batches that went out event by event are whole again.
-    assert (live(StoredColumns), live(Window)) == (100, windows_before)
+    assert (live(StoredColumns), live(Window)) == (columns_before, windows_before)
     assert scheduled_timers() == timers_before
     await append(channel, b"y")
     assert len(queued(channel)) == 5_001

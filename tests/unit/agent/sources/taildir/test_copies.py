@@ -2,8 +2,11 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
+from millrace_server.agent.sources.taildir import copies
 from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
-from millrace_server.agent.sources.taildir.fingerprints import HEAD_BYTES_MAX, FileKey, Fingerprint
+from millrace_server.agent.sources.taildir.fingerprints import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
 from millrace_server.agent.sources.taildir.globs import FoundFile
 from tests.unit.agent.sources.taildir.tailing import append, numbered
 
@@ -93,3 +96,24 @@ def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
     assert watch.read_bytes(copy.key) == copy.size
     watch.forget_all_but(set())
     assert watch.read_bytes(copy.key) == 0
+
+
+def test_find_copy_whose_name_is_shifted_meanwhile_finds_it_under_the_new_one(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotation with numbers renames the older copies; taken for strangers, their lines would come twice."""
+    append(log, *numbered(0, 100))
+    first = copied(log, "app.log.1")
+    opened: list[str] = []
+
+    def shift_and_open(place: str, key: FileKey) -> int:
+        if not opened:
+            first.rename(log.with_name("app.log.2"))
+        opened.append(place)
+        return open_file(place, key)
+
+    monkeypatch.setattr(copies, "open_file", shift_and_open)
+    copy = find_copy(original_of(log, 500), {FileKey.of(log.stat())})
+    assert copy is not None
+    assert copy.place == str(log.with_name("app.log.2"))
+    assert opened == [str(first), copy.place]

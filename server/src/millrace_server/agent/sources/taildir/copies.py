@@ -20,6 +20,9 @@ HOLD_SECONDS = 10.0
 _EVIDENCE_BYTES_MIN = 16
 """Files that have less in common than this are not taken for copies."""
 
+_LOOKS_MAX = 4
+"""So often a directory is listed whose names are being shifted meanwhile."""
+
 
 class Copy(NamedTuple):
     """A copy of a file."""
@@ -145,19 +148,33 @@ def find_copy(original: Original, tailed: Container[FileKey]) -> Copy | None:
     """
     if not original.is_distinct:
         return None
+    for _ in range(_LOOKS_MAX):
+        try:
+            for copy in _candidates(original, tailed):
+                if _is_copy(copy, original):
+                    return copy
+        except FileNotFoundError:
+            # Names were shifted between the listing and the look: the copy is there, under another one.
+            continue
+        except OSError:
+            return None
+        return None
+    return None
+
+
+def _candidates(original: Original, tailed: Container[FileKey]) -> list[Copy]:
+    """Files that may be copies, the newest first."""
+    directory = Path(original.place).parent
     stem = Path(original.place).name.partition(".")[0]
     candidates = []
-    try:
-        with os.scandir(Path(original.place).parent) as entries:
-            for entry in entries:
-                if entry.name.startswith(stem) and entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    copy = Copy(entry.path, FileKey.of(status), status.st_size)
-                    if copy.key not in tailed:
-                        candidates.append((status.st_ctime_ns, copy))
-    except OSError:
-        return None
-    return next((copy for _, copy in sorted(candidates, reverse=True) if _is_copy(copy, original)), None)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(stem) and entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                copy = Copy(entry.path, FileKey.of(status), status.st_size)
+                if copy.key not in tailed:
+                    candidates.append((status.st_ctime_ns, copy))
+    return [copy for _, copy in sorted(candidates, reverse=True)]
 
 
 def _is_copy(copy: Copy, original: Original) -> bool:
@@ -171,6 +188,8 @@ def _is_copy(copy: Copy, original: Original) -> bool:
             return original.head.is_found_in(descriptor) and landmark.is_found_in(descriptor)
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        raise
     except OSError:
-        # It is gone by now, or nobody may read it: then it is no help.
+        # Nobody may read it: then it is no help.
         return False
