@@ -146,7 +146,8 @@ class _Run:
                 await intake.deliver(table, stamp)
         except TimeoutError:
             raise TimeoutError(
-                f"the events were not stored in {timeout_seconds:g} s: {component.reason or 'the disk is slow'}"
+                f"it is not known whether the events were stored; they were not in {timeout_seconds:g} s: "
+                f"{component.reason or 'the disk is slow'}"
             ) from None
 
     async def end_puts(self, grace_seconds: float) -> None:

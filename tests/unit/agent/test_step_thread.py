@@ -77,3 +77,11 @@ async def test_thread_that_nobody_has_any_more_ends() -> None:
 def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
     """A user's own may wait for ever."""
     subprocess.run([sys.executable, "-c", _EVER_RUNNING], check=True, timeout=30)
+
+
+async def test_run_of_a_function_that_exits_raises_and_goes_on() -> None:
+    """A user's part that calls sys.exit ends neither the thread nor whoever waits for it."""
+    thread = StepThread("steps")
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        await thread.run(lambda: sys.exit(3))
+    assert await thread.run(lambda: 7) == 7

@@ -104,3 +104,24 @@ def test_backoff_grows_with_jitter_up_to_its_cap() -> None:
     assert len({round(delay, 6) for delay in delays[10:]}) > 100
     backoff.reset()
     assert backoff.next_seconds() <= 1.0
+
+
+async def test_supervise_of_work_that_fails_while_it_is_cancelled_ends(component: Component) -> None:
+    """Told to end, it does not begin again, whatever it raises on its way out."""
+    begun = asyncio.Event()
+    runs = 0
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("the terminal is gone")
+
+    task = asyncio.create_task(supervise(component, run, quick()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert runs == 1

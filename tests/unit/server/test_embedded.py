@@ -87,7 +87,7 @@ def test_put_with_a_timeout_tries_on_until_it_is_over(agent: EmbeddedAgent) -> N
     """A channel that stays full ends in an error that says so."""
     agent.start()
     agent.put_all("app", [({}, b"x")] * 10)
-    with pytest.raises(TimeoutError, match=r"not stored in 0\.2 s: channel orders: CHANNEL_FULL"):
+    with pytest.raises(TimeoutError, match=r"not in 0\.2 s: channel orders: CHANNEL_FULL"):
         agent.put("app", {}, b"one too many", timeout_seconds=0.2)
 
 

@@ -76,11 +76,13 @@ class _Part:
 
     made_from: object
     running: RunningSource | RunningSink
+    is_ending: bool = False
+    """Whether it was told to end; it does not go on then, however long that takes."""
 
     def is_as_in(self, plan: _Plan | None) -> bool:
         """Whether it can go on; what has failed for good is tried again."""
         has_failed = self.running.component.state is ComponentState.FAILED
-        return plan is not None and self.made_from == plan.made_from and not has_failed
+        return plan is not None and self.made_from == plan.made_from and not has_failed and not self.is_ending
 
 
 class Agent:
@@ -231,8 +233,9 @@ class Agent:
         await asyncio.gather(*(self._end_part(key, grace_seconds) for key in keys))
 
     async def _end_part(self, key: _PartKey, grace_seconds: float) -> None:
-        running = self._parts[key].running
-        if not await running.stop(grace_seconds):
+        part = self._parts[key]
+        part.is_ending = True
+        if not await part.running.stop(grace_seconds):
             # Another one beside it would do its work twice.
             _log.error("does not end although it was told to", part=str(key), grace_seconds=grace_seconds)
             return

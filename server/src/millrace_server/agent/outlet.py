@@ -242,8 +242,14 @@ class Outlet:
             "sink": self._component.name,
             "deliveries": str(rejections),
         }
-        # Stamped, so that a crash before the event has left its own channel stores no second copy.
-        stamp = Stamp(f"dead-letter/{delivery.channel_id}", delivery.first_sequence, delivery.first_sequence)
+        # Stamped, so that a crash before the event has left its own channel stores no second copy. Events that are gone
+        # leave gaps between letters, of which a ledger bears only so many: those in front never come any more.
+        stamp = Stamp(
+            f"dead-letter/{delivery.channel_id}",
+            delivery.first_sequence,
+            delivery.first_sequence,
+            oldest_open=delivery.oldest_open_sequence,
+        )
         letters = dead_letters(table, said)
         aside = self._registry.get(self._limits.dead_letter_channel)
         await aside.append(letters.stored(), stamp, also_draining=True)

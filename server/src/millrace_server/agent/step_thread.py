@@ -53,6 +53,8 @@ def _work(calls: "SimpleQueue[_Call | None]") -> None:
             result = call.function()
         except Exception as error:  # noqa: BLE001 - it is the caller's
             _answer(call.answer, call.answer.set_exception, error)
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a user's part ends neither this thread nor the loop
+            _answer(call.answer, call.answer.set_exception, RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             _answer(call.answer, call.answer.set_result, result)
 

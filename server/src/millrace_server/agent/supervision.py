@@ -54,6 +54,10 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
         else:
             component.stops()
             return
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # It was told to end, and failed while it did; it must not begin again.
+            return
         if clock() - began >= _WELL_SECONDS:
             backoff.reset()
         await asyncio.sleep(backoff.next_seconds(asked_seconds))

@@ -7,7 +7,7 @@ _LOG_REASONS = {
     "checkpointOnClose": "a stop always writes a checkpoint",
     "encryption.": "keys are not taken over: make new ones, and name them in the channel's table encryption",
     "overflowTimeout": "a commit spills at once when the memory is full",
-    "overflowDeactivationThreshold": "a commit goes to memory again as soon as that has room",
+    "overflowDeactivationThreshold": "a commit goes to memory again as soon as the log holds no event",
     "avgEventSize": "bytes are counted exactly",
     "use-fast-replay": "a replay is always fast",
     "use-log-replay-v1": "there is one kind of replay",

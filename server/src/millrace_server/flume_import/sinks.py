@@ -57,7 +57,7 @@ def convert_group(options: Options) -> Table | None:
         if unranked:
             priorities.remark("", f"{' and '.join(unranked)} have none, and come last in the order of the list")
         # The highest first; sorting keeps the list's order among equals.
-        table["sinks"] = sorted(sinks, key=lambda name: ranks[name] or _LOWEST_RANK, reverse=True)
+        table["sinks"] = sorted(sinks, key=lambda name: _rank(ranks[name]), reverse=True)
     backoff_seconds_max = processor.seconds("maxpenalty") or processor.seconds("selector.maxTimeOut")
     set_known(table, backoff_seconds_max=backoff_seconds_max)
     processor.tell_rest(
@@ -68,6 +68,10 @@ def convert_group(options: Options) -> Table | None:
     )
     options.tell_rest({})
     return table if len(sinks) > 1 else None
+
+
+def _rank(priority: int | None) -> int:
+    return _LOWEST_RANK if priority is None else priority
 
 
 def _millrace(options: Options, channel: str) -> Table:

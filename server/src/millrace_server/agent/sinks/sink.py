@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.outlet import EventsRejectedError, Outlet
 from millrace_server.channels.batches import StoredBatch
+from millrace_server.setting_problems import shown_value
 
 
 class SinkPlace(NamedTuple):
@@ -50,6 +51,13 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
 
     dead_letter_channel: KnownChannelName | None = None
     """Where events go that were rejected `deliveries_max` times. Without it they are delivered for ever."""
+
+    @field_validator("dead_letter_channel")
+    @classmethod
+    def _check_elsewhere(cls, dead_letter_channel: str | None, info: ValidationInfo) -> str | None:
+        if dead_letter_channel is not None and dead_letter_channel == info.data.get("channel"):
+            raise ValueError(f"is {shown_value(dead_letter_channel)}; it must be another channel than the sink's own")
+        return dead_letter_channel
 
     @abstractmethod
     def make(self, place: SinkPlace) -> Sink:
