@@ -244,5 +244,5 @@ def test_load_when_a_name_has_dots_says_how_it_is_written(tmp_path: Path, kind: 
 def test_load_when_a_sink_sets_aside_into_its_own_channel_refuses(tmp_path: Path) -> None:
     """A rejected event would come back to the sink for ever."""
     sink = '[sinks.out]\ntype = "null"\nchannel = "orders"\ndead_letter_channel = "orders"\n'
-    problems = problems_of(tmp_path, f'[channels.orders]\ntype = "memory"\n{sink}')
+    problems = problems_of(tmp_path, sink)
     assert problems == ['sinks.out.dead_letter_channel: is "orders"; it must be another channel than the sink\'s own']
