@@ -156,7 +156,7 @@ def _tell(account: ReplayAccount, channel: str, plan: ReplayPlan, *, is_dry_run:
         typer.echo(replay_sentence(account, channel, is_dry_run=is_dry_run))
     if account.left_count:
         for why, count in account.left.most_common():
-            note(f"{counted(count, 'event')} stay: {why}")
+            note(f"{counted(count, 'event')} {'stays' if count == 1 else 'stay'}: {why}")
         raise CommandError(ExitCode.REFUSED, f"{counted(account.left_count, 'event')} of {channel} must stay there")
 
 

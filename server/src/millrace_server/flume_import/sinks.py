@@ -130,7 +130,7 @@ def _hdfs(options: Options, _channel: str) -> Table:
         batch_events_max=options.number("hdfs.batchSize"),
         stall_seconds=options.seconds("hdfs.callTimeout"),
         idle_seconds=_number_or_none(options, "hdfs.idleTimeout"),
-        roll_seconds=_roll_seconds(options.number("hdfs.rollInterval")),
+        roll_seconds=_roll_seconds(options, "hdfs.rollInterval"),
         # Flume's own defaults, 1,024 bytes and 10 events, are nobody's wish; 0 is no limit there.
         roll_bytes=options.number("hdfs.rollSize") or None,
         roll_events=options.number("hdfs.rollCount") or None,
@@ -143,7 +143,7 @@ def _file_roll(options: Options, _channel: str) -> Table:
     table: Table = {"type": "files", "path": options.text("sink.directory")}
     set_known(
         table,
-        roll_seconds=_roll_seconds(options.number("sink.rollInterval")),
+        roll_seconds=_roll_seconds(options, "sink.rollInterval"),
         batch_events_max=options.number("sink.batchSize"),
         prefix=options.text("sink.pathManager.prefix") or None,
     )
@@ -155,8 +155,11 @@ def _file_roll(options: Options, _channel: str) -> Table:
     return table
 
 
-def _roll_seconds(given: int | None) -> float:
-    """A file's age limit: Flume's default where none was given, and none to speak of where it was 0."""
+def _roll_seconds(options: Options, key: str) -> float:
+    """A file's age limit: Flume's default where none was given, and a day where it was 0."""
+    given = options.number(key)
+    if given == 0:
+        options.remark(key, "files are finished after a day at the latest: until then their events stay in the channel")
     return float(_FLUME_ROLL_SECONDS if given is None else given or _NEVER_SECONDS)
 
 

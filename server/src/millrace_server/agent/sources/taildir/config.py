@@ -26,7 +26,8 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
     A file is known by its device, its inode and what it begins with, whatever its name. Renamed, it is read on to its
     end; cut short or written anew, it is a new file. A file of another name that has the beginning of one that was cut
     short, and what was read of it last, is its copy: it is read on from there. Files that are seen for the first time
-    together are read in the order in which they were last written to, as they were rotated.
+    together are read in the order in which they were last written to, as they were rotated. Of a file of which less
+    than 16 bytes were read, no copy is known: its lines may come twice.
     """
 
     type: Literal["taildir"]
