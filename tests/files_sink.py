@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -117,12 +118,17 @@ class SinkBench:
 
 def files_below(root: Path) -> list[Path]:
     """All finished files, by their paths."""
-    return sorted(path for path in root.rglob("*") if path.is_file() and ".millrace" not in path.parts)
+    return [path for path in _below(root) if ".millrace" not in path.parts]
 
 
 def unfinished_below(root: Path) -> list[Path]:
     """What is in directories for unfinished files."""
-    return sorted(path for path in root.rglob("*") if path.is_file() and ".millrace" in path.parts)
+    return [path for path in _below(root) if ".millrace" in path.parts]
+
+
+def _below(root: Path) -> list[Path]:
+    # Unlike a glob, a walk goes on where a directory is removed meanwhile.
+    return sorted(Path(directory, name) for directory, _, names in os.walk(root) for name in names)
 
 
 def unpacked(path: Path) -> bytes:

@@ -15,7 +15,7 @@ from tests.millraced import Millraced
 
 SEED = 90_117
 WAIT_SECONDS_MAX = 30.0
-LETTERS = 2_400
+LETTERS = 4_800
 
 CHANNELS = """
 [channels.orders]
@@ -180,6 +180,6 @@ def _kill_amid_replay(server: Millraced, chance: random.Random) -> None:
         wait_for(client, "rejected", lambda info: not info.gauges.open_transactions)
         with started_millrace(server.grpc, "dead-letter", "replay", "rejected", "--reason", "again") as replay:
             _until(lambda: _held(client, "orders") > stored or replay.poll() is not None)
-            time.sleep(chance.uniform(0.0, 0.1))
+            time.sleep(chance.uniform(0.0, 0.03))
             assert replay.poll() is None, "it was done before it could be killed; give it more"
             replay.kill()
