@@ -4,6 +4,8 @@ import re
 import time
 from collections.abc import Callable
 
+from millrace_server.agent.line_allowance import LineAllowance
+
 LINES_AT_ONCE = 4
 """So many troubles are told as they come."""
 
@@ -26,16 +28,14 @@ class TroubleLog:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lines_left = float(LINES_AT_ONCE)
-        self._counted_at = clock()
+        self._allowance = LineAllowance(LINES_AT_ONCE, LINE_SECONDS, clock)
         self._told_shapes: set[str] = set()
         self.untold_count = 0
 
     def admits(self, reason: str) -> bool:
         """Whether a failure is to be told now; asked at each failure."""
         shape = _NUMBER.sub("0", reason)
-        if shape in self._told_shapes or not self._take_line():
+        if shape in self._told_shapes or not self._allowance.take():
             self.untold_count += 1
             return False
         if len(self._told_shapes) >= _SHAPES_MAX:
@@ -48,12 +48,3 @@ class TroubleLog:
         was_told = bool(self._told_shapes)
         self._told_shapes.clear()
         return was_told
-
-    def _take_line(self) -> bool:
-        now = self._clock()
-        self._lines_left = min(self._lines_left + (now - self._counted_at) / LINE_SECONDS, float(LINES_AT_ONCE))
-        self._counted_at = now
-        if self._lines_left < 1.0:
-            return False
-        self._lines_left -= 1.0
-        return True

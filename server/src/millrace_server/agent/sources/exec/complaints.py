@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
+from millrace_server.agent.line_allowance import LineAllowance
+
 LINES_AT_ONCE = 20
 """So many lines are told as they come."""
 
@@ -28,9 +30,7 @@ class ComplaintLog:
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._clock = clock
-        self._lines_left = float(LINES_AT_ONCE)
-        self._counted_at = clock()
+        self._allowance = LineAllowance(LINES_AT_ONCE, LINE_SECONDS, clock)
         self._begun_line = b""
         self._untold_count = 0
 
@@ -60,19 +60,10 @@ class ComplaintLog:
     def _tell(self, line: bytes) -> None:
         if not line.strip():
             return
-        if not self._take_line():
+        if not self._allowance.take():
             self._untold_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
         untold = {"lines_not_told": self._untold_count} if self._untold_count else {}
         self._untold_count = 0
         self._log.warning("the command says", line=f"{text}..." if len(line) > LINE_BYTES_MAX else text, **untold)
-
-    def _take_line(self) -> bool:
-        now = self._clock()
-        self._lines_left = min(self._lines_left + (now - self._counted_at) / LINE_SECONDS, float(LINES_AT_ONCE))
-        self._counted_at = now
-        if self._lines_left < 1.0:
-            return False
-        self._lines_left -= 1.0
-        return True

@@ -140,16 +140,6 @@ class TailedFile:
         return self._seen is not None and self._seen[0] > self._fed
 
     @property
-    def has_waiting_event(self) -> bool:
-        """Whether an event of finished lines waits for further ones."""
-        return self._splitter is not None and self._splitter.has_waiting_event
-
-    @property
-    def has_unfinished_line(self) -> bool:
-        """Whether it was read beyond its last line end."""
-        return self._splitter is not None and self._splitter.has_unfinished_line
-
-    @property
     def failure(self) -> LinesError | None:
         """Why it cannot be read on; None where it can."""
         return self._splitter.failure if self._splitter else None
