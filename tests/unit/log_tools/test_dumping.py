@@ -96,9 +96,11 @@ def test_dump_of_a_damaged_end_says_how_much_cannot_be_read(home: Path) -> None:
     assert documents[index + 1]["segment"] == 2
 
 
-def test_dump_of_a_rotten_end_leaves_out_what_was_set_aside(home: Path) -> None:
+def test_dump_of_a_rotten_end_leaves_out_what_was_set_aside(tmp_path: Path) -> None:
     """Zeros behind the last record are no damage."""
-    segment = segments(home)[-1]
+    # One segment, since where the log rotates depends on which commits shared a write.
+    home = make_channel(tmp_path, segment_bytes_max=1 << 20)
+    [segment] = segments(home)
     flip(segment, positions(segment)[1])
     assert sum("damage" in document for document in dumped(home)) == 1
 
