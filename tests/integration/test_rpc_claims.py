@@ -211,3 +211,68 @@ async def test_epoch_of_a_channel_made_anew_is_a_later_one(rpc: Rpc) -> None:
     assert (await rpc.claim(name, READER)).epoch > former.epoch
     async with refused(grpc.StatusCode.ABORTED, "STALE_EPOCH"):
         await acknowledge(rpc, name, READER, 0, former.epoch)
+
+
+async def renew(
+    rpc: Rpc, channel: str, epoch: int, after_sequence: int = 0, wait_seconds: float = 30.0
+) -> pb.ClaimResponse:
+    """Renews the reader's claim, and waits for an event after a sequence."""
+    return await rpc.claim(channel, READER, epoch=epoch, wait=seconds(wait_seconds), after_sequence=after_sequence)
+
+
+async def test_renewal_that_waits_is_answered_by_the_next_commit(rpc: Rpc) -> None:
+    """Whoever reads as the channel grows hears of it at once, and asks no more often than that."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    claim = await rpc.claim(name, READER)
+    known = await renew(rpc, name, claim.epoch, after_sequence=0)
+    assert known.next_sequence == 2
+    waiting = [asyncio.ensure_future(renew(rpc, name, claim.epoch, after_sequence=after)) for after in (1, 1, 2)]
+    await asyncio.wait(waiting, timeout=0.1)
+    assert not any(renewal.done() for renewal in waiting)
+    await rpc.append(name, b"b")
+    assert [(await renewal).next_sequence for renewal in waiting[:2]] == [3, 3]
+    assert not waiting[2].done()
+    await rpc.append(name, b"c")
+    assert (await waiting[2]).next_sequence == 4
+
+
+async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
+    """The lease does not run meanwhile; when nothing came in time the answer says so."""
+    name = await rpc.make_channel()
+    claim = await rpc.claim(name, READER, lease=seconds(0.05))
+    answer = await renew(rpc, name, claim.epoch, wait_seconds=0.3)
+    assert (answer.epoch, answer.next_sequence) == (claim.epoch, 1)
+
+
+@pytest.mark.parametrize("how", ["released", "taken over", "deleted"])
+async def test_renewal_that_waits_is_told_that_the_claim_has_ended(rpc: Rpc, how: str) -> None:
+    """At once, whoever ended it."""
+    name = await rpc.make_channel()
+    claim = await rpc.claim(name, READER)
+    waiting = asyncio.ensure_future(renew(rpc, name, claim.epoch))
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    if how == "released":
+        await release(rpc, name, READER)
+        expected = grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"
+    elif how == "taken over":
+        await rpc.claim(name, "reader-2", takeover=True)
+        expected = grpc.StatusCode.ABORTED, "STALE_EPOCH", "Claim the channel anew"
+    else:
+        await rpc.delete(name, force=True)
+        expected = grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "deleted"
+    async with refused(*expected):
+        await waiting
+
+
+async def test_renewal_never_begins_a_claim(rpc: Rpc) -> None:
+    """Where the claim has ended somebody else may have read, and the reader must know."""
+    name = await rpc.make_channel()
+    claim = await rpc.claim(name, READER)
+    await release(rpc, name, READER)
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"):
+        await renew(rpc, name, claim.epoch, wait_seconds=0.0)
+    assert not (await rpc.look(name)).HasField("claim")
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "give one of them"):
+        await rpc.claim(name, READER, epoch=claim.epoch, takeover=True)

@@ -1,5 +1,6 @@
 """Consume over the wire: deliveries, acks, nacks, and the ends of streams."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -197,6 +198,24 @@ async def test_consume_with_messages_out_of_place_is_refused(
         while await stream.receive() is not None:
             pass
     await rpc.until(name, queued_events=1, open_transactions=0)
+
+
+async def test_consume_refused_while_a_delivery_is_sent_is_told_each_time(rpc: Rpc) -> None:
+    """The refusal comes also where it meets the first delivery on its way."""
+    name = await rpc.make_channel()
+    await rpc.append(name, b"a")
+    start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name))
+
+    async def end_at_once() -> None:
+        stream = Stream(rpc.channels.Consume(timeout=30.0))
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "after start come only ack and nack"):
+            await stream.send(start)
+            await stream.send(start)
+            while await stream.receive() is not None:
+                pass
+
+    for _ in range(10):
+        await asyncio.gather(*[end_at_once() for _ in range(20)])
 
 
 async def test_consume_with_too_large_a_prefetch_is_refused(rpc: Rpc) -> None:

@@ -21,7 +21,7 @@ async def consume(rpc: Rpc, name: str) -> Stream:
 
 
 async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: StartMillraced) -> None:
-    """BeginTxn, Append, Claim and Consume are DRAINING; takes no longer wait; what is open may end."""
+    """BeginTxn, Append, Claim and Consume are DRAINING; takes and renewals no longer wait; what is open may end."""
     server = start_millraced(GRACE_TOML)
     async with connected(server.grpc) as rpc:
         name = await rpc.make_channel()
@@ -33,11 +33,16 @@ async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: 
         assert (await stream.receive()).first_sequence == 1
         assert bodies_of((await waiting).batches) == [b"a"]
         waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
+        claimed = await rpc.make_channel()
+        epoch = (await rpc.claim(claimed, "r")).epoch
+        renewing = asyncio.ensure_future(rpc.claim(claimed, "r", epoch=epoch, wait=seconds(3600)))
         await rpc.until(name, waiting_takes=1)
         server.send(signal.SIGTERM)
-        async with refused(UNAVAILABLE, "DRAINING", "the server is stopping"):
-            await waiting
+        for ended in (waiting, renewing):
+            async with refused(UNAVAILABLE, "DRAINING", "the server is stopping"):
+                await ended
         assert not (await rpc.take(txn_id)).batches
+        assert (await rpc.claim(claimed, "r", epoch=epoch)).epoch == epoch
         for call in (
             rpc.begin(name),
             rpc.append(name, b"x"),

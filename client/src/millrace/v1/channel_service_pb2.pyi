@@ -199,16 +199,22 @@ class ConsumeResponse(_message.Message):
     def __init__(self, delivery_id: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[_event_pb2.EventBatch, _Mapping]]] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("channel", "reader_id", "lease", "takeover")
+    __slots__ = ("channel", "reader_id", "lease", "takeover", "epoch", "wait", "after_sequence")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     READER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     channel: str
     reader_id: str
     lease: _duration_pb2.Duration
     takeover: bool
-    def __init__(self, channel: _Optional[str] = ..., reader_id: _Optional[str] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., takeover: bool = ...) -> None: ...
+    epoch: int
+    wait: _duration_pb2.Duration
+    after_sequence: int
+    def __init__(self, channel: _Optional[str] = ..., reader_id: _Optional[str] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., takeover: bool = ..., epoch: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., after_sequence: _Optional[int] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("lease", "first_sequence", "next_sequence", "epoch", "channel_id")

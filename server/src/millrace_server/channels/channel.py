@@ -471,6 +471,24 @@ class Channel:
         self._refuse_new()
         return await self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
 
+    def renew_claim(self, reader_id: str, epoch: int, lease_seconds: float | None) -> Claim:
+        """Renews a claim that lives; see `ClaimDesk.renew`. A server that drains does so too."""
+        return self.claims.renew(reader_id, epoch, lease_seconds or self.config.lease_seconds)
+
+    async def wait_for_events(self, claim: Claim, after_sequence: int, wait_seconds: float) -> None:
+        """Waits until there is an event after a sequence, or the time has passed. The claim's lease does not run.
+
+        Raises:
+            NotClaimedError, ChannelClaimedError, StaleEpochError: The claim has ended meanwhile.
+            DrainingError: The server drains.
+        """
+        give_up = self._clock() + wait_seconds
+        with claim.lease.paused(), self.contents.readers.place() as place:
+            while self.contents.next_sequence - 1 <= after_sequence and give_up > self._clock():
+                self._refuse_new()
+                await place.wait(give_up - self._clock())
+                self.claims.renew(claim.reader_id, claim.epoch)
+
     async def purge(self) -> int:
         """Removes all queued events without anybody having had them; returns how many.
 
@@ -508,6 +526,7 @@ class Channel:
         """Begins nothing new from now on; what is open may end."""
         self._is_draining = True
         self.contents.takers.wake_all()
+        self.contents.readers.wake_all()
 
     def delete(self) -> None:
         """Ends everything; whoever waits or comes later is told that the channel is not there."""

@@ -60,6 +60,16 @@ class ClaimDesk:
         if not note.has_ended:
             self.claim = Claim(note.reader_id, note.epoch, Lease(note.lease_seconds, self.end))
 
+    def renew(self, reader_id: str, epoch: int, lease_seconds: float | None = None) -> Claim:
+        """Renews a claim that lives, where a lease is given with that one.
+
+        Raises:
+            NotClaimedError, ChannelClaimedError, StaleEpochError: It has ended.
+        """
+        claim = self._require(reader_id, epoch)
+        claim.lease.renew(lease_seconds)
+        return claim
+
     async def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
         """Gives the channel to a reader, or renews its claim.
 
@@ -120,6 +130,7 @@ class ClaimDesk:
         if self.claim is not None:
             self.claim.lease.cancel()
             self.claim = None
+            self._contents.readers.wake_all()
             self._contents.wake_taker()
 
     def release(self, reader_id: str, epoch: int | None) -> None:

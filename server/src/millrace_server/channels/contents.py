@@ -108,6 +108,7 @@ class Contents:
         self.room = room
         self.ledger = StampLedger()
         self.takers = WaitingLine()
+        self.readers = WaitingLine()
         self.counters = ChannelCounters()
         self.next_sequence = next_sequence
         self.taken_count = 0
@@ -149,6 +150,7 @@ class Contents:
         """Tells whoever waits, and whoever comes later, that the channel is deleted."""
         self._is_closed = True
         self.takers.wake_all()
+        self.readers.wake_all()
         self.room.line.wake_all()
         for follower in self._followers:
             follower.end()
@@ -243,6 +245,8 @@ class Contents:
             self.next_sequence = batch.end_sequence
             for follower in self._followers:
                 follower.offer(batch)
+        if begun.batches:
+            self.readers.wake_all()
         self._settle(change.takes)
         self.room.change(min(change.event_count, 0), min(change.body_bytes, 0))
         self.counters.put_successes += self.next_sequence - begun.first_sequence

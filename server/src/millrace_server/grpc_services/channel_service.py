@@ -102,8 +102,16 @@ class ChannelService:
 
     async def _claim(self, request: pb.ClaimRequest) -> pb.ClaimResponse:
         lease_seconds = seconds("lease", request.lease)
+        wait_seconds = seconds("wait", request.wait)
+        epoch = _epoch_of(request)
         channel = self._registry.get(request.channel)
-        claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
+        if epoch is None:
+            claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
+        elif request.takeover:
+            raise BadArgumentError("epoch: renews a claim, and takeover begins one; give one of them")
+        else:
+            claim = channel.renew_claim(request.reader_id, epoch, lease_seconds)
+        await channel.wait_for_events(claim, request.after_sequence, wait_seconds)
         return pb.ClaimResponse(
             lease=duration(claim.lease.seconds),
             first_sequence=channel.contents.first_sequence,
@@ -136,5 +144,5 @@ class ChannelService:
         return self._registry.transactions.channel_of(txn_id)
 
 
-def _epoch_of(request: pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:
+def _epoch_of(request: pb.ClaimRequest | pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:
     return request.epoch if request.HasField("epoch") else None

@@ -90,6 +90,9 @@ class Rpcs:
 
         async def handle(_requests: AsyncIterator[bytes], context: Context) -> None:
             try:
+                # Once, and before anything may cut an answer short: gRPC would send it again with the refusal, fail at
+                # that, and leave the caller without either.
+                await context.send_initial_metadata(())
                 await serve(MessageStream(context, self._inflight))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
                 _refuse(context, error, None)
