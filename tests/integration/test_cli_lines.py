@@ -2,13 +2,14 @@ import itertools
 import json
 import shlex
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import millrace_client
-from millrace_client import ChannelConfig, Client
+from millrace_client import ChannelConfig, ChannelType, Client
 from tests.millrace_program import run_millrace, started_millrace, stream_of, wait_for
 from tests.millraced import Millraced
 
@@ -139,6 +140,20 @@ def test_put_again_under_its_producer_stores_nothing_twice(server: str, client: 
     assert queued_events(client, channel) == 0
 
 
+def test_put_to_two_names_of_one_server_stores_each_line_once(server: str, client: Client, channel: str) -> None:
+    """Lines that go to one name are not taken for repeats of the other's, and a put that is repeated adds none."""
+    lines = b"".join(b'{"body": "%d", "headers": {"customer": "%d"}}\n' % (number, number % 9) for number in range(900))
+    port = server.rpartition(":")[2]
+    options = ("--json-lines", "--also", f"localhost:{port}", "--key", "customer", "--producer-id", "p-2", "--json")
+    first = json.loads(run_millrace(server, "put", channel, *options, typed=lines).stdout)
+    assert (first["events_committed"], first["complete"], queued_events(client, channel)) == (900, True, 900)
+    again = json.loads(run_millrace(server, "put", channel, *options, "--skip-lines", "500", typed=lines).stdout)
+    assert (again["lines_committed"], again["events_committed"]) == (400, 0)
+    bodies = [int(body) for body in run_millrace(server, "take", channel).stdout.split()]
+    for customer in range(9):
+        assert [body for body in bodies if body % 9 == customer] == list(range(customer, 900, 9))
+
+
 def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client) -> None:
     """The lines before it are stored, and the account says so."""
     client.admin.create_channel("tight", ChannelConfig(byte_capacity=1000, byte_capacity_buffer_percentage=0))
@@ -155,7 +170,7 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
     doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
     with millrace_client.connect(doomed.grpc) as client:
         client.admin.create_channel("orders")
-        with started_millrace(doomed.grpc, "put", "orders") as put:
+        with started_millrace(doomed.grpc, "put", "orders", "--patience", "0") as put:
             stdin = stream_of(put.stdin)
             stdin.write(b"one\ntwo\n")
             stdin.flush()
@@ -165,6 +180,31 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
             output, errors = put.communicate()
     assert (put.returncode, output) == (3, b"")
     assert b"orders: 3 lines read, 2 events committed, sequences 1 to 2; to store the rest, give the same" in errors
+
+
+def test_put_when_the_server_is_started_anew_goes_on(tmp_path: Path) -> None:
+    """A server that was killed in the middle is waited for, and each line is stored once and in order."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    arguments = ("--data-dir", str(tmp_path / "data"), "--listen", address, "--http-listen", "127.0.0.1:0")
+    server = Millraced(arguments, tmp_path / "data")
+    lines = LINES.splitlines(keepends=True)
+    with millrace_client.connect(address, timeout_seconds=60) as client:
+        client.admin.create_channel("orders", ChannelConfig(type=ChannelType.FILE))
+        with started_millrace(address, "put", "orders", "--batch-size", "100") as put:
+            stdin = stream_of(put.stdin)
+            stdin.write(b"".join(lines[:2000]))
+            stdin.flush()
+            wait_for(client, "orders", lambda info: info.gauges.queued_events >= 500)
+            server.kill()
+            server = Millraced(arguments, tmp_path / "data")
+            output, _ = put.communicate(b"".join(lines[2000:]))
+        assert put.returncode == 0
+        assert output.startswith(b"orders: 5,000 lines read, ")
+        with client.channel("orders").transaction() as txn:
+            assert [body for batch in txn.take() for body in batch.bodies()] == LINES.splitlines()
+    server.kill()
 
 
 def test_take_whose_reader_goes_loses_nothing(server: str, client: Client, filled: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,37 @@ def test_transaction_in_steps_takes_and_puts_on(channel: Any) -> None:
         assert [txn.put([b"x", b"y"]), txn.put([b"z"])] == [2, 3]
         assert txn.renew() == 30.0
     assert take_all(channel) == [b"x", b"y", b"z"]
+
+
+def test_commit_of_transactions_filled_elsewhere_stores_all(channel: Any) -> None:
+    """Their puts are stored in the order of the ids, and a repeat under the stamp is dropped with its transactions."""
+
+    def commit(bodies: list[bytes], stamp: millrace.Stamp) -> bool:
+        txns = [channel.transaction().begin() for _ in bodies]
+        for txn, body in zip(txns, bodies, strict=True):
+            txn.put([body])
+        receipt: millrace.Receipt = channel.commit([txn.txn_id for txn in txns], stamp)
+        return receipt.deduplicated
+
+    seventh = millrace.Stamp("writer", 7, 7, oldest_open_sequence=7)
+    assert [commit([b"a", b"b"], seventh), commit([b"x"], seventh)] == [False, True]
+    # Another commit of the writer has the channel heed what the stamp says of the numbers before.
+    assert [
+        commit([b"c"], replace(seventh, first_sequence=8, last_sequence=8)),
+        commit([b"y"], millrace.Stamp("writer", 3, 3)),
+    ] == [False, True]
+    assert take_all(channel) == [b"a", b"b", b"c"]
+
+
+def test_rollback_of_a_transaction_begun_elsewhere_ends_it(channel: Any) -> None:
+    """Whoever knows its id may roll it back, once or more often."""
+    txn = channel.transaction().begin()
+    txn.put([b"a"])
+    channel.rollback(txn.txn_id)
+    channel.rollback(txn.txn_id)
+    with pytest.raises(millrace.TxnStateError):
+        channel.commit([txn.txn_id])
+    assert take_all(channel) == []
 
 
 def test_transaction_on_a_channel_that_is_not_there_says_so(client: Any) -> None:

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
         SendFuture,
         SendFutures,
         SendResult,
+        SendSummary,
     )
 
 __all__ = [
@@ -176,6 +177,7 @@ __all__ = [
     "SendFuture",
     "SendFutures",
     "SendResult",
+    "SendSummary",
     "SequenceGoneError",
     "StaleEpochError",
     "Stamp",
@@ -203,6 +205,7 @@ _OF_PRODUCER = {
     "SendFuture",
     "SendFutures",
     "SendResult",
+    "SendSummary",
 }
 
 

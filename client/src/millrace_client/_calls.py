@@ -91,9 +91,11 @@ def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Cal
     return Call(_methods.TAKE, request, _decoding.taken, wait_seconds, channel, txn_id)
 
 
-def commit(channel: str, txn_id: str, stamp: Stamp | None) -> Call[Receipt]:
-    """Commits a transaction."""
-    request = _made(pb.CommitRequest, txn_ids=[txn_id], stamp=_stamp(stamp))
+def commit(channel: str, txn_ids: Sequence[str], stamp: Stamp | None) -> Call[Receipt]:
+    """Commits transactions, all or none."""
+    request = _made(pb.CommitRequest, txn_ids=txn_ids, stamp=_stamp(stamp))
+    # Of several, an error of the server names the one that it is about.
+    txn_id = txn_ids[0] if len(txn_ids) == 1 else ""
     return Call(_methods.COMMIT, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel, txn_id)
 
 
@@ -149,6 +151,22 @@ def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover
         takeover=takeover,
     )
     return Call(_methods.CLAIM, request, _decoding.claim_grant, channel=channel)
+
+
+def renew_claim(
+    channel: str, grant: ClaimGrant, reader_id: str, lease_seconds: float | None, wait_seconds: float
+) -> Call[ClaimGrant]:
+    """Renews a claim that lives, and waits for events that its grant does not tell of."""
+    request = _made(
+        pb.ClaimRequest,
+        channel=channel,
+        reader_id=reader_id,
+        lease=_duration("lease_seconds", lease_seconds),
+        epoch=grant.epoch,
+        wait=_duration("wait_seconds", _capped(wait_seconds)),
+        after_sequence=grant.next_sequence - 1,
+    )
+    return Call(_methods.CLAIM, request, _decoding.claim_grant, max(_capped(wait_seconds) or 0.0, 0.0), channel)
 
 
 def read(channel: str, reader_id: str, from_sequence: int, to_sequence: int, epoch: int | None) -> Call[Batch]:
@@ -281,6 +299,7 @@ def _stamp(stamp: Stamp | None) -> event_pb2.ProducerStamp | None:
         producer_id=stamp.producer_id,
         first_sequence=_within("stamp.first_sequence", stamp.first_sequence, _UINT64_MAX),
         last_sequence=_within("stamp.last_sequence", stamp.last_sequence, _UINT64_MAX),
+        oldest_open_sequence=_within_if_said("stamp.oldest_open_sequence", stamp.oldest_open_sequence, _UINT64_MAX),
     )
 
 

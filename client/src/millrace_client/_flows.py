@@ -16,9 +16,12 @@ from millrace_client._service_config import REQUEST_BYTES_MAX
 from millrace_client._settings import Numbering
 from millrace_client.errors import (
     BadArgumentError,
+    ChannelClaimedError,
     EventTooLargeError,
     LeaseExpiredError,
     MillraceError,
+    NotClaimedError,
+    StaleEpochError,
     TxnStateError,
 )
 from millrace_client.events import Batch, Receipt, Stamp
@@ -152,7 +155,7 @@ class TxnFlows:
         """Commits; a repeat gives the same receipt."""
         self._refuse_doubts(take=True)
         try:
-            receipt: Receipt = yield _calls.commit(self.channel, self.txn_id, stamp)
+            receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
         except MillraceError as error:
             self.has_ended = error.reason in _HAS_ENDED
             raise
@@ -214,18 +217,17 @@ class ClaimFlows:
         self._lease_seconds = lease_seconds
         self._is_released = False
 
-    def renew(self) -> Flow[float]:
+    def renew(self, wait_seconds: float) -> Flow[float]:
         """Renews the lease; gives it."""
-        grant: ClaimGrant = yield _calls.claim(self.channel, self.reader_id, self._lease_seconds, takeover=False)
-        # A channel that was made anew counts its epochs anew.
-        if (grant.epoch, grant.channel_id) == (self.grant.epoch, self.grant.channel_id):
-            return grant.lease_seconds
-        # The claim had ended, and this was a new one; somebody else may have read in between.
-        yield _calls.release(self.channel, self.reader_id, grant.epoch)
-        raise LeaseExpiredError(
-            f"the claim of reader {self.reader_id} had ended with its lease or its channel; claim again",
-            channel=self.channel,
-        )
+        try:
+            self.grant = yield _calls.renew_claim(
+                self.channel, self.grant, self.reader_id, self._lease_seconds, wait_seconds
+            )
+        except (NotClaimedError, StaleEpochError, ChannelClaimedError) as error:
+            raise LeaseExpiredError(
+                f"the claim of reader {self.reader_id} has ended ({error}); claim again", channel=self.channel
+            ) from error
+        return self.grant.lease_seconds
 
     def release(self) -> Flow[None]:
         """Ends the claim."""

@@ -21,12 +21,15 @@ class GrantedClaim:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest sequence that was not acknowledged; `next_sequence` where the channel was empty."""
+        """The oldest sequence that was not acknowledged when the claim was made or renewed last.
+
+        `next_sequence` where the channel was empty.
+        """
         return self._flows.grant.first_sequence
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next committed event was to get."""
+        """The sequence that the next committed event was to get then."""
         return self._flows.grant.next_sequence
 
     @property

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -33,15 +34,36 @@ class ConnectionSettings:
         return [*channel_options(), *self.options]
 
 
+def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
+    """The endpoints as a list without repeats.
+
+    Raises:
+        BadArgumentError: There is none, or one has no port: gRPC would take one that is nobody's here, and wait.
+    """
+    listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
+    if not listed:
+        raise BadArgumentError("endpoints: is empty; give at least one, each as host:port")
+    for endpoint in listed:
+        if ":" not in endpoint or endpoint.endswith("]"):
+            raise BadArgumentError(f"endpoints: {endpoint!r} has no port; write host:port, such as 127.0.0.1:7070")
+    return listed
+
+
 class Numbering:
     """Numbers events for each channel apart, for one client in one process. Safe to share by threads.
+
+    Args:
+        producer_id: Under which name. None: one that nobody else has.
+        first_number: What each channel's numbers begin with.
 
     A channel remembers a producer's numbers as intervals and bears only so many gaps. So numbers are not shared by
     channels, and where appends have failed often, a new producer begins; what a failed append took is never used again,
     since it is seldom certain that nothing of it was stored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, producer_id: str | None = None, first_number: int = 1) -> None:
+        self._producer_id = producer_id
+        self._first_number = first_number
         self._series: dict[str, _Series] = {}
         self._lock = threading.Lock()
 
@@ -51,8 +73,8 @@ class Numbering:
             raise BadArgumentError(f"event_count: is {event_count}; it must be above 0")
         with self._lock:
             series = self._series.get(channel)
-            if series is None or series.gap_count >= _GAPS_MAX:
-                series = self._series[channel] = _Series(_new_id())
+            if series is None or (series.gap_count >= _GAPS_MAX and self._producer_id is None):
+                series = self._series[channel] = _Series(self._producer_id or _new_id(), self._first_number)
             first = series.next_number
             series.next_number += event_count
         return Stamp(series.producer_id, first, first + event_count - 1)
@@ -66,7 +88,7 @@ class Numbering:
 @dataclass(slots=True)
 class _Series:
     producer_id: str
-    next_number: int = 1
+    next_number: int
     gap_count: int = 0
 
 

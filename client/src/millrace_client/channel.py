@@ -1,6 +1,6 @@
 """A channel, synchronously."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from millrace.v1 import event_pb2
 from millrace_client import _calls, _flows
@@ -66,6 +66,26 @@ class Channel:
             txn_id: An id of the caller's own, 1 to 128 printable ASCII characters. None: the client makes one.
         """
         return Transaction(self._connection, self._name, lease_seconds, txn_id or new_txn_id())
+
+    def commit(self, txn_ids: Sequence[str], stamp: Stamp | None = None) -> Receipt:
+        """Commits transactions of this channel that were filled elsewhere, perhaps by several processes: all or none.
+
+        What they put is stored in the order of their ids. A repeat gives the same receipt.
+
+        Args:
+            txn_ids: 1 to 1,000 transactions, none twice.
+            stamp: Makes what is stored repeatable beyond these transactions. None: only this commit is.
+
+        Raises:
+            ChannelFullError, BytesFullError: There was no room in time; they stay open.
+            TxnCapacityError: They would not fit the channel if it were empty; they stay open.
+            LeaseExpiredError, TxnNotFoundError: One of them has ended; the others stay open.
+        """
+        return self._connection.run(_calls.commit(self._name, txn_ids, stamp))
+
+    def rollback(self, txn_id: str) -> None:
+        """Rolls back a transaction of this channel that was begun elsewhere; a repeat does nothing."""
+        self._connection.run(_calls.rollback(self._name, txn_id))
 
     def consume(
         self, max_events: int = 0, max_bytes: int = 0, prefetch: int = 0, idle_seconds: float | None = None

@@ -30,16 +30,22 @@ class Claim(GrantedClaim):
         """Removes all events up to a sequence, included; see `Channel.acknowledge`."""
         return self._connection.run(_calls.acknowledge(self.channel, self.reader_id, through_sequence, self.epoch))
 
-    def renew(self) -> float:
-        """Begins the lease anew, as every other call does too.
+    def renew(self, wait_seconds: float = 0.0) -> float:
+        """Begins the lease anew, as every other call does too, and looks what there is.
+
+        `first_sequence` and `next_sequence` are up to date then.
+
+        Args:
+            wait_seconds: How long the answer may wait for an event beyond `next_sequence`. The lease does not run
+                meanwhile.
 
         Returns:
             The lease in seconds.
 
         Raises:
-            LeaseExpiredError: The claim had ended before; somebody else may have read since.
+            LeaseExpiredError: The claim has ended; somebody else may have read since.
         """
-        return self._connection.drive(self._flows.renew())
+        return self._connection.drive(self._flows.renew(wait_seconds))
 
     def release(self) -> None:
         """Ends the claim; what is not acknowledged stays where it is."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from millrace_client._settings import check_endpoints
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import ConsumerCloseReport
 from millrace_client.consuming.handling import Handling
@@ -62,9 +63,9 @@ class Consumer:
             config: Limits. None: the defaults.
 
         Raises:
-            BadArgumentError: There is none of them, or too many.
+            BadArgumentError: There is none of them, or too many, or an endpoint has no port.
         """
-        self._engine = ThreadedEngine(endpoints, channels, config or ConsumerConfig())
+        self._engine = ThreadedEngine(check_endpoints(endpoints), channels, config or ConsumerConfig())
         _OPEN_ENGINES.add(self._engine)
         self._finalizer = weakref.finalize(self, _end_in_background, self._engine)
         self._finalizer.atexit = False

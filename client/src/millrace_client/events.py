@@ -42,6 +42,9 @@ class Stamp:
     """First number, included; may be 0."""
     last_sequence: int
     """Last number, included."""
+    oldest_open_sequence: int | None = None
+    """The producer never sends a number below this one any more, so that the channel need not remember which of those
+    it has had; at most `first_sequence`. None: nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 
 from millrace_client._forks import forked_error
-from millrace_client._settings import new_txn_id
+from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Event, Events
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
@@ -25,9 +25,8 @@ from millrace_client.producing.metrics import (
     Tally,
 )
 from millrace_client.producing.pages import SendFuture
-from millrace_client.producing.resolving import check_endpoints
 from millrace_client.producing.results import Callback, SendAttempt, SendResult
-from millrace_client.producing.send_many import SendFutures, put_many
+from millrace_client.producing.send_many import SendFutures, SendSummary, put_many
 from millrace_client.producing.sending import parts_of, refuse_body, refuse_key
 from millrace_client.producing.servers import Credentials
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
@@ -58,6 +57,15 @@ class Producer:
     stand in the order of `send` as long as nothing has to be sent again. An event that fails for good leaves a gap, and
     those behind it go on. On several servers, each server's channel by itself has this order.
 
+    **Resuming.** A producer whose configuration has a `producer_id` can be followed by another one of the same id, in
+    another process too: what both send is stored once. For that, events are numbered in the order of `send`, in each
+    channel from `first_number`, and stand in it in that order, whatever their keys. There is one endpoint, which stands
+    for one server. The first event that fails for good stops the producer: nothing behind it is stored, their futures
+    fail and `send` raises with ProducerClosedError. (What `send` itself refuses has no number.) So what is stored has
+    no gap, and whoever goes on gives `first_number` and sends again from there: any event not known to be stored, or
+    one before it. The delivery time of an event counts only from when those before it are stored, for one batch
+    of a channel is under way at a time. At most one producer of an id may be at work.
+
     **Memory** is bounded by `buffer_bytes_max`, and what happens then is the `overflow` policy's choice.
 
     **Callbacks** run on two threads of their own, one for what was stored and one for what was not, in the order in
@@ -75,7 +83,7 @@ class Producer:
         hooks: Is told what happens while the producer works.
 
     Raises:
-        BadArgumentError: There is no endpoint.
+        BadArgumentError: There is no endpoint, or there are several and a `producer_id`.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first have defaults
@@ -90,7 +98,7 @@ class Producer:
     ) -> None:
         self._config = config or ProducerConfig()
         self._channel = channel
-        self._producer_id = new_txn_id()
+        self._producer_id = self._config.producer_id or new_txn_id()
         self._endpoints = check_endpoints(endpoints)
         tally = Tally()
         self._intake = Intake(self._config, self._producer_id, tally)
@@ -112,7 +120,7 @@ class Producer:
 
     @property
     def producer_id(self) -> str:
-        """Names this producer in the headers of the context."""
+        """Names this producer in the headers of the context, and in its stamps where the configuration names it."""
         return self._producer_id
 
     @property
@@ -266,5 +274,6 @@ __all__ = [
     "SendFuture",
     "SendFutures",
     "SendResult",
+    "SendSummary",
     "ServerMetrics",
 ]

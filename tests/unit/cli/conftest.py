@@ -4,6 +4,7 @@ from typing import Any, Protocol, cast
 import pytest
 from typer.testing import CliRunner, Result
 
+from millrace_client.cli import put_command
 from millrace_client.cli.program import app
 from millrace_client.cli.session import SERVER_VARIABLE, Session
 from millrace_client.dead_letters import targets
@@ -28,6 +29,7 @@ def orders(client: FakeClient) -> FakeChannel:
 def millrace(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> RunMillrace:
     """Runs `millrace` in this process with the fake client."""
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+    monkeypatch.setattr(put_command, "Producer", client.produce)
     monkeypatch.setattr(targets, "append_pipelined", fake_append_pipelined)
     session = Session(connect=cast("Callable[[str, float], Any]", client.connect))
 

@@ -1,11 +1,11 @@
 """A client without a server: one or more channels in this process, which fail when a test says so."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Self
+from types import SimpleNamespace, TracebackType
+from typing import NamedTuple, Self
 
 from millrace.columns import columns_from_events
 from millrace_client import (
@@ -29,7 +29,13 @@ from millrace_client import (
     Event,
     EventTooLargeError,
     MillraceError,
+    ProducerClosedError,
+    ProducerConfig,
+    ProducerHooks,
     Receipt,
+    SendAttempt,
+    SendResult,
+    SendSummary,
     Stamp,
     TxnCapacityError,
 )
@@ -274,6 +280,100 @@ def fake_append_pipelined(
     return stored_count
 
 
+class FakeFuture(NamedTuple):
+    """One of them."""
+
+    place: int
+    summary: SendSummary | None
+
+    def done(self) -> bool:
+        return self.summary is not None
+
+    def settled(self, _timeout_seconds: float | None = None) -> SendResult:
+        assert self.summary is not None
+        assert self.summary.first_sequence is not None
+        sequence = self.summary.first_sequence + self.place
+        return SendResult("orders", True, sequence, False, (), 1, None, True)
+
+
+class FakeFutures:
+    """Stands for `SendFutures`: what was sent is offered to the channel each time that somebody asks."""
+
+    def __init__(self, producer: "FakeProducer", events: Sequence[Event | bytes]) -> None:
+        self._producer = producer
+        self._events = events
+        self._summary: SendSummary | None = None
+
+    def __getitem__(self, index: int) -> "FakeFuture":
+        return FakeFuture(index, self._summary)
+
+    def summary(self, _timeout_seconds: float | None = None) -> SendSummary:
+        if self._summary is None:
+            self._summary = self._producer.store(self._events)
+        return self._summary
+
+
+class FakeProducer:
+    """Stands for a `Producer` that can be resumed. Only want of room is worth another attempt."""
+
+    def __init__(self, channel: FakeChannel, config: ProducerConfig, hooks: ProducerHooks) -> None:
+        assert config.producer_id is not None
+        self._channel = channel
+        self._config = config
+        self._hooks = hooks
+        self._next_number = config.first_number
+        self._sequences: list[int] = []
+        self._error: MillraceError | None = None
+        self._sent: list[FakeFutures] = []
+        self.is_connected = True
+        self.close_seconds: float | None = None
+
+    def send_many(self, events: Sequence[Event | bytes]) -> FakeFutures:
+        self._sent.append(FakeFutures(self, events))
+        return self._sent[-1]
+
+    def store(self, events: Sequence[Event | bytes]) -> SendSummary:
+        count = first = last = new_count = 0
+        failure: MillraceError | None = None
+        while count < len(events) and failure is None:
+            some = events[count : count + self._config.batch_events_max]
+            try:
+                receipt = self._append(some)
+            except ChannelFullError as error:
+                if self._config.attempts_max is None and self.close_seconds is None:
+                    attempt = SendAttempt(START_TIME, "here", error.reason, error.message)
+                    self._hooks.attempt_failed("orders", attempt, len(some), 0.1)
+                    raise TimeoutError from error
+                failure = error
+            except MillraceError as error:
+                failure = error
+            else:
+                self._hooks.batch_stored("orders", "here", len(some), 0.0)
+                count += len(some)
+                self._next_number += len(some)
+                if receipt.first_sequence:
+                    first, last = first or receipt.first_sequence, receipt.last_sequence
+                    new_count += receipt.last_sequence - receipt.first_sequence + 1
+        self._error = failure
+        result = None if failure is None else SendResult("orders", False, None, False, (), 1, failure, True)
+        return SendSummary(count, count - new_count, first or None, last or None, result)
+
+    def _append(self, events: Sequence[Event | bytes]) -> Receipt:
+        assert self._config.producer_id is not None
+        if self._error is not None:
+            raise ProducerClosedError("stopped")
+        last_number = self._next_number + len(events) - 1
+        return self._channel.append(events, Stamp(self._config.producer_id, self._next_number, last_number))
+
+    def metrics(self) -> SimpleNamespace:
+        return SimpleNamespace(servers=[SimpleNamespace(server="here:1", is_connected=self.is_connected)])
+
+    def close(self, timeout_seconds: float) -> None:
+        self.close_seconds = timeout_seconds
+        for futures in self._sent:
+            futures.summary()
+
+
 def _bytes_of(body: bytes | str) -> bytes:
     return body.encode() if isinstance(body, str) else body
 
@@ -342,6 +442,9 @@ class FakeClient:
         """The channel, with other limits."""
         self.orders.config = replace(self.orders.config, **limits)  # type: ignore[arg-type] # limits are numbers
         return self.orders
+
+    def produce(self, _endpoint: str, channel: str, *, config: ProducerConfig, hooks: ProducerHooks) -> FakeProducer:
+        return FakeProducer(self.channel(channel), config, hooks)
 
     def connect(self, endpoint: str, timeout_seconds: float) -> Self:
         self.endpoint, self.timeout_seconds = endpoint, timeout_seconds

@@ -120,7 +120,7 @@ def test_skip_some_lines_leaves_the_rest(path: Path) -> None:
     path.write_bytes(b"a\nbb\nc\nd\n")
     with FileIO(path) as file:
         source = LineSource(file)
-        source.skip(2)
+        list(source.skipped(2))
         assert (source.line_count, source.byte_count) == (2, 5)
         assert list(source.batches(LIMITS)) == [[b"c", b"d"]]
         assert (source.line_count, source.byte_count) == (4, 9)
@@ -131,7 +131,7 @@ def test_skip_exactly_all_lines_leaves_none(path: Path) -> None:
     path.write_bytes(b"a\nb")
     with FileIO(path) as file:
         source = LineSource(file)
-        source.skip(2)
+        list(source.skipped(2))
         assert list(source.batches(LIMITS)) == []
 
 
@@ -139,7 +139,7 @@ def test_skip_more_lines_than_there_are_says_so(path: Path) -> None:
     """A number that does not fit the input is most likely another input."""
     path.write_bytes(b"a\nb\n")
     with FileIO(path) as file, pytest.raises(InputError, match=r"^the input has 2 lines, and 3 were to be skipped; "):
-        LineSource(file).skip(3)
+        list(LineSource(file).skipped(3))
 
 
 @given(content=st.binary(max_size=300), events_max=st.integers(1, 5), body_bytes_max=st.integers(0, 20))

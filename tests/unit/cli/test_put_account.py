@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from millrace_client import Receipt
+from millrace_client import SendSummary
 from millrace_client.cli.put_account import PutAccount
 
 
 @pytest.fixture
 def account() -> PutAccount:
     account = PutAccount("orders", "p-1", skipped_lines=100, lines_read=1300)
-    account.add(1000, Receipt(5, 804, deduplicated=True))
-    account.add(100, Receipt(0, 0, deduplicated=True))
-    account.add(100, Receipt(2001, 2100, deduplicated=False))
+    account.add(SendSummary(1000, 200, 5, 804, None))
+    account.add(SendSummary(100, 100, None, None, None))
+    account.add(SendSummary(100, 0, 2001, 2100, None))
     return account
 
 
@@ -38,7 +38,7 @@ def test_sentence_of_an_empty_put_is_short() -> None:
 def test_sentence_of_one_line_is_in_the_singular() -> None:
     """One is one."""
     account = PutAccount("orders", "p-1", lines_read=1)
-    account.add(1, Receipt(7, 7, deduplicated=False))
+    account.add(SendSummary(1, 0, 7, 7, None))
     assert account.sentence() == "orders: 1 line read, 1 event committed, sequences 7 to 7"
 
 
@@ -53,6 +53,7 @@ def test_document_of_an_incomplete_put_tells_where_to_resume(account: PutAccount
         "events_committed": 900,
         "first_sequence": 5,
         "last_sequence": 2100,
+        "server_count": 1,
         "complete": False,
         "resume_skip_lines": 1300,
     }

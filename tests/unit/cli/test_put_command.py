@@ -88,7 +88,7 @@ def test_put_into_a_full_channel_tells_how_to_resume(orders: FakeChannel, millra
     refusal, account = result.stderr.splitlines()
     assert refusal.startswith("millrace: channel 'orders' is full; take events out, ")
     resume = f"millrace put orders {log} --header=a=b --skip-lines 100 --producer-id p-1"
-    counts = "200 lines read, 100 events committed, sequences 1 to 100"
+    counts = "250 lines read, 100 events committed, sequences 1 to 100"
     assert account == f"millrace: orders: {counts}; to store the rest, run `{resume}`"
 
 
@@ -107,7 +107,7 @@ def test_put_resumed_as_it_said_stores_the_rest_once(client: FakeClient, millrac
 
 def test_put_interrupted_tells_how_to_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
     """Ctrl-C leaves the same account."""
-    roomy.append_errors.extend([None, KeyboardInterrupt()])
+    roomy.append_errors.extend([None, KeyboardInterrupt(), ChannelFullError("full")])
     result = millrace("put", "orders", str(log))
     assert result.exit_code == 130
     assert "100 events committed" in result.stderr
@@ -125,7 +125,7 @@ def test_put_to_another_server_names_it_in_the_resume(roomy: FakeChannel, millra
 def test_put_that_waits_says_so_once_a_wait(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:
     """A log is not filled with one and the same line."""
     full = ChannelFullError("full", channel="orders", retry_delay_seconds=0.001)
-    roomy.append_errors.extend([full, full, None, None, full, None])
+    roomy.append_errors.extend([full, full, None, full, None])
     result = millrace("put", "orders", str(log))
     assert result.exit_code == 0
     assert result.stderr == "millrace: full; trying again for up to 60 s\n" * 2
@@ -171,6 +171,8 @@ def test_put_an_empty_file_stores_nothing(orders: FakeChannel, millrace: RunMill
         ("--patience", "-1"),
         ("--skip-lines", "-1"),
         ("--producer-id", "\udcff"),
+        ("--producer-id", ""),
+        ("--producer-id", "x" * 129),
     ],
 )
 def test_put_with_impossible_options_is_a_usage_error(

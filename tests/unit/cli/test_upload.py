@@ -1,3 +1,4 @@
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -5,31 +6,20 @@ import pytest
 
 from millrace_client import (
     ChannelFullError,
-    DeadlineError,
     Event,
     MillraceError,
+    ProducerConfig,
     Stamp,
     TxnCapacityError,
     UnavailableError,
 )
+from millrace_client.cli.failures import CommandError
+from millrace_client.cli.line_format import LineFormat
+from millrace_client.cli.line_routing import LineRouting
+from millrace_client.cli.line_source import InputError
 from millrace_client.cli.put_account import PutAccount
-from millrace_client.cli.upload import Patience, Upload
-from tests.unit.cli.fake_client import FakeChannel
-
-
-class FakeClock:
-    """Time passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.pauses: list[float] = []
-
-    def read(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
+from millrace_client.cli.upload import CLOSE_SECONDS, Destination, TroubleHooks, Upload
+from tests.unit.cli.fake_client import FakeChannel, FakeProducer
 
 
 class FakeProgress:
@@ -47,92 +37,146 @@ class FakeProgress:
 class Bench:
     """An upload with all that it needs."""
 
-    def __init__(self, channel: FakeChannel, patience_seconds: float = 10.0, skipped_lines: int = 0) -> None:
-        self.clock = FakeClock()
+    def __init__(
+        self, *channels: FakeChannel, line_format: LineFormat | None = None, skipped_lines: int = 0, **limits: Any
+    ) -> None:
         self.progress = FakeProgress()
-        self.account = PutAccount("orders", "p", skipped_lines=skipped_lines)
-        patience = Patience(patience_seconds, self.clock.read, self.clock.sleep)
-        self.upload = Upload(cast("Any", channel), {}, self.account, patience)
+        self.account = PutAccount("orders", "p", skipped_lines=skipped_lines, server_count=len(channels))
+        config = ProducerConfig(producer_id="p", first_number=skipped_lines, **limits)
+        endpoints = [f"{chr(ord('a') + place)}:1" for place in range(len(channels))]
+        hooks = [TroubleHooks() for _ in channels]
+        self.producers = [
+            FakeProducer(channel, config, its_hooks) for channel, its_hooks in zip(channels, hooks, strict=True)
+        ]
+        self.upload = Upload(
+            [
+                Destination(endpoint, cast("Any", producer), its_hooks)
+                for endpoint, producer, its_hooks in zip(endpoints, self.producers, hooks, strict=True)
+            ],
+            line_format or LineFormat({}),
+            LineRouting(endpoints, "key"),
+            self.account,
+            10.0,
+        )
 
-    def send(self, lines: Sequence[bytes]) -> None:
-        self.upload.send(list(lines), self.progress)
+    def send(self, *batches: Sequence[bytes]) -> None:
+        for lines in batches:
+            self.upload.send(list(lines), self.progress)
+
+    def put(self, *batches: Sequence[bytes]) -> None:
+        self.send(*batches)
+        self.upload.finish(self.progress)
 
 
-def full(retry_delay_seconds: float | None = 0.5) -> ChannelFullError:
-    return ChannelFullError("full", channel="orders", retry_delay_seconds=retry_delay_seconds)
-
-
-def test_send_several_batches_numbers_their_lines(orders: FakeChannel) -> None:
-    """Stamps count lines from 0 through the whole input, skipped ones included."""
+def test_send_several_batches_counts_their_lines(orders: FakeChannel) -> None:
+    """Numbers count lines from 0 through the whole input, skipped ones included."""
     bench = Bench(orders, skipped_lines=10)
-    bench.send([b"a", b"b"])
-    bench.send([b"c"])
+    bench.put([b"a", b"b"], [b"c"])
     assert orders.stamps == [Stamp("p", 10, 11), Stamp("p", 12, 12)]
     assert bench.progress.commits == [(2, 4), (1, 2)]
     assert (bench.account.events_committed, bench.account.first_sequence, bench.account.last_sequence) == (3, 1, 3)
 
 
+def test_send_waits_for_all_batches_but_the_last(orders: FakeChannel) -> None:
+    """So little is ahead that a put which is cut off has read not much more than it has stored."""
+    bench = Bench(orders)
+    bench.send([b"a"], [b"b"], [b"c"])
+    assert (bench.account.lines_read, bench.account.lines_committed) == (3, 2)
+
+
 def test_send_with_headers_gives_them_to_each_event(orders: FakeChannel) -> None:
     """The lines become events with the same headers."""
-    upload = Upload(cast("Any", orders), {"k": "v"}, PutAccount("orders", "p"), Patience(0))
-    upload.send([b"a", b"b"], FakeProgress())
+    Bench(orders, line_format=LineFormat({"k": "v"})).put([b"a", b"b"])
     assert list(orders.events) == [Event(b"a", {"k": "v"}, 1), Event(b"b", {"k": "v"}, 2)]
 
 
-def test_send_to_a_full_channel_waits_as_the_server_says(orders: FakeChannel) -> None:
-    """The same batch with the same stamp goes again after the server's delay, until there is room."""
-    orders.append_errors.extend([full(0.5), full(None), full(60.0), None])
-    bench = Bench(orders)
-    bench.send([b"a"])
-    assert bench.clock.pauses == [0.5, 0.2, 1.0]
-    assert orders.stamps == [Stamp("p", 0, 0)] * 4
-    assert bench.progress.waits == ["CHANNEL_FULL"] * 3
-    assert bench.account.events_committed == 1
-
-
-def test_send_to_a_full_channel_beyond_the_patience_gives_up(orders: FakeChannel) -> None:
-    """One last try is made when the patience ends, then the refusal is raised."""
-    orders.append_errors.extend([full(0.6)] * 9)
-    bench = Bench(orders, patience_seconds=1.0)
-    with pytest.raises(ChannelFullError):
-        bench.send([b"a"])
-    assert bench.clock.pauses == [0.6, pytest.approx(0.4)]
-    assert (bench.account.lines_read, bench.account.lines_committed) == (1, 0)
-
-
-def test_send_without_patience_tries_once(orders: FakeChannel) -> None:
-    """Patience 0 means no waiting at all."""
-    orders.append_errors.append(full())
-    bench = Bench(orders, patience_seconds=0.0)
-    with pytest.raises(ChannelFullError):
-        bench.send([b"a"])
-    assert bench.clock.pauses == []
-
-
-def test_send_after_progress_has_its_whole_patience_again(orders: FakeChannel) -> None:
-    """Patience is for each batch: a slow consumer does not use it up over time."""
-    orders.append_errors.extend([full(1.0), None, full(1.0), None])
-    bench = Bench(orders, patience_seconds=1.5)
-    bench.send([b"a"])
-    bench.send([b"b"])
-    assert bench.account.events_committed == 2
-
-
-def test_send_whose_answer_came_late_stores_once(orders: FakeChannel) -> None:
-    """A batch that was stored although its answer did not come is recognized by its stamp."""
-    orders.append(iter([b"a"]), Stamp("p", 0, 0))
-    orders.append_errors.extend([DeadlineError("late"), None])
-    bench = Bench(orders)
-    bench.send([b"a", b"b"])
+def test_send_of_a_line_that_is_no_json_names_it(orders: FakeChannel) -> None:
+    """Lines are counted as people do, through the whole input; those before it are sent."""
+    bench = Bench(orders, line_format=LineFormat({}, is_json=True), skipped_lines=10)
+    bench.send([b'{"body": "a"}'])
+    with pytest.raises(InputError, match="line 13 is no JSON"):
+        bench.send([b'{"body": "b"}', b"c", b'{"body": "d"}'])
+    bench.upload.finish(bench.progress)
     assert [event.body for event in orders.events] == [b"a", b"b"]
-    assert (bench.account.lines_committed, bench.account.events_committed) == (2, 1)
+
+
+def test_wait_for_a_full_channel_is_told(orders: FakeChannel) -> None:
+    """As often as it is looked at, with the reason; once it goes on, nothing is told any more."""
+    orders.append_errors.extend([ChannelFullError("full")] * 2 + [None])
+    bench = Bench(orders)
+    bench.put([b"a"], [b"b"])
+    assert bench.progress.waits == ["CHANNEL_FULL"] * 2
+    assert bench.account.lines_committed == 2
+
+
+def test_wait_for_a_server_that_has_gone_is_told(orders: FakeChannel) -> None:
+    """Also where nothing was under way when it went."""
+    orders.append_errors.extend([ChannelFullError("full"), None])
+    bench = Bench(orders)
+    bench.producers[0].is_connected = False
+    bench.put([b"a"])
+    assert bench.progress.waits == ["UNAVAILABLE"]
 
 
 @pytest.mark.parametrize("error", [TxnCapacityError("too many"), UnavailableError("gone")])
-def test_send_that_time_cannot_help_fails_at_once(orders: FakeChannel, error: MillraceError) -> None:
-    """Neither a refusal for good nor a server that has gone is waited for."""
-    orders.append_errors.append(error)
-    bench = Bench(orders)
-    with pytest.raises(type(error)):
-        bench.send([b"a"])
-    assert bench.clock.pauses == []
+def test_send_that_fails_raises_what_the_server_said(orders: FakeChannel, error: MillraceError) -> None:
+    """The account counts the lines before it, and none behind it is stored."""
+    orders.append_errors.extend([None, error])
+    bench = Bench(orders, batch_events_max=2)
+    with pytest.raises(CommandError) as raised:
+        bench.put([b"a", b"b", b"c", b"d"], [b"e"])
+    assert raised.value.__cause__ is error
+    bench.upload.end()
+    assert (bench.account.lines_read, bench.account.lines_committed) == (5, 2)
+    assert bench.progress.commits == [(2, 4)]
+    assert [event.body for event in orders.events] == [b"a", b"b"]
+
+
+def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
+    """What is under way has a moment to be answered for; what is not, is left to the next run."""
+    orders.append_errors.extend([None, ChannelFullError("full")])
+    bench = Bench(orders, batch_events_max=2)
+    bench.send([b"a", b"b", b"c"])
+    assert bench.account.lines_committed == 0
+    bench.upload.end()
+    assert bench.producers[0].close_seconds == CLOSE_SECONDS
+    assert bench.account.lines_committed == 2
+
+
+def test_send_to_several_servers_gives_each_its_lines(orders: FakeChannel) -> None:
+    """By their key where they have one, else in turn; numbers count each server's own lines."""
+    other = FakeChannel("orders")
+    bench = Bench(orders, other, line_format=LineFormat({}, is_json=True))
+    keyed = [b'{"body": "%d", "headers": {"key": "%d"}}' % (number, number % 5) for number in range(40)]
+    bench.put([b'{"body": "in turn"}'] * 4, keyed)
+    bodies = [[event.body for event in channel.events] for channel in (orders, other)]
+    assert [each.count(b"in turn") for each in bodies] == [2, 2]
+    for key in range(5):
+        mine = [b"%d" % number for number in range(40) if number % 5 == key]
+        assert [[body for body in each if body in mine] for each in bodies] in ([mine, []], [[], mine])
+    assert all(len(each) > 2 for each in bodies)
+    assert [stamp.first_sequence for stamp in orders.stamps] == [0, 2]
+    assert (bench.account.lines_committed, bench.account.events_committed) == (44, 44)
+    assert bench.account.sentence() == "orders: 44 lines read, 44 events committed"
+
+
+def test_failure_at_one_of_several_servers_counts_the_lines_before_it(orders: FakeChannel) -> None:
+    """What the others have stored behind it is left to the next run, which does not store it again."""
+    other = FakeChannel("orders", append_errors=deque([None, TxnCapacityError("too many")]))
+    bench = Bench(orders, other, batch_events_max=2)
+    with pytest.raises(CommandError, match="too many"):
+        bench.put([b"%d" % number for number in range(10)], [b"10", b"11"])
+    bench.upload.end()
+    assert [event.body for event in orders.events] == [b"0", b"2", b"4", b"6", b"8", b"10"]
+    assert [event.body for event in other.events] == [b"1", b"3"]
+    # Line 5 is the first that is not stored.
+    assert (bench.account.next_line, bench.account.events_committed) == (5, 5)
+    assert bench.progress.commits == [(5, 10)]
+    assert bench.account.lines_read == 12
+
+
+def test_failure_for_good_names_the_server(orders: FakeChannel) -> None:
+    """Of several, it must be clear which one."""
+    other = FakeChannel("orders", append_errors=deque([UnavailableError("gone")]))
+    with pytest.raises(CommandError, match="no server answers at b:1;"):
+        Bench(orders, other).put([b"a", b"b"])

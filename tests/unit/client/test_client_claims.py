@@ -76,31 +76,34 @@ def test_channel_reads_and_acknowledges_without_a_claim_at_hand(orders: Any, ser
 
 
 def test_renew_keeps_the_claim(orders: Any, server: FakeServer) -> None:
-    """Renewing asks for the same lease again and takes nothing over."""
+    """Renewing asks for the same lease again, for this claim and no other."""
     claim = orders.claim("reader-1", lease_seconds=5, takeover=True)
     assert claim.renew() == 30.0
     _, renewal = server.requests["Claim"]
-    assert (renewal.lease.seconds, renewal.takeover) == (5, False)
+    assert (renewal.lease.seconds, renewal.takeover, renewal.epoch) == (5, False, 3)
+    assert renewal.wait.ToTimedelta().total_seconds() == 0
 
 
-def test_renew_of_a_claim_that_had_ended_is_refused(orders: Any, server: FakeServer) -> None:
-    """A new claim is not the old one: somebody else may have read in between. So it is given back."""
-    later = pb.ClaimResponse(epoch=5)
-    server.script("Claim", GRANT, later)
+def test_renew_that_waits_learns_what_has_come(orders: Any, server: FakeServer) -> None:
+    """It asks for what it does not know of, and the next one for what comes after that."""
+    server.script("Claim", GRANT, pb.ClaimResponse(first_sequence=5, next_sequence=12, epoch=3, channel_id="c-1"))
     claim = orders.claim("reader-1")
-    with pytest.raises(millrace.LeaseExpiredError):
+    claim.renew(wait_seconds=2.5)
+    assert (claim.first_sequence, claim.next_sequence) == (5, 12)
+    claim.renew(wait_seconds=2.5)
+    _, first, second = server.requests["Claim"]
+    assert (first.after_sequence, second.after_sequence) == (8, 11)
+    assert first.wait.ToTimedelta().total_seconds() == 2.5
+
+
+@pytest.mark.parametrize("reason", ["NOT_CLAIMED", "CHANNEL_CLAIMED", "STALE_EPOCH"])
+def test_renew_of_a_claim_that_has_ended_is_refused(orders: Any, server: FakeServer, reason: str) -> None:
+    """Somebody else may have read in between: however the server puts it, it is one error."""
+    server.script("Claim", GRANT, RefusalError(grpc.StatusCode.FAILED_PRECONDITION, reason, "no longer"))
+    claim = orders.claim("reader-1")
+    with pytest.raises(millrace.LeaseExpiredError, match=r"reader-1 has ended \(no longer.*; claim again"):
         claim.renew()
-    assert server.requests["Release"][0].epoch == 5
     assert claim.epoch == 3
-
-
-def test_renew_of_a_claim_whose_channel_was_made_anew_is_refused(orders: Any, server: FakeServer) -> None:
-    """The new channel counts its epochs anew: the same number is another claim, on other events."""
-    server.script("Claim", GRANT, pb.ClaimResponse(epoch=GRANT.epoch, channel_id="c-2"))
-    claim = orders.claim("reader-1")
-    with pytest.raises(millrace.LeaseExpiredError):
-        claim.renew()
-    assert server.requests["Release"][0].epoch == GRANT.epoch
 
 
 def test_claim_released_by_hand_is_left_alone(orders: Any, server: FakeServer) -> None:

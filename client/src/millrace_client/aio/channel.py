@@ -1,6 +1,6 @@
 """A channel, for asyncio."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from millrace.v1 import event_pb2
 from millrace_client import _calls, _flows
@@ -44,6 +44,14 @@ class Channel:
     def transaction(self, lease_seconds: float | None = None, txn_id: str | None = None) -> Transaction:
         """A transaction, for an `async with` statement; see `millrace_client.Channel.transaction`."""
         return Transaction(self._connection, self._name, lease_seconds, txn_id or new_txn_id())
+
+    async def commit(self, txn_ids: Sequence[str], stamp: Stamp | None = None) -> Receipt:
+        """Commits transactions that were filled elsewhere, all or none; see `millrace_client.Channel.commit`."""
+        return await self._connection.run(_calls.commit(self._name, txn_ids, stamp))
+
+    async def rollback(self, txn_id: str) -> None:
+        """Rolls back a transaction that was begun elsewhere; see `millrace_client.Channel.rollback`."""
+        await self._connection.run(_calls.rollback(self._name, txn_id))
 
     def consume(
         self, max_events: int = 0, max_bytes: int = 0, prefetch: int = 0, idle_seconds: float | None = None

@@ -28,9 +28,9 @@ class Claim(GrantedClaim):
         call = _calls.acknowledge(self.channel, self.reader_id, through_sequence, self.epoch)
         return await self._connection.run(call)
 
-    async def renew(self) -> float:
+    async def renew(self, wait_seconds: float = 0.0) -> float:
         """Begins the lease anew; see `millrace_client.Claim.renew`."""
-        return await self._connection.drive(self._flows.renew())
+        return await self._connection.drive(self._flows.renew(wait_seconds))
 
     async def release(self) -> None:
         """Ends the claim; what is not acknowledged stays where it is."""

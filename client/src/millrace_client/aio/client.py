@@ -48,6 +48,11 @@ class Client:
         """Where the server is, as it was given."""
         return self._connection.settings.endpoint
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long an answer may take."""
+        return self._connection.settings.timeout_seconds
+
     def channel(self, name: str) -> Channel:
         """A handle on a channel. Makes no call, and does not make the channel."""
         return Channel(self._connection, name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from millrace_client._settings import check_endpoints
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import ConsumerCloseReport
 from millrace_client.consuming.metrics import ConsumerMetrics
@@ -43,7 +44,7 @@ class AsyncConsumer:
         self, endpoints: str | Iterable[str], channels: str | Iterable[str], config: ConsumerConfig | None = None
     ) -> None:
         """Makes no call; see `millrace_client.Consumer`."""
-        self._engine = TaskEngine(endpoints, channels, config or ConsumerConfig())
+        self._engine = TaskEngine(check_endpoints(endpoints), channels, config or ConsumerConfig())
         self._finalizer = weakref.finalize(self, _end_in_background, self._engine)
         self._finalizer.atexit = False
 

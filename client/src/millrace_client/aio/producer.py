@@ -10,7 +10,7 @@ from typing import Self
 import grpc
 
 from millrace_client._forks import FORKS, forked_error
-from millrace_client._settings import new_txn_id
+from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError, BufferFullError, ProducerClosedError
 from millrace_client.events import Event
 from millrace_client.producer import CLOSE_SECONDS
@@ -22,7 +22,6 @@ from millrace_client.producing.lanes import Gathering
 from millrace_client.producing.looking import metrics_of
 from millrace_client.producing.metrics import ProducerHooks, ProducerMetrics, Tally
 from millrace_client.producing.pages import AsyncSendFuture, Page
-from millrace_client.producing.resolving import check_endpoints
 from millrace_client.producing.results import Callback
 from millrace_client.producing.sending import parts_of, refuse_body, refuse_key
 from millrace_client.producing.servers import Credentials
@@ -52,7 +51,7 @@ class AsyncProducer:
     ) -> None:
         self._config = config or ProducerConfig()
         self._channel = channel
-        self._producer_id = new_txn_id()
+        self._producer_id = self._config.producer_id or new_txn_id()
         self._tally = Tally()
         self._intake = Intake(self._config, self._producer_id, self._tally)
         self._settings = EngineSettings(
@@ -69,7 +68,7 @@ class AsyncProducer:
 
     @property
     def producer_id(self) -> str:
-        """Names this producer in the headers of the context."""
+        """Names this producer in the headers of the context, and in its stamps where the configuration names it."""
         return self._producer_id
 
     @property

@@ -53,15 +53,15 @@ class LineSource:
         self.byte_count = 0
         """Bytes of these lines, newlines included."""
 
-    def skip(self, count: int) -> None:
-        """Leaves out the next `count` lines.
+    def skipped(self, count: int) -> Iterator[list[bytes]]:
+        """Yields the next `count` lines as they were read, for whoever leaves them out.
 
         Raises:
             InputError: There are not so many, or they cannot be read.
         """
         target = self.line_count + count
         while self.line_count < target and (self._ready or self._fill(None)):
-            self._hand_out(target - self.line_count)
+            yield self._hand_out(target - self.line_count)
         self._check()
         if self.line_count < target:
             counts = f"{self.line_count:,} lines, and {target:,} were to be skipped"

@@ -1,5 +1,6 @@
 """The program: its commands in one tree, and how whatever they raise becomes a sentence and an exit code."""
 
+import logging
 import os
 import sys
 from importlib import metadata
@@ -107,4 +108,6 @@ def _millrace(
     ] = False,
 ) -> None:
     """Put events into Millrace's channels, take them out, and look after the channels."""
+    # Commands say themselves what goes wrong, in their own words.
+    logging.getLogger("millrace_client").addHandler(logging.NullHandler())
     context.obj = current_session(context).with_options(server, timeout_seconds)

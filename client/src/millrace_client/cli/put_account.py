@@ -4,7 +4,7 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from millrace_client import Receipt
+from millrace_client import SendSummary
 from millrace_client.cli.notes import counted
 
 
@@ -26,14 +26,17 @@ class PutAccount:
     """Sequence of the first of them; 0 where there is none."""
     last_sequence: int = field(default=0)
     """Sequence of the last of them. Events of other producers may lie between."""
+    server_count: int = 1
+    """Over how many servers the lines are spread; with several, sequences are not told."""
 
-    def add(self, line_count: int, receipt: Receipt) -> None:
-        """Counts a batch that the server has answered for."""
-        self.lines_committed += line_count
-        if receipt.first_sequence:
-            self.events_committed += receipt.last_sequence - receipt.first_sequence + 1
-            self.first_sequence = self.first_sequence or receipt.first_sequence
-            self.last_sequence = receipt.last_sequence
+    def add(self, summary: SendSummary) -> None:
+        """Counts lines that the server has answered for."""
+        self.lines_committed += summary.stored_count
+        self.events_committed += summary.stored_count - summary.repeated_count
+        if self.server_count > 1:
+            return
+        self.first_sequence = self.first_sequence or summary.first_sequence or 0
+        self.last_sequence = summary.last_sequence or self.last_sequence
 
     @property
     def next_line(self) -> int:
@@ -51,7 +54,7 @@ class PutAccount:
             parts.insert(0, counted(self.skipped_lines, "line") + " skipped")
         if repeats := self.lines_committed - self.events_committed:
             parts.append(f"{repeats:,} of the lines stored before")
-        if self.events_committed:
+        if self.first_sequence:
             parts.append(f"sequences {self.first_sequence:,} to {self.last_sequence:,}")
         return f"{self.channel}: {', '.join(parts)}"
 

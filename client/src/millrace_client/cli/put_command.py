@@ -2,8 +2,9 @@
 
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from io import FileIO
 from os import fstat
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Annotated
 
 import typer
 
-from millrace_client import ChannelInfo, Client
+from millrace_client import ChannelInfo, Client, Producer, ProducerConfig
+from millrace_client._calls import KEEP_ALIVE_SECONDS
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError
+from millrace_client.cli.line_format import LineFormat
+from millrace_client.cli.line_routing import LineRouting
 from millrace_client.cli.line_source import BatchLimits, InputError, LineSource
 from millrace_client.cli.notes import note_to_terminal
 from millrace_client.cli.plain_text import is_utf8
@@ -25,20 +29,43 @@ from millrace_client.cli.session import (
     JsonOption,
     Session,
     check_sendable,
+    current_session,
+    parse_server,
     seconds_option,
     with_client,
 )
-from millrace_client.cli.upload import Patience, Upload
+from millrace_client.cli.upload import Destination, TroubleHooks, Upload
+from millrace_client.producing.config import EVENT_BYTES_MAX
 
-BATCH_EVENTS = 1000
+BATCH_EVENTS = 4096
 """Lines of a batch where `--batch-size` is not said and the channel's transaction capacity allows as many."""
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of a batch: far below a message's limit, and little to send again."""
 
 PATIENCE_SECONDS = 60.0
+CONNECT_SECONDS = 3.0
+"""The least patience with a server that cannot be reached: making a connection takes some time itself."""
+
+_BUFFER_BYTES_MAX = 2 * EVENT_BYTES_MAX
+_BLOCK_SECONDS = 86_400.0
 
 _STDIN = 0
+_ID_LENGTH_MAX = 128
+
+
+def _check_producer_id(text: str | None) -> str | None:
+    if text is not None and not (1 <= len(text) <= _ID_LENGTH_MAX and text.isascii() and text.isprintable()):
+        raise typer.BadParameter(f"{text!r} is no id; write 1 to {_ID_LENGTH_MAX} printable ASCII characters")
+    return text
+
+
+def _check_further(texts: list[str] | None) -> list[str]:
+    try:
+        return [parse_server(text) for text in texts or []]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
 
 FileArgument = Annotated[
     Path | None,
@@ -58,6 +85,9 @@ BatchSizeOption = Annotated[
     ),
 ]
 PatienceOption = Annotated[float, seconds_option(min=0, help="How long a full channel is waited for.")]
+PutPatienceOption = Annotated[
+    float, seconds_option(min=0, help="How long a full channel, or a server that went away, is waited for.")
+]
 SkipLinesOption = Annotated[
     int, typer.Option(min=0, metavar="N", help="Leave out the first lines, as an interrupted put said.")
 ]
@@ -65,7 +95,7 @@ ProducerIdOption = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        callback=check_sendable,
+        callback=_check_producer_id,
         show_default=False,
         help="The interrupted put's id: what it stored is not stored again.",
     ),
@@ -116,16 +146,41 @@ JsonLinesOption = Annotated[
 ]
 
 
+AlsoOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="HOST:PORT",
+        callback=_check_further,
+        show_default=False,
+        help="A further server with such a channel, to spread the lines over; may be repeated.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="HEADER",
+        callback=check_sendable,
+        show_default=False,
+        help="With --also: events with the same value of this header go to the same server; others go in turn.",
+    ),
+]
+
+
 @with_client
 def put(
     client: Client,
+    context: typer.Context,
     channel: ChannelArgument,
     file: FileArgument = None,
     *,
     headers: HeaderOption = None,
     json_lines: JsonLinesOption = False,
+    also: AlsoOption = None,
+    key: KeyOption = None,
     batch_size: BatchSizeOption = None,
-    patience: PatienceOption = PATIENCE_SECONDS,
+    patience: PutPatienceOption = PATIENCE_SECONDS,
     skip_lines: SkipLinesOption = 0,
     producer_id: ProducerIdOption = None,
     as_json: JsonOption = False,
@@ -134,27 +189,48 @@ def put(
 
     Each line is an event: its bytes without the newline. Empty lines count, and so does a last line without a newline.
     With --json-lines each line is a JSON object as `millrace take --json` writes it, with headers of its own.
-    Lines are stored in order and in batches, each exactly once. A full channel is waited for. A put that has to stop
-    says which command stores the rest.
+    Lines are stored in order, whatever they hold, and each exactly once. A full channel is waited for, and so is a
+    server that goes away. A put that has to stop says how many lines are stored for sure, and which command stores the
+    rest: lines are numbered, so that what was stored beyond that is not stored again.
+    With --also each server gets a part of the lines, in order: by --key, or in turn. No line goes to another server
+    than its own, so a put that is resumed needs the same servers in the same order.
     """
-    account = PutAccount(channel, producer_id or f"put-{uuid.uuid4().hex}", skipped_lines=skip_lines)
-    with _opened(file) as lines_file:
-        limits = _limits(client.admin.get_channel(channel), batch_size)
-        upload = Upload(
-            client.channel(channel), parse_headers(headers or []), account, Patience(patience), is_json=json_lines
-        )
+    options = [f"--header={header}" for header in headers or []]
+    options += ["--json-lines"] * json_lines + [f"--also={address}" for address in also or []]
+    options += [f"--key={key}"] * bool(key) + ([f"--batch-size={batch_size}"] if batch_size is not None else [])
+    if client.endpoint != Session().address:
+        options.append(f"--server={client.endpoint}")
+    account = PutAccount(
+        channel,
+        producer_id or f"put-{uuid.uuid4().hex}",
+        skipped_lines=skip_lines,
+        server_count=1 + len(also or []),
+    )
+    with _opened(file) as lines_file, ExitStack() as opened:
+        session = current_session(context)
+        clients = [
+            client,
+            *(opened.enter_context(session.with_options(address, None).open()) for address in also or []),
+        ]
+        limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
+        lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
+        routing = LineRouting([each.endpoint for each in clients], key)
+        first_numbers = lines.skip(skip_lines, routing)
+        destinations = [
+            Destination(each.endpoint, _producer(each, channel, config, hooks := TroubleHooks()), hooks)
+            for each, config in zip(clients, _configs(account, first_numbers, limits, patience), strict=True)
+        ]
+        upload = Upload(destinations, lines.format, routing, account, patience)
         try:
-            _put_lines(lines_file, upload, limits, skip_lines)
+            lines.put(lines_file, upload)
         except BaseException as error:
+            upload.end()
             if account.lines_read:
-                options = [
-                    *_resume_options(client, headers or [], batch_size),
-                    *(["--json-lines"] if json_lines else []),
-                ]
                 error.add_note(_how_to_resume(account, file, options))
             if as_json:
                 typer.echo(json.dumps(account.document(is_complete=False)))
             raise
+        upload.end()
     typer.echo(json.dumps(account.document(is_complete=True)) if as_json else account.sentence())
 
 
@@ -171,29 +247,87 @@ def _opened(file: Path | None) -> Iterator[FileIO]:
         yield opened
 
 
-def _limits(channel: ChannelInfo, batch_size: int | None) -> BatchLimits:
-    allowed = channel.config.transaction_capacity
+def _limits(channels: Sequence[ChannelInfo], batch_size: int | None) -> BatchLimits:
+    least = min(channels, key=lambda channel: channel.config.transaction_capacity)
+    allowed = least.config.transaction_capacity
     if batch_size is not None and batch_size > allowed:
         raise CommandError(
             ExitCode.USAGE,
-            f"--batch-size {batch_size:,} is above the transaction capacity of {channel.name}, {allowed:,}; use at most"
-            f" that, or raise it with `millrace channel update {channel.name} --transaction-capacity {batch_size}`",
+            f"--batch-size {batch_size:,} is above the transaction capacity of {least.name}, {allowed:,}; use at most"
+            f" that, or raise it with `millrace channel update {least.name} --transaction-capacity {batch_size}`",
         )
     return BatchLimits(
         events_max=min(batch_size or BATCH_EVENTS, allowed),
-        body_bytes_max=min(BATCH_BYTES_MAX, channel.gauges.body_bytes_max),
+        body_bytes_max=min(BATCH_BYTES_MAX, *(channel.gauges.body_bytes_max for channel in channels)),
     )
 
 
-def _put_lines(file: FileIO, upload: Upload, limits: BatchLimits, skip_lines: int) -> None:
-    source = LineSource(file)
-    try:
-        source.skip(skip_lines)
-        with _progress(file, source) as progress:
-            for batch in source.batches(limits):
-                upload.send(batch, progress)
-    except InputError as error:
-        raise CommandError(ExitCode.REFUSED if upload.account.lines_read else ExitCode.USAGE, str(error)) from error
+def _configs(
+    account: PutAccount, first_numbers: Sequence[int], limits: BatchLimits, patience: float
+) -> list[ProducerConfig]:
+    """For each server what its producer may do."""
+    config = ProducerConfig(
+        batch_events_max=limits.events_max,
+        batch_bytes_max=BATCH_BYTES_MAX,
+        event_bytes_max=EVENT_BYTES_MAX,
+        buffer_bytes_max=_BUFFER_BYTES_MAX,
+        max_block_seconds=_BLOCK_SECONDS,
+        delivery_timeout_seconds=max(patience, CONNECT_SECONDS),
+        attempts_max=None if patience else 1,
+    )
+    # Two names may be one server's: so each has an id of its own, lest lines be taken for each other's repeats.
+    suffixes = [f"/{place}" for place in range(len(first_numbers))] if len(first_numbers) > 1 else [""]
+    return [
+        replace(config, producer_id=account.producer_id + suffix, first_number=first_number)
+        for suffix, first_number in zip(suffixes, first_numbers, strict=True)
+    ]
+
+
+def _producer(client: Client, channel: str, config: ProducerConfig, hooks: TroubleHooks) -> Producer:
+    # A full channel lets an append wait for as long as its keep-alive.
+    patient = replace(config, timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS)
+    return Producer(client.endpoint, channel, config=patient, hooks=hooks)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The input, and what its lines are."""
+
+    source: LineSource
+    format: LineFormat
+    limits: BatchLimits
+
+    def skip(self, count: int, routing: LineRouting) -> list[int]:
+        """Leaves lines out; gives for each server how many of them are its own."""
+        counts = [0] * routing.server_count
+        skipped = 0
+        try:
+            for lines in self.source.skipped(count):
+                if routing.server_count == 1:
+                    counts[0] += len(lines)
+                    continue
+                events, error = self.format.events(lines, skipped)
+                if error is not None:
+                    raise error
+                for server, places in enumerate(routing.places(events, skipped)):
+                    counts[server] += len(places)
+                skipped += len(lines)
+        except InputError as error:
+            raise CommandError(ExitCode.USAGE, str(error)) from error
+        return counts
+
+    def put(self, file: FileIO, upload: Upload) -> None:
+        """Sends all lines that are left, and waits until they are stored."""
+        with _progress(file, self.source) as progress:
+            try:
+                for batch in self.source.batches(self.limits):
+                    upload.send(batch, progress)
+            except InputError as error:
+                # The lines before it are good.
+                upload.finish(progress)
+                code = ExitCode.REFUSED if upload.account.lines_read else ExitCode.USAGE
+                raise CommandError(code, str(error)) from error
+            upload.finish(progress)
 
 
 def _progress(file: FileIO, source: LineSource) -> AbstractContextManager[PutProgress]:
@@ -202,15 +336,6 @@ def _progress(file: FileIO, source: LineSource) -> AbstractContextManager[PutPro
         return nullcontext(NotedProgress())
     status = fstat(file.fileno())
     return shown_progress("put", status.st_size - source.byte_count if S_ISREG(status.st_mode) else None)
-
-
-def _resume_options(client: Client, headers: list[str], batch_size: int | None) -> list[str]:
-    options = [f"--header={header}" for header in headers]
-    if batch_size is not None:
-        options.append(f"--batch-size={batch_size}")
-    if client.endpoint != Session().address:
-        options.append(f"--server={client.endpoint}")
-    return options
 
 
 def _how_to_resume(account: PutAccount, file: Path | None, options: list[str]) -> str:

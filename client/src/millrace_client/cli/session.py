@@ -146,15 +146,20 @@ def current_session(context: typer.Context) -> Session:
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a typer command of a function that takes a client first: adds `--server` and `--timeout`, and connects."""
+    """Makes a typer command of a function that takes a client first: adds `--server` and `--timeout`, and connects.
+
+    Where it has a parameter `context`, it gets typer's.
+    """
+    _client, *own = inspect.signature(command, eval_str=True).parameters.values()
+    wants_context = any(parameter.name == _CONTEXT.name for parameter in own)
 
     @functools.wraps(command)
     def run(context: typer.Context, server: str | None, timeout_seconds: float | None, **options: Any) -> None:
         context.find_root().obj = session = current_session(context).with_options(server, timeout_seconds)
         with session.open() as client:
-            command(client, **options)
+            command(client, **({"context": context} if wants_context else {}), **options)
 
-    _client, *own = inspect.signature(command, eval_str=True).parameters.values()
+    own = [parameter for parameter in own if parameter.name != _CONTEXT.name]
     # What typer reads instead of `run`'s own parameters.
     vars(run)["__signature__"] = inspect.Signature([_CONTEXT, *own, *_CONNECTION_OPTIONS])
     return run

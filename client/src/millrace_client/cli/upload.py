@@ -1,104 +1,188 @@
-"""Lines on their way into a channel: batch by batch, each exactly once, with patience where there is no room."""
+"""Lines on their way into a channel: through producers that can be resumed, with an account of what is stored."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from millrace_client import Channel, Event, MillraceError, Receipt, Stamp
-from millrace_client.cli.json_lines import event_of_line
-from millrace_client.cli.line_source import InputError
+from millrace_client import MillraceError, Producer, SendAttempt, SendFutures, SendSummary, UnavailableError
+from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
+from millrace_client.cli.line_format import LineFormat
+from millrace_client.cli.line_routing import LineRouting
 from millrace_client.cli.put_account import PutAccount
 from millrace_client.cli.put_progress import PutProgress
+from millrace_client.producer import ProducerHooks
 
-RETRIED_REASONS = frozenset(
-    {"CHANNEL_FULL", "BYTES_FULL", "DISK_FULL", "OVERLOADED", "TOO_MANY_TXNS", "REPLAYING", "DEADLINE"}
-)
-"""What time may lift while the server stays up. An answer may be late because the channel waits long for room."""
+BATCHES_AHEAD_MAX = 2
+"""Batches of lines that are read and not known to be stored: one under way, and one that follows at once."""
 
-_PAUSE_SECONDS = 0.2
-_PAUSE_SECONDS_MAX = 1.0
+CLOSE_SECONDS = 1.0
+"""How long what is under way may still be answered for where a put ends early."""
+
+_LOOK_SECONDS = 0.2
+
+
+class TroubleHooks(ProducerHooks):
+    """Remembers why a producer tries again."""
+
+    def __init__(self) -> None:
+        self.trouble: SendAttempt | None = None
+
+    def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:  # noqa: ARG002 - as told
+        self.trouble = None
+
+    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - as told
+        self.trouble = None if retry_seconds is None else attempt
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long one batch is tried again."""
+class Destination:
+    """One server's channel."""
 
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    endpoint: str
+    producer: Producer
+    """Has the account's producer id, and the number of its next line at this server as first number. So each line is
+    stored once, however often it is sent, also by a later run."""
+    hooks: TroubleHooks = field(default_factory=TroubleHooks)
+    """The producer's."""
+
+
+class _Share(NamedTuple):
+    """What one server gets of a batch."""
+
+    destination: Destination
+    places: Sequence[int]
+    """Of its lines in the batch, in order."""
+    futures: SendFutures
+
+    def summary_before(self, place: int, summary: SendSummary) -> SendSummary:
+        """What became of its lines before a place of the batch, all of which are stored, from what became of all."""
+        count = bisect_left(self.places, place)
+        if count == summary.stored_count:
+            return summary
+        results = [self.futures[index].settled(0.0) for index in range(count)]
+        sequences = [result.sequence for result in results if result.sequence is not None]
+        first, last = (sequences[0], sequences[-1]) if sequences else (None, None)
+        return SendSummary(len(results), len(results) - len(sequences), first, last, None)
+
+
+class _Part(NamedTuple):
+    """A batch of lines that was sent."""
+
+    lines: Sequence[bytes]
+    shares: Sequence[_Share]
+
+    def is_done(self) -> bool:
+        """Whether it is known what became of all lines."""
+        return all(share.futures[-1].done() for share in self.shares)
 
 
 class Upload:
-    """Appends lines to a channel and keeps the account.
+    """Sends lines to a channel of one or several servers, and keeps the account.
 
-    Each batch carries a stamp with the numbers of its lines. So a batch whose answer was lost is stored once, however
-    often it is sent, also by a later run under the same producer id.
+    Args:
+        destinations: The servers, in the routing's order.
+        line_format: How lines become events.
+        routing: Which server gets which.
+        account: What has been done.
+        patience_seconds: How long producers try again, for telling.
     """
 
     def __init__(
         self,
-        channel: Channel,
-        headers: Mapping[str, str],
+        destinations: Sequence[Destination],
+        line_format: LineFormat,
+        routing: LineRouting,
         account: PutAccount,
-        patience: Patience,
-        *,
-        is_json: bool = False,
+        patience_seconds: float,
     ) -> None:
-        self._channel = channel
-        self._headers = headers
-        self._is_json = is_json
+        self._destinations = destinations
+        self._format = line_format
+        self._routing = routing
         self.account = account
-        """What has been done."""
-        self._patience = patience
+        self._patience_seconds = patience_seconds
+        self._ahead: deque[_Part] = deque()
 
     def send(self, lines: list[bytes], progress: PutProgress) -> None:
-        """Stores one batch; once this returns it is committed.
+        """Sends a batch, and waits until not too many are ahead.
 
         Raises:
-            InputError: A line holds no event; those before it in the batch are stored.
-            MillraceError: The server refused it, for longer than the patience where time could help.
+            InputError: A line holds no event; those before it are sent.
+            CommandError: A line is not stored, for longer than the patience where time could help; at its server none
+                behind it is.
         """
-        events, error = self._events(lines)
-        lines = lines[: len(events)]
+        first_line = self.account.skipped_lines + self.account.lines_read
+        events, error = self._format.events(lines, first_line)
         if events:
-            self._send(lines, events, progress)
+            self.account.lines_read += len(events)
+            shares = [
+                _Share(destination, places, destination.producer.send_many([events[place] for place in places]))
+                for destination, places in zip(
+                    self._destinations, self._routing.places(events, first_line), strict=True
+                )
+                if places
+            ]
+            self._ahead.append(_Part(lines[: len(events)], shares))
+        self._settle(progress, BATCHES_AHEAD_MAX - 1)
         if error is not None:
             raise error
 
-    def _send(self, lines: list[bytes], events: Sequence[Event | bytes], progress: PutProgress) -> None:
-        self.account.lines_read += len(lines)
-        receipt = self._append_patiently(events, progress)
-        self.account.add(len(lines), receipt)
-        progress.committed(len(lines), sum(map(len, lines)) + len(lines))
+    def finish(self, progress: PutProgress) -> None:
+        """Waits until all is stored.
 
-    def _events(self, lines: list[bytes]) -> tuple[Sequence[Event | bytes], InputError | None]:
-        """The events of all lines, or of those before the first that holds none, and what is wrong with that."""
-        if not self._is_json:
-            return ([Event(line, self._headers) for line in lines] if self._headers else lines), None
-        events: list[Event] = []
-        for line in lines:
-            try:
-                event = event_of_line(line)
-            except ValueError as error:
-                number = self.account.next_line + len(events) + 1
-                return events, InputError(f"line {number:,} {error}")
-            events.append(Event(event.body, {**self._headers, **event.headers}))
-        return events, None
+        Raises:
+            CommandError: As for `send`.
+        """
+        self._settle(progress, 0)
 
-    def _append_patiently(self, events: Sequence[Event | bytes], progress: PutProgress) -> Receipt:
-        gives_up_at = self._patience.clock() + self._patience.seconds
+    def end(self) -> None:
+        """Gives up what is not stored soon, and counts what was stored until then."""
+        for destination in self._destinations:
+            destination.producer.close(CLOSE_SECONDS)
+        while self._ahead and self._ahead[0].is_done():
+            shares = self._ahead.popleft().shares
+            if self._count([(share, share.futures.summary(0.0)) for share in shares]) is not None:
+                return
+
+    def _settle(self, progress: PutProgress, ahead_max: int) -> None:
+        while len(self._ahead) > ahead_max:
+            part = self._ahead[0]
+            summaries = [(share, self._summary(share, progress)) for share in part.shares]
+            self._ahead.popleft()
+            lines_before = self.account.lines_committed
+            failed = self._count(summaries)
+            line_count = self.account.lines_committed - lines_before
+            progress.committed(line_count, sum(len(line) + 1 for line in part.lines[:line_count]))
+            if failed is not None:
+                # What is ahead lies behind the line that failed, whatever other servers have stored of it.
+                self._ahead.clear()
+                endpoint, error = failed
+                raise CommandError(exit_code_of(error), sentence_of(error, endpoint)) from error
+
+    def _summary(self, share: _Share, progress: PutProgress) -> SendSummary:
         while True:
             try:
-                return self._append(events)
-            except MillraceError as error:
-                remaining = gives_up_at - self._patience.clock()
-                if error.reason not in RETRIED_REASONS or remaining <= 0:
-                    raise
-                progress.waiting(error, self._patience.seconds)
-                pause = error.retry_delay_seconds or _PAUSE_SECONDS
-                self._patience.sleep(min(pause, remaining, _PAUSE_SECONDS_MAX))
+                return share.futures.summary(_LOOK_SECONDS)
+            except TimeoutError:
+                self._tell_trouble(share.destination, progress)
 
-    def _append(self, events: Sequence[Event | bytes]) -> Receipt:
-        first = self.account.next_line
-        stamp = Stamp(self.account.producer_id, first, first + len(events) - 1)
-        return self._channel.append(events, stamp=stamp)
+    def _count(self, summaries: Sequence[tuple[_Share, SendSummary]]) -> tuple[str, MillraceError] | None:
+        """Counts a batch's lines before the first that is not stored; gives its server, and why it is not."""
+        failures = [
+            (share.places[summary.stored_count], share.destination.endpoint, summary.failure.error)
+            for share, summary in summaries
+            if summary.failure is not None and summary.failure.error is not None
+        ]
+        first = min(failures, key=lambda failure: failure[0], default=None)
+        for share, summary in summaries:
+            self.account.add(summary if first is None else share.summary_before(first[0], summary))
+        return None if first is None else first[1:]
+
+    def _tell_trouble(self, destination: Destination, progress: PutProgress) -> None:
+        servers = destination.producer.metrics().servers
+        if servers and not any(server.is_connected for server in servers):
+            error: MillraceError = UnavailableError(f"no server answers at {destination.endpoint}")
+            progress.waiting(error, self._patience_seconds)
+        elif (trouble := destination.hooks.trouble) is not None:
+            progress.waiting(MillraceError(trouble.message, reason=trouble.reason), self._patience_seconds)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from millrace_client._units import unit_name
 from millrace_client.consuming.measures import MEASURES, Measure, Measured
 
 _PREFIX = "millrace.consumer."
@@ -28,6 +29,8 @@ def observe(consumer: Measured, meter: Meter, attributes: Mapping[str, str] | No
         create(
             _PREFIX + measure.name,
             callbacks=[_observation(consumer, measure, dict(attributes or {}))],
+            # A name's last word is what it counts.
+            unit=unit_name(measure.name.rpartition("_")[2]),
             description=measure.help,
         )
 

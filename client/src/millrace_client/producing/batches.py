@@ -40,6 +40,8 @@ class Batch:
     request: bytes
     born: float
     """When its first event came."""
+    timed_from: float
+    """From when its delivery time counts."""
     held_bytes: int
     """What it takes of the buffer."""
     attempts: deque[SendAttempt]
@@ -72,8 +74,11 @@ class Batch:
         return attempt
 
 
-def seal(gathering: Gathering, pages: Sequence[Page], lanes: list[Lane], stamp: Stamp, attempts_kept_max: int) -> Batch:
+def seal(  # noqa: PLR0913, PLR0917 - what the engine knows of a batch, each once
+    gathering: Gathering, pages: Sequence[Page], lanes: list[Lane], stamp: Stamp, attempts_kept_max: int, now: float
+) -> Batch:
     """Makes a batch of pages, and lets go of what they held."""
+    born = min(page.born for page in pages)
     request = request_of_pages(gathering.channel, stamp, pages)
     for page in pages:
         page.drop_content()
@@ -82,7 +87,9 @@ def seal(gathering: Gathering, pages: Sequence[Page], lanes: list[Lane], stamp: 
         parts=[Part(page, page.dropped_count, page.count) for page in pages],
         stamp=stamp,
         request=request,
-        born=min(page.born for page in pages),
+        born=born,
+        # What is ordered waits for what was before it; only from here on it is its own failures that take time.
+        timed_from=now if gathering.is_ordered else born,
         held_bytes=sum(page.held_bytes for page in pages),
         attempts=deque(maxlen=attempts_kept_max),
         lanes=lanes,
@@ -118,6 +125,7 @@ def _cut(batch: Batch, borders: Sequence[int]) -> list[Batch]:
                 stamp=stamp,
                 request=request_of_columns(batch.gathering.channel, stamp, cutter.cut(start, stop)),
                 born=batch.born,
+                timed_from=batch.timed_from,
                 held_bytes=held,
                 attempts=batch.attempts.copy(),
                 attempt_count=batch.attempt_count,

@@ -8,6 +8,9 @@ from millrace_client._flows import REQUEST_HEAD_BYTES_MAX
 from millrace_client._service_config import MIB, REQUEST_BYTES_MAX
 from millrace_client.errors import BadArgumentError
 
+_ID_LENGTH_MAX = 128
+_NUMBER_MAX = 1 << 62
+
 _WordT = TypeVar("_WordT", bound=StrEnum)
 
 EVENT_BYTES_MAX = REQUEST_BYTES_MAX - REQUEST_HEAD_BYTES_MAX
@@ -68,7 +71,7 @@ class ProducerConfig:
     Must be above the keep-alive of the channels, which is how long a full channel lets an append wait."""
     delivery_timeout_seconds: float = 120.0
     """An event that is not stored so long after `send` fails with the error of its last attempt. An attempt that is
-    under way then is waited for."""
+    under way then is waited for. With `producer_id` its time begins when all before it in its channel is stored."""
     attempts_max: int | None = None
     """A batch fails after so many attempts. None: only time counts."""
     backoff_seconds: float = 0.1
@@ -83,9 +86,15 @@ class ProducerConfig:
     is recognized. After so long it may go to another all the same, and then perhaps is stored on both. None: never."""
     context_headers: bool = False
     """Whether each event carries the headers `millrace-producer`, the same for all events of this producer, and
-    `millrace-place`, which counts the events of a channel from 1 in the order of `send`."""
+    `millrace-place`, which counts the events of a channel from 1 in the order of `send`; with `producer_id`, from
+    `first_number` + 1."""
     resolve_seconds: float = 30.0
     """How often names are looked up anew."""
+    producer_id: str | None = None
+    """Makes the producer one that can be resumed, see `Producer`: 1 to 128 printable ASCII characters that nobody else
+    uses. None: it has an id that nobody else has."""
+    first_number: int = 0
+    """With `producer_id`: the number of the first event that is sent to a channel. Each further event has the next."""
 
     def __post_init__(self) -> None:
         for name in ("batch_events_max", "buffer_bytes_max", "inflight_batches_max", "attempts_kept_max"):
@@ -102,9 +111,30 @@ class ProducerConfig:
             _check("attempts_max", self.attempts_max, at_least=1)
         if self.move_after_seconds is not None:
             _check("move_after_seconds", self.move_after_seconds, at_least=0)
+        if self.producer_id is not None:
+            self._check_resumable(self.producer_id)
+        elif self.first_number:
+            raise BadArgumentError("first_number: is of use with producer_id only; give both, or neither")
         # Words are taken for what they stand for, as configuration files have them.
         object.__setattr__(self, "overflow", _one_of("overflow", Overflow, self.overflow))
         object.__setattr__(self, "routing", _one_of("routing", Routing, self.routing))
+
+    def _check_resumable(self, producer_id: str) -> None:
+        if not (1 <= len(producer_id) <= _ID_LENGTH_MAX and producer_id.isascii() and producer_id.isprintable()):
+            allowed = f"1 to {_ID_LENGTH_MAX} printable ASCII characters"
+            raise BadArgumentError(f"producer_id: is {producer_id!r}; it must be {allowed}")
+        _check("first_number", self.first_number, at_least=0, at_most=_NUMBER_MAX)
+        if self.overflow == Overflow.DROP_OLDEST:
+            raise BadArgumentError("overflow: is drop_oldest; with producer_id it must be block or raise")
+        if self.move_after_seconds is not None:
+            raise BadArgumentError(
+                "move_after_seconds: is set; with producer_id an event belongs to one server, so leave it"
+            )
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a later producer can go on where this one ends."""
+        return self.producer_id is not None
 
     @property
     def event_bytes_limit(self) -> int:

@@ -5,7 +5,7 @@ came, a connection came or went) or a time has come, does what can be done, and 
 """
 
 import asyncio
-import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +14,13 @@ import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._failures import refusal_of
-from millrace_client.errors import InternalError, MillraceError, ProducerClosedError, UnavailableError
+from millrace_client._settings import Numbering
+from millrace_client.errors import BadArgumentError, InternalError, MillraceError, ProducerClosedError, UnavailableError
 from millrace_client.producing import batches as batching
 from millrace_client.producing.batches import Batch
 from millrace_client.producing.callbacks import CallbackRunner, Job
 from millrace_client.producing.config import ProducerConfig, Routing
-from millrace_client.producing.intake import CALLBACK_BYTES, Intake
+from millrace_client.producing.intake import CALLBACK_BYTES, Intake, stopped_error
 from millrace_client.producing.lanes import LANES, Gathering, Lane
 from millrace_client.producing.metrics import (
     ProducerHooks,
@@ -32,8 +33,7 @@ from millrace_client.producing.results import Callback, Outcome, SendAttempt
 from millrace_client.producing.retrying import SPLIT_REASONS, RetrySchedule
 from millrace_client.producing.routing import Router, ranked
 from millrace_client.producing.servers import Credentials, Outlet, Server
-
-_log = logging.getLogger("millrace_client.producer")
+from millrace_client.producing.telling import LOG, Teller
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -48,6 +48,13 @@ class EngineSettings:
     hooks: ProducerHooks | None = None
     resolve: Resolve = resolve_host
 
+    def __post_init__(self) -> None:
+        if self.config.is_resumable and len(self.endpoints) > 1:
+            raise BadArgumentError(
+                f"endpoints: are {len(self.endpoints)}; with producer_id there must be one, for only the server that"
+                " stored an event knows it again"
+            )
+
 
 class Engine:
     """Sends what an intake holds. Made on an event loop, to which all methods belong unless they say otherwise."""
@@ -60,7 +67,13 @@ class Engine:
         self._tally = tally
         self._callbacks = callbacks
         self._schedule = RetrySchedule(settings.config)
-        self._router = Router(settings.config.routing)
+        # The addresses of one name may all be one server's, and then its numbers go on whichever is used.
+        self._routing = Routing.FAILOVER if self._config.is_resumable else self._config.routing
+        self._numbering = (
+            Numbering(self._config.producer_id, self._config.first_number) if self._config.is_resumable else None
+        )
+        self._router = Router(self._routing)
+        self._teller = Teller()
         self._servers: list[Server] = []
         self._retrying: list[Batch] = []
         self._retry_at: dict[Batch, float] = {}
@@ -168,6 +181,9 @@ class Engine:
         try:
             self._intake.begin_turn()
             now = self._loop.time()
+            if self._servers:
+                is_any = not all(server.is_down for server in self._servers)
+                self._teller.reached(is_any=is_any, names=", ".join(self._settings.endpoints))
             self._end_what_is_late(now)
             self._send_again(now)
             self._send_new(now)
@@ -175,7 +191,7 @@ class Engine:
             if self._closes_at is not None and not self._intake.open_pages:
                 self.drained.set()
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave futures open for ever
-            _log.exception("the producer failed")
+            LOG.exception("the producer failed")
             self._give_up(InternalError(f"the producer failed, and this is its own fault: {error!r}"))
         finally:
             self._is_looking = False
@@ -190,12 +206,13 @@ class Engine:
                 if due is not None and due <= now:
                     outlet.cut_off()
         born_before = now - self._config.delivery_timeout_seconds
-        for batch in [batch for batch in self._retrying if batch.born <= born_before]:
+        for batch in [batch for batch in self._retrying if batch.timed_from <= born_before]:
             self._retrying.remove(batch)
             self._fail(batch, batch.last_error or self._unsent_error(batch.gathering.channel))
         for gathering, page in self._intake.take_older(born_before):
             error = self._unsent_error(gathering.channel)
             self._fail_page(page, Outcome(gathering.channel, error=error))
+            self._stop_behind(error)
 
     def _send_again(self, now: float) -> None:
         for batch in sorted(self._retrying, key=lambda batch: self._retry_at[batch]):
@@ -228,7 +245,7 @@ class Engine:
                     has_sent = True
 
     def _send_next(self, gathering: Gathering, now: float) -> bool:
-        if self._config.routing is not Routing.BY_KEY:
+        if self._routing is not Routing.BY_KEY:
             outlet = self._choose(gathering.channel, -1, now)
             return outlet is not None and self._send_to(outlet, gathering, now, _any_lane)
         # Each lane has its own server, and a batch takes lanes of one.
@@ -244,13 +261,15 @@ class Engine:
         if not pages:
             return False
         stamp = outlet.next_stamp(sum(len(page.bodies) for page in pages))
-        outlet.send(batching.seal(gathering, pages, lanes, stamp, self._config.attempts_kept_max), now)
+        outlet.send(batching.seal(gathering, pages, lanes, stamp, self._config.attempts_kept_max, now), now)
         return True
 
     def _choose(self, channel: str, lane_index: int, now: float) -> Outlet | None:
-        outlets = [server.outlet(channel, self._schedule) for server in self._servers if not server.is_retired]
+        outlets = [
+            server.outlet(channel, self._schedule, self._numbering) for server in self._servers if not server.is_retired
+        ]
         order: Sequence[str] = ()
-        if lane_index >= 0 and self._config.routing is Routing.BY_KEY:
+        if lane_index >= 0 and self._routing is Routing.BY_KEY:
             if not self._ranks:
                 names = [server.target.address for server in self._servers if not server.is_retired]
                 self._ranks = [ranked(index, names) for index in range(LANES)]
@@ -261,10 +280,10 @@ class Engine:
         times = [] if self._closes_at is None else [self._closes_at]
         if (due := self._intake.next_due()) is not None:
             times.append(due)
-        if (born := self._intake.oldest_born()) is not None:
-            times.append(born + self._config.delivery_timeout_seconds)
+        if (since := self._intake.waiting_since()) is not None:
+            times.append(since + self._config.delivery_timeout_seconds)
         for batch in self._retrying:
-            times += [self._retry_at[batch], batch.born + self._config.delivery_timeout_seconds]
+            times += [self._retry_at[batch], batch.timed_from + self._config.delivery_timeout_seconds]
             if batch.doubted is not None and self._config.move_after_seconds is not None:
                 times.append(batch.doubted_at + self._config.move_after_seconds)
         for server in self._servers:
@@ -334,12 +353,13 @@ class Engine:
 
     def _retry(self, batch: Batch, attempt: SendAttempt, error: MillraceError, now: float) -> None:
         pause = self._schedule.pause_seconds(batch.attempt_count, error)
-        if now + pause > batch.born + self._config.delivery_timeout_seconds:
+        if now + pause > batch.timed_from + self._config.delivery_timeout_seconds:
             self._note_last_attempt(batch, attempt)
             self._fail(batch, error)
             return
         self._tally.attempts_failed += 1
         self._tally.retries += 1
+        self._teller.refused(attempt.server, batch.gathering.channel, error, pause)
         self._tell_hooks(lambda hooks: hooks.attempt_failed(batch.gathering.channel, attempt, batch.count, pause))
         self._queue(batch, now + pause)
 
@@ -368,14 +388,14 @@ class Engine:
         tally.batches_stored += 1
         tally.bytes_stored += len(batch.request)
         tally.note_latency(seconds, batch.count)
-        if answer.deduplicated:
-            tally.events_deduplicated += batch.count
-        # All of a batch is stored or none: so an answer that found some of it there found all.
-        first_sequence = 0 if answer.deduplicated else answer.first_sequence
+        new_count = answer.last_sequence - answer.first_sequence + 1 if answer.first_sequence else 0
+        tally.events_deduplicated += batch.count - new_count
         outcome = Outcome(
             batch.gathering.channel,
-            first_sequence=first_sequence,
-            is_deduplicated=answer.deduplicated,
+            first_sequence=answer.first_sequence,
+            # A batch is stored as a whole, and a producer that is resumed sends again what it stored last: so what was
+            # there before is all of it, or its beginning.
+            repeated_count=batch.count - new_count,
             attempts=tuple(batch.attempts),
             attempt_count=batch.attempt_count,
         )
@@ -391,6 +411,7 @@ class Engine:
         if batch.doubted is not None:
             batch.doubted.note_gap()
         self._tally.events_failed += batch.count
+        self._teller.failed(batch.gathering.channel, batch.count, error)
         outcome = Outcome(
             batch.gathering.channel,
             attempts=tuple(batch.attempts),
@@ -398,7 +419,22 @@ class Engine:
             error=error,
             is_known=batch.doubted is None,
         )
+        followers = list(batch.followers)
+        if batch.gathering.is_ordered:
+            batch.followers.clear()
         self._settle(batch, outcome)
+        if batch.gathering.is_ordered:
+            for following in followers:
+                self._fail(following, stopped_error(error))
+            self._stop_behind(error)
+
+    def _stop_behind(self, error: MillraceError) -> None:
+        """Sends nothing behind an event that failed, where no gap may be left."""
+        if not self._config.is_resumable:
+            return
+        self._intake.refuse_behind(error)
+        for gathering, page in self._intake.take_older(math.inf):
+            self._fail_page(page, Outcome(gathering.channel, error=stopped_error(error)))
 
     def _settle(self, batch: Batch, outcome: Outcome) -> None:
         offset = 0
@@ -410,13 +446,17 @@ class Engine:
         if batch.followers:
             following = batch.followers.popleft()
             following.lanes, following.followers = batch.lanes, batch.followers
+            if batch.gathering.is_ordered:
+                following.timed_from = self._loop.time()
             self._queue(following, self._loop.time())
         else:
             self._intake.free(batch.lanes)
 
     def _fail_page(self, page: Page, outcome: Outcome) -> None:
         count = page.count - page.dropped_count
+        assert outcome.error is not None, "it has failed"
         self._tally.events_failed += count
+        self._teller.failed(outcome.channel, count, outcome.error)
         callbacks = self._intake.settle(page, page.dropped_count, page.count, 0, outcome)
         page.drop_content()
         self._hand_over(callbacks, outcome, page.held_bytes)
@@ -471,7 +511,7 @@ class Engine:
         retrying, self._retrying = self._retrying, []
         for batch in retrying:
             self._give_up_batch(batch, error)
-        for gathering, page in self._intake.take_older(float("inf")):
+        for gathering, page in self._intake.take_older(math.inf):
             self._given_up_count += page.count - page.dropped_count
             self._fail_page(page, Outcome(gathering.channel, error=error))
 

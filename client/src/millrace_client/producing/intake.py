@@ -1,6 +1,7 @@
 """The intake: where threads hand events over, and where the engine takes them out in batches."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from millrace_client.errors import (
     EventDroppedError,
     EventTooLargeError,
     MillraceError,
+    ProducerClosedError,
 )
 from millrace_client.producing.bulk import Bulk
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
@@ -84,7 +86,9 @@ class Intake:
         with self.lock:
             known = self.gatherings.get(channel)
             if known is None:
-                known = self.gatherings[channel] = Gathering(channel, self._config.batch_events_max)
+                known = self.gatherings[channel] = Gathering(
+                    channel, self._config.batch_events_max, is_ordered=self._config.is_resumable
+                )
             return known
 
     def put(  # noqa: C901, PLR0913, PLR0917 - each event goes this way: more calls would double what it costs
@@ -288,7 +292,7 @@ class Intake:
         return page, size + SIZE_BYTES
 
     def _add_context(self, gathering: Gathering, page: Page) -> None:
-        place = self._places.get(gathering.channel, 0) + 1
+        place = self._places.get(gathering.channel, self._config.first_number) + 1
         for name, value in ((PRODUCER_HEADER, self._producer_id), (PLACE_HEADER, str(place))):
             column = page.columns.get(name)
             if column is None:
@@ -453,19 +457,20 @@ class Intake:
             self._is_timed = bool(born)
             return min(born) + self._config.linger_seconds if born else None
 
-    def oldest_born(self) -> float | None:
-        """When the oldest event came that is in no batch."""
+    def waiting_since(self) -> float | None:
+        """From when the delivery time of the oldest event counts that is in no batch; None where it does of none."""
         with self.lock:
-            born = [page.born for gathering in self.gatherings.values() for page in gathering.waiting.values()]
-            return min(born, default=None)
+            waiting = [entry for gathering in self.gatherings.values() for entry in gathering.waiting.items()]
+            oldest = min((lane.waits_since(page) for lane, page in waiting), default=math.inf)
+            return None if oldest == math.inf else oldest
 
     def take_older(self, born_before: float) -> list[tuple[Gathering, Page]]:
-        """Takes out all pages that are in no batch and began so long ago."""
+        """Takes out all pages that are in no batch and whose delivery time began so long ago."""
         taken = []
         with self.lock:
             for gathering in self.gatherings.values():
                 for lane in list(gathering.waiting):
-                    while (page := lane.head) is not None and page.born <= born_before:
+                    while (page := lane.head) is not None and lane.waits_since(page) <= born_before:
                         self._pop_page(gathering, lane)
                         taken.append((gathering, page))
         return taken
@@ -482,9 +487,11 @@ class Intake:
 
     def free(self, lanes: list[Lane]) -> None:
         """Lets go of lanes that a batch held."""
+        now = self._clock()
         with self.lock:
             for lane in lanes:
                 lane.is_held = False
+                lane.free_since = now
 
     def settle(self, page: Page, start: int, stop: int, offset: int, outcome: Outcome) -> list[tuple[Callback, int]]:
         """Settles a range of a page's events; returns the callbacks to run, with their events' places in the batch."""
@@ -524,11 +531,21 @@ class Intake:
         with self.lock:
             return sum(page.open_count for page in self.open_pages)
 
+    def refuse_behind(self, error: MillraceError) -> None:
+        """Takes nothing any more where an event has failed and the producer is one that leaves no gap."""
+        if self._config.is_resumable and self.refusal is None:
+            self.refuse(stopped_error(error))
+
     def refuse(self, refusal: MillraceError) -> None:
         """Takes nothing any more; tells whoever waits for room."""
         with self.lock:
             self.refusal = refusal
             self._tell_room()
+
+
+def stopped_error(error: MillraceError) -> ProducerClosedError:
+    """Why nothing is stored behind an event that failed."""
+    return ProducerClosedError(f"the producer has stopped at an event before this one: {error.message}")
 
 
 def _checked_bytes(name: object, value: object) -> int:

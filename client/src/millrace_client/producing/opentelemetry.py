@@ -11,6 +11,7 @@ from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from millrace_client._units import unit_name
 from millrace_client.producing.figures import FIGURES, Figure, FigureKind
 from millrace_client.producing.metrics import ProducerMetrics
 
@@ -38,7 +39,7 @@ def observe(producer: Measured, meter: Meter, attributes: Mapping[str, str] | No
         create(
             _PREFIX + figure.name,
             callbacks=[_observation(producer, figure, dict(attributes or {}))],
-            unit=figure.unit,
+            unit=unit_name(figure.unit),
             description=figure.text,
         )
 

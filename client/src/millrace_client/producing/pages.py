@@ -92,11 +92,22 @@ class Page:
             return []
         return [(callback, index - start + offset) for index, callback in self.callbacks if start <= index < stop]
 
-    def wait(self, timeout_seconds: float | None) -> bool:
-        """Waits for the next range to be settled, with the lock held; False where none was in time."""
-        if self._condition is None:
-            self._condition = threading.Condition(self.lock)
-        return self._condition.wait(timeout_seconds)
+    def wait_settled(self, index: int, timeout_seconds: float | None) -> tuple[Outcome, int]:
+        """Waits until an event is settled; gives what `outcome_of` gives.
+
+        Raises:
+            TimeoutError: No range of the page was settled for so long.
+        """
+        settled = self.outcome_of(index)
+        if settled is None:
+            with self.lock:
+                if self._condition is None:
+                    self._condition = threading.Condition(self.lock)
+                # Ranges of a page are settled one by one, seldom more than one.
+                while (settled := self.outcome_of(index)) is None:
+                    if not self._condition.wait(timeout_seconds):
+                        raise TimeoutError(f"the event is not settled after {timeout_seconds} s")
+        return settled
 
     def next_settled(self) -> "asyncio.Future[None]":
         """The same for a task."""
@@ -214,7 +225,7 @@ class SendFuture(_Settling):
             SendFailedError: It is not, and will not be; the error's `result` tells all.
             TimeoutError: It is not settled in time; it may be later.
         """
-        self._wait(timeout_seconds)
+        self._page.wait_settled(self._index, timeout_seconds)
         return self._result()
 
     def settled(self, timeout_seconds: float | None = None) -> SendResult:
@@ -223,17 +234,8 @@ class SendFuture(_Settling):
         Raises:
             TimeoutError: It is not settled in time; it may be later.
         """
-        self._wait(timeout_seconds)
+        self._page.wait_settled(self._index, timeout_seconds)
         return self._settled()
-
-    def _wait(self, timeout_seconds: float | None) -> None:
-        page = self._page
-        if page.outcome_of(self._index) is None:
-            with page.lock:
-                # Ranges of a page are settled one by one, seldom more than one.
-                while page.outcome_of(self._index) is None:
-                    if not page.wait(timeout_seconds):
-                        raise TimeoutError(f"the event is not settled after {timeout_seconds} s")
 
 
 class AsyncSendFuture(_Settling):

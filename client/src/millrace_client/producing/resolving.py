@@ -6,23 +6,10 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from millrace_client.errors import BadArgumentError
 from millrace_client.producing.servers import Target
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Gives the addresses of a host, each as `host:port`."""
-
-
-def check_endpoints(endpoints: str | Sequence[str]) -> tuple[str, ...]:
-    """The endpoints as a list without repeats.
-
-    Raises:
-        BadArgumentError: There is none, or one is empty.
-    """
-    listed = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
-    if not listed or not all(listed):
-        raise BadArgumentError(f"endpoints: is {endpoints!r}; give at least one, each as host:port")
-    return tuple(dict.fromkeys(listed))
 
 
 async def resolve_host(host: str, port: int) -> list[str]:

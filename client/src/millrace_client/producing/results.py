@@ -33,7 +33,7 @@ class SendResult:
     sequence: int | None
     """The channel's number for it; None where it is not stored, or where only a repeat was answered: `deduplicated`."""
     deduplicated: bool
-    """Whether an earlier attempt had stored it already, whose answer was lost."""
+    """Whether it was there: from an earlier attempt whose answer was lost, or an earlier producer of the same id."""
     attempts: tuple[SendAttempt, ...]
     """The last attempts, at most `attempts_kept_max`, oldest first; none where it was never sent."""
     attempt_count: int
@@ -54,20 +54,27 @@ class Outcome:
 
     channel: str
     first_sequence: int = 0
-    """Sequence of the batch's first event; 0 where it is not known."""
-    is_deduplicated: bool = False
+    """Sequence of the batch's first event that was not there before; 0 where there is none."""
+    repeated_count: int = 0
+    """Events at its beginning that an earlier attempt had stored."""
     attempts: tuple[SendAttempt, ...] = ()
     attempt_count: int = 0
     error: MillraceError | None = None
     is_known: bool = True
+
+    def sequence_of(self, offset: int) -> int | None:
+        """The sequence of the event at this offset in the batch; None where it was there before, or is not stored."""
+        if not self.first_sequence or offset < self.repeated_count:
+            return None
+        return self.first_sequence + offset - self.repeated_count
 
     def result(self, offset: int) -> SendResult:
         """The result of the event at this offset in the batch."""
         return SendResult(
             channel=self.channel,
             stored=self.error is None,
-            sequence=self.first_sequence + offset if self.first_sequence else None,
-            deduplicated=self.is_deduplicated,
+            sequence=self.sequence_of(offset),
+            deduplicated=offset < self.repeated_count,
             attempts=self.attempts,
             attempt_count=self.attempt_count,
             error=self.error,

@@ -21,6 +21,22 @@ Key = str | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
+class SendSummary:
+    """What became of many events together, as far as it is settled."""
+
+    stored_count: int
+    """How many are stored, counted from the first: all, or those before `failure`."""
+    repeated_count: int
+    """Of these, stored by an earlier attempt or an earlier producer of the same id."""
+    first_sequence: int | None
+    """Of the others, the first one's sequence in the channel; None where there is none."""
+    last_sequence: int | None
+    """The last one's sequence. Events of other producers may lie between."""
+    failure: SendResult | None
+    """The first event that is not stored; None: all are."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """Events that lie side by side in a page."""
 
@@ -57,9 +73,8 @@ class SendFutures(Sequence[SendFuture]):
         raise IndexError(f"there are {self._count} events; index {index} is none of them")
 
     def __iter__(self) -> Iterator[SendFuture]:
-        for run in self._runs:
-            for index in range(run.first, run.first + run.count):
-                yield SendFuture(run.page, index)
+        for page, index in self._places():
+            yield SendFuture(page, index)
 
     def results(self, timeout_seconds: float | None = None) -> list[SendResult]:
         """Waits until all are settled; tells of each event whether it is stored.
@@ -68,6 +83,35 @@ class SendFutures(Sequence[SendFuture]):
             TimeoutError: Some are not settled that long after the one before them.
         """
         return [future.settled(timeout_seconds) for future in self]
+
+    def summary(self, timeout_seconds: float | None = None) -> SendSummary:
+        """Waits until all are stored or one has failed; tells of all together, for less than what `results` costs.
+
+        Raises:
+            TimeoutError: Some are not settled that long after those before them.
+        """
+        stored_count = repeated_count = 0
+        first_sequence: int | None = None
+        last_sequence: int | None = None
+        failure: SendResult | None = None
+        for page, index in self._places():
+            outcome, offset = page.wait_settled(index, timeout_seconds)
+            if outcome.error is not None:
+                failure = outcome.result(offset)
+                break
+            stored_count += 1
+            sequence = outcome.sequence_of(offset)
+            if sequence is None:
+                repeated_count += 1
+            else:
+                first_sequence = first_sequence or sequence
+                last_sequence = sequence
+        return SendSummary(stored_count, repeated_count, first_sequence, last_sequence, failure)
+
+    def _places(self) -> Iterator[tuple[Page, int]]:
+        for run in self._runs:
+            for index in range(run.first, run.first + run.count):
+                yield run.page, index
 
     def __repr__(self) -> str:
         return f"<SendFutures of {self._count} events>"
@@ -93,6 +137,7 @@ def _put_each(intake: Intake, gathering: Gathering, key: Key, events: Iterable[o
             body, headers = parts_of(event)
             yield _Run(*intake.put(gathering, key, body, headers, None, True), 1)
         except MillraceError as error:
+            intake.refuse_behind(error)
             refused = Page(intake.lock, 0.0)
             refused.settle(0, 1, 0, Outcome(gathering.channel, error=error))
             yield _Run(refused, 0, 1)

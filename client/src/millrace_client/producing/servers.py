@@ -87,11 +87,11 @@ class Server:
         """Those that read from this server. Each of them ends soon after the server is closed."""
         self._health = HealthWatch(self, RetrySchedule(config))
 
-    def outlet(self, channel: str, schedule: RetrySchedule) -> "Outlet":
-        """The way to one of its channels."""
+    def outlet(self, channel: str, schedule: RetrySchedule, numbering: Numbering | None) -> "Outlet":
+        """The way to one of its channels, with numbers of its own unless there are some for all servers."""
         known = self.outlets.get(channel)
         if known is None:
-            known = self.outlets[channel] = Outlet(self, channel, schedule)
+            known = self.outlets[channel] = Outlet(self, channel, schedule, numbering or Numbering())
         return known
 
     def unreachable_error(self, channel: str) -> MillraceError:
@@ -146,7 +146,7 @@ class Outlet:
     until one has succeeded.
     """
 
-    def __init__(self, server: Server, channel: str, schedule: RetrySchedule) -> None:
+    def __init__(self, server: Server, channel: str, schedule: RetrySchedule, numbering: Numbering) -> None:
         self.server = server
         self.channel = channel
         self.inflight: deque[Batch] = deque()
@@ -154,7 +154,7 @@ class Outlet:
         """Whether batches go one by one, because one of them is too large for the server and it is not known which."""
         self.sick_until = 0.0
         self._schedule = schedule
-        self._numbering = Numbering()
+        self._numbering = numbering
         self._last_reason = ""
         self._failure_count = 0
         self._failed_at = -1.0

@@ -1,15 +1,14 @@
-import sys
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
-from typing import Any
-
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from millrace_client import ProducerMetrics
 from millrace_client.producing.figures import FIGURES
 from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, Latencies, Tally
+from millrace_client.producing.opentelemetry import observe
 from millrace_client.producing.prometheus import ProducerCollector
+from tests.opentelemetry_figures import observed
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 
 
@@ -66,36 +65,17 @@ def test_collector_tells_prometheus_all_figures(channels: FakeChannels, producer
     assert len(LATENCY_BOUNDS_SECONDS) == len(producer.metrics().latencies.counts) - 1
 
 
-class FakeMeter:
-    """Takes OpenTelemetry's observable instruments."""
-
-    def __init__(self) -> None:
-        self.instruments: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {}
-
-    def create_observable_counter(self, name: str, callbacks: Any, unit: str, description: str) -> None:
-        self.instruments[name] = "counter", callbacks[0]
-
-    def create_observable_up_down_counter(self, name: str, callbacks: Any, unit: str, description: str) -> None:
-        self.instruments[name] = "gauge", callbacks[0]
-
-
-def test_observe_tells_opentelemetry_all_figures(
-    channels: FakeChannels, producer_of: MakeProducer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With OpenTelemetry's names, units and attributes."""
-    package, metrics = ModuleType("opentelemetry"), ModuleType("opentelemetry.metrics")
-    names = {"CallbackOptions": object, "Meter": object, "Observation": lambda value, attributes: (value, attributes)}
-    vars(metrics).update(names)
-    monkeypatch.setitem(sys.modules, "opentelemetry", package)
-    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", metrics)
-    monkeypatch.delitem(sys.modules, "millrace_client.producing.opentelemetry", raising=False)
-    from millrace_client.producing.opentelemetry import observe
-
+def test_observe_tells_opentelemetry_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """With OpenTelemetry's names, kinds, units and attributes; the latest figures each time that it asks."""
+    reader = InMemoryMetricReader()
+    meter = MeterProvider(metric_readers=[reader]).get_meter("tests")
     producer = producer_of(channels)
-    producer.send(b"a").result(10)
-    meter: Any = FakeMeter()
     observe(producer, meter, {"producer": "main"})
-    kind, observed = meter.instruments["millrace.producer.events_stored"]
-    assert (kind, observed(SimpleNamespace())) == ("counter", [(1, {"producer": "main"})])
-    assert len(meter.instruments) == len(FIGURES)
-    sys.modules.pop("millrace_client.producing.opentelemetry")
+    producer.send(b"a").result(10)
+    assert observed(reader)["millrace.producer.events_stored"] == ("{events}", True, 1, {"producer": "main"})
+    producer.send(b"b").result(10)
+    told = observed(reader)
+    assert len(told) == len(FIGURES)
+    assert told["millrace.producer.events_stored"].value == 2
+    assert told["millrace.producer.buffer_bytes_max"] == ("By", False, 64 << 20, {"producer": "main"})
+    assert told["millrace.producer.blocked_seconds"][:2] == ("s", True)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from millrace_client import BadArgumentError, Producer, ProducerConfig, Routing, SendFailedError
-from millrace_client.producing.resolving import check_endpoints, targets_of
+from millrace_client import Producer, ProducerConfig, Routing, SendFailedError
+from millrace_client.producing.resolving import targets_of
 from millrace_client.producing.servers import Target
 from tests.unit.client.producing.conftest import FakeChannels
 
@@ -34,16 +34,6 @@ async def test_targets_of_an_unknown_name_raise() -> None:
     """Whoever asks decides what that means."""
     with pytest.raises(OSError, match="not known"):
         await targets_of("nowhere:7070", resolve)
-
-
-def test_check_endpoints_takes_one_or_several() -> None:
-    """Repeats are dropped; none at all is refused."""
-    assert check_endpoints("a:1") == ("a:1",)
-    assert check_endpoints(["a:1", "b:1", "a:1"]) == ("a:1", "b:1")
-    with pytest.raises(BadArgumentError):
-        check_endpoints([])
-    with pytest.raises(BadArgumentError):
-        check_endpoints([""])
 
 
 def test_send_to_a_name_with_several_addresses_uses_the_one_that_answers(channels: FakeChannels) -> None:

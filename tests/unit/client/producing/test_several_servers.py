@@ -72,7 +72,9 @@ def test_failover_uses_the_first_that_is_healthy_and_comes_back(
     wait_connected(producer, 2)
     channels.judge = lambda _bodies: draining()
     result = producer.send(b"2").result(10)
-    assert [attempt.server for attempt in result.attempts] == [channels.address, second.address]
+    *refused, stored = [attempt.server for attempt in result.attempts]
+    # On a busy machine the first has rested before the batch goes again.
+    assert (set(refused), stored) == ({channels.address}, second.address)
     channels.judge = lambda _bodies: None
     give_up = time.monotonic() + 10
     while producer.send(b"3").result(10).attempts[-1].server != channels.address:

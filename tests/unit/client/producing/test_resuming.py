@@ -1,0 +1,206 @@
+"""Producers with an id of the user's, which others of the same id can follow."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from millrace_client import (
+    BadArgumentError,
+    Overflow,
+    Producer,
+    ProducerClosedError,
+    ProducerConfig,
+    SendFailedError,
+)
+from millrace_client.producing.intake import PLACE_HEADER, Intake
+from millrace_client.producing.metrics import Tally
+from tests.unit.client.fake_server import RefusalError
+from tests.unit.client.producing.conftest import QUICK, FakeChannels, MakeProducer
+
+BODIES = [str(number).encode() for number in range(10)]
+
+
+def full() -> RefusalError:
+    return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL")
+
+
+def gone() -> RefusalError:
+    return RefusalError(grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "there is no channel")
+
+
+def too_many() -> RefusalError:
+    return RefusalError(grpc.StatusCode.INVALID_ARGUMENT, "TXN_CAPACITY")
+
+
+def ranges(channels: FakeChannels) -> list[tuple[int, int]]:
+    return [(stamp.first_sequence, stamp.last_sequence) for stamp in channels.stamps]
+
+
+def test_send_numbers_events_in_order_whatever_their_keys(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Numbers begin where the configuration says, and the channel has the events in the order of `send`."""
+    producer = producer_of(channels, producer_id="import", first_number=40, batch_events_max=3)
+    for body in BODIES:
+        producer.send(body, key=body)
+    producer.flush()
+    assert channels.stored["orders"] == BODIES
+    assert ranges(channels)[0][0] == 40
+    assert [first for first, _ in ranges(channels)[1:]] == [last + 1 for _, last in ranges(channels)[:-1]]
+    assert {stamp.producer_id for stamp in channels.stamps} == {"import"} == {producer.producer_id}
+
+
+def test_send_through_trouble_keeps_the_order(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Nothing of a channel is sent before all that was sent before it is stored."""
+    channels.outcomes.extend([full(), None, "lose", "break", full(), None])
+    producer = producer_of(channels, producer_id="import", batch_events_max=2)
+    for body in BODIES:
+        producer.send(body, key=body)
+    producer.flush()
+    assert channels.stored["orders"] == BODIES
+
+
+def test_failure_for_good_stops_the_producer(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Nothing behind the first event that fails is stored, and `send` says so from then on."""
+    channels.outcomes.extend([None, gone()])
+    producer = producer_of(channels, producer_id="import", batch_events_max=2, linger_seconds=60.0)
+    futures = [producer.send(body) for body in BODIES[:7]]
+    producer.flush()
+    assert channels.stored["orders"] == BODIES[:2]
+    assert [future.settled().stored for future in futures] == [True] * 2 + [False] * 5
+    reasons = [error.reason if (error := future.settled().error) else "" for future in futures[2:]]
+    assert reasons == ["CHANNEL_NOT_FOUND"] * 2 + ["PRODUCER_CLOSED"] * 3
+    with pytest.raises(ProducerClosedError, match="stopped at an event before this one: there is no channel"):
+        producer.send(b"later")
+
+
+def test_failure_of_a_part_of_a_batch_stops_the_parts_behind_it(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """A batch that had to be split leaves no gap either."""
+    channels.outcomes.extend([too_many(), None, gone()])
+    producer = producer_of(channels, producer_id="import", batch_events_max=4)
+    summary = producer.send_many(BODIES[:8]).summary(20)
+    assert channels.stored["orders"] == BODIES[:2]
+    assert summary.stored_count == 2
+    assert summary.failure is not None
+    assert summary.failure.error is not None
+    assert summary.failure.error.reason == "CHANNEL_NOT_FOUND"
+
+
+def test_event_among_many_that_is_refused_stops_the_producer(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """Many at once leave no gap where one of them cannot be taken."""
+    producer = producer_of(channels, producer_id="import", event_bytes_max=1000, batch_bytes_max=1000)
+    results = producer.send_many([b"a", bytes(2000), b"b"]).results(20)
+    assert [result.stored for result in results] == [True, False, False]
+    assert channels.stored["orders"] == [b"a"]
+
+
+def test_producer_that_follows_stores_only_the_rest(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """It may begin anywhere at or before the first event that is not known to be stored, with other batches."""
+    producer_of(channels, producer_id="import").send_many(BODIES[:4]).results(20)
+    later = producer_of(channels, producer_id="import", first_number=2, batch_events_max=5)
+    futures = later.send_many(BODIES[2:])
+    assert [future.settled(20).sequence for future in futures] == [None, None, 5, 6, 7, 8, 9, 10]
+    assert [future.settled(20).deduplicated for future in futures] == [True] * 2 + [False] * 6
+    assert channels.stored["orders"] == BODIES
+    summary = futures.summary()
+    assert (summary.stored_count, summary.repeated_count) == (8, 2)
+    assert (summary.first_sequence, summary.last_sequence, summary.failure) == (5, 10, None)
+    assert later.metrics().events_deduplicated == 2
+
+
+def test_producer_that_follows_one_in_doubt_stores_nothing_twice(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """The answer was lost and never came again; the next one sends the same from the same number."""
+    channels.outcomes.append("lose")
+    first = producer_of(channels, producer_id="import", attempts_max=1)
+    result = first.send_many(BODIES).summary(20).failure
+    assert result is not None
+    assert not result.is_outcome_known
+    assert producer_of(channels, producer_id="import").send_many(BODIES).summary(20).repeated_count == 10
+    assert channels.stored["orders"] == BODIES
+
+
+def test_delivery_time_begins_when_all_before_is_stored(channels: FakeChannels, producer_of: MakeProducer) -> None:
+    """A channel that empties slowly fails nobody as long as each batch gets its room in time."""
+    refused: set[bytes] = set()
+
+    def judge(bodies: list[bytes]) -> RefusalError | None:
+        if bodies[0] in refused:
+            return None
+        refused.add(bodies[0])
+        return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL", retry_delay_seconds=0.15)
+
+    channels.judge = judge
+    producer = producer_of(channels, producer_id="import", batch_events_max=1, delivery_timeout_seconds=0.5)
+    assert producer.send_many(BODIES).summary(20).stored_count == 10
+
+
+def test_send_to_nobody_fails_in_its_time_and_stops(producer_of: MakeProducer, channels: FakeChannels) -> None:
+    """A server that cannot be reached is waited for as long as the delivery time, then said to be away."""
+    channels.server.close()
+    producer = producer_of(channels, producer_id="import", delivery_timeout_seconds=0.2)
+    first, second = producer.send(b"a"), producer.send(b"b")
+    with pytest.raises(SendFailedError, match="is millraced running there"):
+        first.result(20)
+    assert second.settled(20).is_outcome_known
+
+
+def test_numbers_go_on_at_another_address_of_the_name(
+    channels: FakeChannels, more_channels: Callable[[], FakeChannels]
+) -> None:
+    """Addresses of one name stand for one server, which must not get one number twice."""
+    other = more_channels()
+    addresses = [channels.address]
+
+    async def resolve_now(_host: str, _port: int) -> list[str]:
+        return addresses
+
+    config = ProducerConfig(**QUICK, producer_id="import", resolve_seconds=0.02)
+    with Producer("server:7070", "orders", config=config) as producer:
+        producer._threaded._settings = replace(producer._threaded._settings, resolve=resolve_now)
+        numbers = 0
+        give_up = time.monotonic() + 10
+        while not other.stamps:
+            producer.send(b"a").result(10)
+            numbers += 1
+            addresses[:] = [other.address]
+            assert time.monotonic() < give_up
+    assert len(channels.stamps) == numbers - 1
+    assert other.stamps[0].first_sequence == numbers - 1
+
+
+def test_places_of_the_context_go_on() -> None:
+    """A reader can restore the order of what several producers of one id have sent."""
+    config = ProducerConfig(producer_id="import", first_number=7, context_headers=True)
+    intake = Intake(config, "import", Tally())
+    page, _ = intake.put(intake.gathering("orders"), None, b"a", {}, None, True)
+    assert page.columns[PLACE_HEADER] == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"producer_id": ""}, "producer_id: is ''; it must be 1 to 128 printable"),
+        ({"producer_id": "ä"}, "producer_id"),
+        ({"producer_id": "x" * 129}, "producer_id"),
+        ({"producer_id": "a", "first_number": -1}, "first_number: is -1"),
+        ({"first_number": 3}, "first_number: is of use with producer_id only"),
+        ({"producer_id": "a", "overflow": Overflow.DROP_OLDEST}, "overflow: is drop_oldest"),
+        ({"producer_id": "a", "move_after_seconds": 1.0}, "move_after_seconds: is set"),
+    ],
+)
+def test_config_that_could_not_be_resumed_is_refused(limits: dict[str, Any], message: str) -> None:
+    """What would leave gaps, or store an event on two servers, cannot be together with an id."""
+    with pytest.raises(BadArgumentError, match=message):
+        ProducerConfig(**limits)
+
+
+def test_producer_of_several_servers_is_refused() -> None:
+    """Only the server that stored an event knows its number again."""
+    with pytest.raises(BadArgumentError, match="endpoints: are 2; with producer_id there must be one"):
+        Producer(["a:1", "b:1"], "orders", config=ProducerConfig(producer_id="import"))
