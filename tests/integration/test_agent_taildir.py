@@ -121,21 +121,24 @@ class Killer:
             self._writer.end()
 
     def check(self) -> None:
-        """Each line is in each channel once, and those of a file are in their order."""
-        generations = self._writer.generations
+        """The next one brings the rest."""
         server = self._start()
-        expected = sorted(line for lines in generations for line in lines)
-        wait_until(lambda: min(stored_count(server, name) for name in CHANNELS) >= len(expected))
-        # What came twice would come soon.
-        time.sleep(1.5)
-        generation_of = {line: number for number, lines in enumerate(generations) for line in lines}
-        for channel in CHANNELS:
-            came: dict[int, list[bytes]] = {}
-            for body in stored_bodies(server, channel):
-                came.setdefault(generation_of[body], []).append(body)
-            assert [came[number] for number in sorted(came)] == generations
+        _check(server, self._writer.generations)
         assert server.stop() == 0
         assert server.other_output == []
+
+
+def _check(server: Millraced, generations: list[list[bytes]]) -> None:
+    """Each line is in each channel once, and those of a file are in their order."""
+    generation_of = {line: number for number, lines in enumerate(generations) for line in lines}
+    wait_until(lambda: min(stored_count(server, name) for name in CHANNELS) >= len(generation_of))
+    # What came twice would come soon.
+    time.sleep(1.5)
+    for channel in CHANNELS:
+        came: dict[int, list[bytes]] = {}
+        for body in stored_bodies(server, channel):
+            came.setdefault(generation_of[body], []).append(body)
+        assert [came[number] for number in sorted(came)] == generations
 
 
 @pytest.mark.parametrize("rotate", [rename, copy_and_cut])
@@ -158,6 +161,78 @@ def test_lines_of_a_log_that_is_rotated_under_many_kills_come_once_and_in_order(
     killer = Killer(start_millraced, logs / "app.log", rotate, seed)
     killer.kill(25)
     killer.check()
+
+
+class AccessLog:
+    """A web server's log, which logrotate rotates while it is written.
+
+    Attributes:
+        generations: The lines, those together that were written into one file, or between two cuts of it.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._file = log.open("ab", buffering=0)
+        self._number = 0
+        self.generations: list[list[bytes]] = [[]]
+
+    def write(self, count: int) -> None:
+        """Writes some lines, the last of them in two portions."""
+        lines = [_access_line(self._number + index) for index in range(count)]
+        text = b"".join(line + b"\n" for line in lines)
+        self._file.write(text[:-20])
+        self._file.write(text[-20:])
+        self._number += count
+        self.generations[-1] += lines
+
+    def rename(self) -> None:
+        """As `create` has it: the server writes on into the renamed file until it is told to open another one."""
+        self._log.rename(self._next_name())
+        self.write(50)
+        self._file.close()
+        self._file = self._log.open("ab", buffering=0)
+        self.generations.append([])
+
+    def copy_and_cut(self) -> None:
+        """As `copytruncate` has it: the server never notices."""
+        shutil.copy(self._log, self._next_name())
+        os.truncate(self._log, 0)
+        self.generations.append([])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _next_name(self) -> Path:
+        return self._log.with_name(f"{self._log.name}.{len(self.generations)}")
+
+
+def _access_line(number: int) -> bytes:
+    """A line as Apache writes it; few differ in more than their path."""
+    client, size = number % 7, number % 5_000
+    return (
+        f'192.0.2.{client} - - [10/Oct/2026:13:55:{number // 1_000 % 60:02} +0000] "GET /item/{number:07} HTTP/1.1" '
+        f'200 {size} "https://example.org/start" "Mozilla/5.0 (X11; Linux x86_64)"'
+    ).encode()
+
+
+def test_lines_of_an_access_log_that_is_rotated_under_load_come_once_and_in_order(
+    start_millraced: StartMillraced, tmp_path: Path, logs: Path
+) -> None:
+    """Renamed and copied by turns, both as logrotate does it, while lines are written without a pause."""
+    server = start_millraced(config_of(logs / "access.log*"), tmp_path / "data")
+    log = AccessLog(logs / "access.log")
+    try:
+        for turn in range(8):
+            for _ in range(20):
+                log.write(150)
+                time.sleep(0.01)
+            if turn % 2:
+                log.copy_and_cut()
+            else:
+                log.rename()
+    finally:
+        log.close()
+    _check(server, [lines for lines in log.generations if lines])
 
 
 def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, tmp_path: Path, logs: Path) -> None:

@@ -207,17 +207,19 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _show_flows(settings: "Settings") -> None:
+    from millrace_server.agent.sinks.sink import TakingSinkConfig
+
     for name, source in settings.sources.items():
         steps = ", ".join(interceptor.type for interceptor in source.interceptors)
         through = f" through {steps}" if steps else ""
         typer.echo(f"Source {name}: {source.type}, fills {' and '.join(source.channels)}{through}.")
     for name, sink in settings.sinks.items():
-        rejected = (
-            f"after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
-            if sink.dead_letter_channel
-            else "rejected events are delivered for ever"
-        )
-        typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}; {rejected}.")
+        rejected = "; rejected events are delivered for ever"
+        if isinstance(sink, TakingSinkConfig):
+            rejected = ""
+        elif sink.dead_letter_channel:
+            rejected = f"; after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
+        typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}{rejected}.")
     for name, group in settings.sink_groups.items():
         typer.echo(f"Sink group {name}: {group.policy}, of {' and '.join(group.sinks)}.")
 

@@ -27,6 +27,9 @@ from millrace_server.settings import Settings, check_settings, load_settings
 
 __all__ = ["EmbeddedAgent", "EmbeddedAgentError"]
 
+_LISTENS_NOWHERE = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}
+"""Has the server's own addresses stand in nobody's way."""
+
 Headers = Mapping[str, str]
 Body = bytes | bytearray | memoryview
 
@@ -167,8 +170,8 @@ class EmbeddedAgent:
 
 def _settings_of(configuration: str | Path | Mapping[str, Any]) -> Settings:
     if isinstance(configuration, Mapping):
-        return check_settings(configuration, "configuration")
-    return load_settings(Path(configuration))
+        return check_settings(configuration, "configuration", _LISTENS_NOWHERE)
+    return load_settings(Path(configuration), _LISTENS_NOWHERE)
 
 
 def _checked(headers: object, body: object) -> tuple[Headers, bytes]:

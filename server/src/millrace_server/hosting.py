@@ -67,15 +67,12 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
     await _unless_urgent(requests, _wait_drained(agent, registry, give_up))
     if left_open := _open_transactions(agent, registry):
         _log.warning("open transactions are rolled back", open_transactions=left_open)
-    # What can still be lost is asked for before, and told after, the last deliveries.
-    at_stake = _undrained(agent, registry)
     last_seconds = min(max(give_up - clock(), _LAST_DELIVERIES_SECONDS), grace_seconds)
     await _unless_urgent(requests, agent.stop_sinks(last_seconds))
     if requests.is_urgent:
         await agent.stop_sinks(0.0)
-    for hosted in at_stake:
-        if event_count := _event_count(hosted):
-            _log.warning("events in memory are lost", channel=hosted.name, events=event_count)
+    for hosted in _with_events_in_memory(registry):
+        _log.warning("events in memory are lost", channel=hosted.name, events=_event_count(hosted))
 
 
 async def _wait_drained(agent: Agent, registry: ChannelRegistry, give_up: float) -> None:
@@ -93,16 +90,17 @@ def _open_transactions(agent: Agent, registry: ChannelRegistry) -> int:
 
 
 def _undrained(agent: Agent, registry: ChannelRegistry) -> list[HostedChannel]:
-    """Channels that hold events that end with the process, and that a sink may still take out.
+    """Channels that hold events that end with the process, and that a sink may still take out."""
+    draining = agent.draining_channels()
+    return [hosted for hosted in _with_events_in_memory(registry) if hosted.name in draining]
+
+
+def _with_events_in_memory(registry: ChannelRegistry) -> list[HostedChannel]:
+    """Channels that hold events that end with the process.
 
     Not those of type `spillable`: when they are closed, they write what they have in memory to their log.
     """
-    draining = agent.draining_channels()
-    return [
-        hosted
-        for hosted in registry.hosted()
-        if hosted.name in draining and hosted.config.type == "memory" and _event_count(hosted)
-    ]
+    return [hosted for hosted in registry.hosted() if hosted.config.type == "memory" and _event_count(hosted)]
 
 
 def _event_count(hosted: HostedChannel) -> int:

@@ -198,11 +198,11 @@ def restore(
     """Make a file channel of a backup; the next start of the server opens it."""
     backup_dir, *targets = paths
     with _refusals_told(), _progress() as progress:
-        from millrace_server.log_tools.backing_up import Target
+        from millrace_server.log_tools.backing_up import RestoreTarget
         from millrace_server.log_tools.backing_up import restore as restore_channel
 
         chosen = _choose(targets, config, channel, key)
-        target = Target(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
+        target = RestoreTarget(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
         report, places = restore_channel(backup_dir, target, _tools(chosen.sealer, progress))
     _show_copy(
         places, report, f"Restored channel {places.name} to {' and '.join(map(str, places.directories))}.", json=json

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -99,9 +100,10 @@ class Reloader:
         # New channels come first, since flows may begin with them; changes of others may have to wait for room.
         self._make_channels(settings, report)
         flows = flows_of(settings)
-        _, changes = await asyncio.gather(
-            self._update_channels(settings, report), self._agent.change(flows, self.shutdown_grace_seconds)
-        )
+        updating = asyncio.ensure_future(self._update_channels(settings, report))
+        changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))
+        await _all_ended(updating, changing)
+        changes = changing.result()
         await self._remove_channels(settings, flows.channels(), report)
         _tell(changes, report)
 
@@ -127,7 +129,8 @@ class Reloader:
 
     async def _update_channels(self, settings: Settings, report: _Report) -> None:
         changed = {name: config for name, config in settings.channels.items() if self._channels.get(name) != config}
-        await asyncio.gather(*(self._update_channel(name, config, report) for name, config in changed.items()))
+        updates = (self._update_channel(name, config, report) for name, config in changed.items())
+        await _all_ended(*map(asyncio.ensure_future, updates))
 
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
         channel = self._registry.get_hosted(name).channel_if_open
@@ -176,6 +179,13 @@ class Reloader:
         if channel.open_transactions or channel.claims.claim is not None:
             return "transactions or a claim are open in it; reload once more when they have ended"
         return ""
+
+
+async def _all_ended(*works: "asyncio.Future[Any]") -> None:
+    """Waits for all, and only then raises what one has raised: nothing of a reload goes on beside the next one."""
+    await asyncio.gather(*works, return_exceptions=True)
+    for work in works:
+        work.result()
 
 
 async def _update(channel: Channel, config: AnyChannelConfig) -> str:

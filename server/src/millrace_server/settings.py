@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
+from millrace_server.address_conflicts import address_conflicts
 from millrace_server.addresses import Address
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_groups.config import SinkGroupConfig, group_problems
@@ -173,24 +174,30 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
     """
     source = "command line" if path is None else str(path)
     tables = {} if path is None else _parse(source, _read(source, path))
-    if overrides:
-        server = tables.setdefault("server", {})
-        if isinstance(server, dict):
-            server.update(overrides)
-    return check_settings(tables, source)
+    return check_settings(tables, source, overrides)
 
 
-def check_settings(tables: Mapping[str, Any], source: str) -> Settings:
+def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
     """Checks a configuration that was read already.
 
     Args:
         tables: What the file holds, as `tomllib` gives it.
         source: What was read, for the problems.
+        overrides: Fields of `[server]` that count instead of what it says.
 
     Raises:
         SettingsError: It says something that is not allowed. Names all problems.
     """
-    misnamed = [*unknown_channels(tables, Settings), *group_problems(tables), *stdin_problems(tables)]
+    server = tables.get("server", {})
+    if overrides and isinstance(server, dict):
+        tables = {**tables, "server": {**server, **overrides}}
+    listening = {name: ServerSettings.model_fields[name].default for name in ("listen", "http_listen")}
+    misnamed = [
+        *unknown_channels(tables, Settings),
+        *group_problems(tables),
+        *stdin_problems(tables),
+        *address_conflicts(tables, listening),
+    ]
     try:
         # Strict: TOML has types of its own, and neither "100" nor true is a capacity.
         settings = Settings.model_validate(dict(tables), strict=True)

@@ -11,6 +11,7 @@ from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Q
 from millrace_server.agent.selectors.load_balancing import LoadBalancingConfig
 from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
 from millrace_server.agent.selectors.replicating import ReplicatingConfig
+from millrace_server.agent.selectors.selector import SelectorConfig
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -272,7 +273,7 @@ async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
     """It is the batch that is wrong: the source goes on."""
     registry, component = registry_of(a=memory(capacity=4)), component_of()
     intake = intake_of(registry, ["a"], component=component)
-    intake.is_ready()
+    intake.note_ready()
     with pytest.raises(TxnCapacityError):
         await intake.offer(table_of(*[b"1"] * 5), batch_stamp(0, 99))
     assert component.state is ComponentState.RUNNING
@@ -434,6 +435,40 @@ async def test_offer_when_a_channel_is_full_is_refused_and_can_be_repeated() -> 
         await intake.offer(table, stamp)
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
     assert component.state is ComponentState.RUNNING
+
+
+@pytest.mark.parametrize("selector", [None, LoadBalancingConfig(type="load_balancing")])
+async def test_offer_that_was_refused_is_forgotten_once_there_is_room(selector: SelectorConfig | None) -> None:
+    """Whoever was refused may not come again for long, and the source is well meanwhile."""
+    registry = registry_of(a=memory(capacity=2, keep_alive_seconds=0.0), b=memory(capacity=2, keep_alive_seconds=0.0))
+    component = component_of()
+    intake = intake_of(registry, ["a", "b"], component=component, selector=selector)
+    for name in ("a", "b"):
+        await append(registry.get(name), b"1", b"2")
+    with pytest.raises(ChannelFullError):
+        await intake.offer(table_of(b"3", b"4"), batch_stamp(0, 1))
+    await asyncio.sleep(10.0)
+    assert not component.state.is_well
+    await registry.get("a").purge()
+    await asyncio.sleep(1.0)
+    # Where an event goes to any of them, one with room is enough.
+    assert component.state.is_well is (selector is not None)
+    await registry.get("b").purge()
+    await asyncio.sleep(1.0)
+    assert component.state.is_well
+
+
+async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> None:
+    """There is room, and yet the source has a trouble of its own."""
+    registry, component = registry_of(a=memory(capacity=1, keep_alive_seconds=0.0)), component_of()
+    intake = intake_of(registry, ["a"], component=component)
+    await append(registry.get("a"), b"1")
+    with pytest.raises(ChannelFullError):
+        await intake.offer(table_of(b"2"), batch_stamp(0, 0))
+    component.backs_off("its port is in use")
+    await registry.get("a").purge()
+    await asyncio.sleep(1.0)
+    assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "its port is in use")
 
 
 async def test_offer_that_is_malformed_says_nothing_about_the_source() -> None:

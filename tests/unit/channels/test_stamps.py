@@ -148,6 +148,32 @@ def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch
     assert ledger.new_ranges(Stamp("c", 1, 1), 1) == []
 
 
+def test_accept_of_many_passing_producers_forgets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may choose a key for each request must not have a file's lines stored twice."""
+    monkeypatch.setattr(stamps, "PRODUCERS_MAX", 3)
+    ledger = StampLedger()
+    ledger.accept(Stamp("file", 1, 1))
+    for key in range(5):
+        ledger.accept(Stamp(f"passing/{key}", 1, 1))
+    assert [producer_id for producer_id, _ in ledger.producers()] == ["file", "passing/3", "passing/4"]
+    for producer_id in ("b", "c"):
+        ledger.accept(Stamp(producer_id, 1, 1))
+    assert [producer_id for producer_id, _ in ledger.producers()] == ["file", "b", "c"]
+
+
+def test_undo_of_a_passing_producer_for_which_there_was_no_room_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was forgotten at once, for itself."""
+    monkeypatch.setattr(stamps, "PRODUCERS_MAX", 1)
+    ledger = StampLedger()
+    ledger.accept(Stamp("file", 1, 1))
+    acceptance = ledger.accept(Stamp("passing/1", 1, 1))
+    assert not ledger.has_accepted(Stamp("passing/1", 1, 1))
+    ledger.undo(acceptance)
+    assert list(ledger.producers()) == [("file", [(1, 1)])]
+
+
 @pytest.mark.parametrize("after", [None, 10, 12, 14])
 def test_refuse_gap_behind_what_was_accepted_lets_go(after: int | None) -> None:
     """Without a condition, and behind any number that is there."""
@@ -165,32 +191,39 @@ def test_refuse_gap_behind_what_was_not_accepted_refuses(stamp: Stamp) -> None:
         ledger_with((10, 14)).refuse_gap(stamp)
 
 
-def test_close_gaps_of_a_producer_keeps_all_that_it_never_sends_as_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accept_with_an_oldest_open_number_keeps_all_before_it_as_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer whose numbers go to many channels is not stopped for the gaps that it leaves in each."""
     monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
     ledger = ledger_with((1, 1), (3, 3), (5, 5))
     stamp = Stamp("p", 7, 7, oldest_open=5)
-    ledger.close_gaps(stamp)
-    assert list(ledger.intervals_of("p")) == [(0, 5)]
     assert ledger.new_ranges(stamp, 1) == [(0, 1)]
+    assert list(ledger.intervals_of("p")) == [(1, 1), (3, 3), (5, 5)]
+    ledger.accept(stamp)
+    assert list(ledger.intervals_of("p")) == [(0, 5), (7, 7)]
     assert ledger.new_ranges(Stamp("p", 2, 6), 5) == [(4, 5)]
 
 
-def test_close_gaps_of_nobody_known_remembers_nobody() -> None:
-    """Who has stored nothing takes nobody's place; nor does a promise about nothing count."""
+def test_new_ranges_with_an_oldest_open_number_that_closes_too_few_gaps_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it bounds stays bounded."""
+    monkeypatch.setattr(stamps, "INTERVALS_MAX", 3)
+    with pytest.raises(BadArgumentError, match="has left 4 gaps"):
+        ledger_with((3, 3), (5, 5), (7, 7)).new_ranges(Stamp("p", 9, 9, oldest_open=2), 1)
+
+
+def test_accept_with_an_oldest_open_number_of_nobody_known_remembers_only_what_is_stored() -> None:
+    """A promise about nothing does not count."""
     ledger = ledger_with((4, 4))
-    ledger.close_gaps(Stamp("q", 7, 7, oldest_open=7))
-    ledger.close_gaps(Stamp("p", 7, 7, oldest_open=0))
-    ledger.close_gaps(Stamp("p", 7, 7))
-    assert dict(ledger.producers()) == {"p": [(4, 4)]}
+    ledger.accept(Stamp("q", 7, 7, oldest_open=7))
+    ledger.accept(Stamp("p", 7, 7, oldest_open=0))
+    assert dict(ledger.producers()) == {"p": [(4, 4), (7, 7)], "q": [(7, 7)]}
 
 
 def test_undo_of_a_stamp_leaves_the_gaps_closed() -> None:
     """What will never be sent stays so, whatever becomes of the commit that said it."""
     ledger = ledger_with((3, 3))
-    stamp = Stamp("p", 8, 9, oldest_open=6)
-    ledger.close_gaps(stamp)
-    ledger.undo(ledger.accept(stamp))
+    ledger.undo(ledger.accept(Stamp("p", 8, 9, oldest_open=6)))
     assert list(ledger.intervals_of("p")) == [(0, 5)]
 
 

@@ -26,6 +26,7 @@ batch_events_max = 50
 dead_letter_channel = "dead"
 """
 
+HTTP_SINK = '[sinks.out]\ntype = "http"\nchannel = "orders"\nurl = "http://127.0.0.1:9/"\n'
 NOT_OWN = 'it must be one of sources.web.channels, of which there are: "orders"'
 NO_SUCH = "it must be a channel of the configuration"
 INTERCEPTOR_TYPES = (
@@ -84,7 +85,7 @@ def test_load_of_a_source_with_everything_said_gives_it(tmp_path: Path) -> None:
             f'sinks.out.channel: is "x"; {NO_SUCH}, of which there are: "orders", "audit", "dead"',
         ),
         (
-            '[sinks.out]\ntype = "null"\nchannel = "orders"\ndead_letter_channel = "dea"',
+            f'{HTTP_SINK}dead_letter_channel = "dea"',
             f'sinks.out.dead_letter_channel: is "dea"; {NO_SUCH}; did you mean "dead"?',
         ),
         (
@@ -241,8 +242,29 @@ def test_load_when_a_name_has_dots_says_how_it_is_written(tmp_path: Path, kind: 
     assert f"{kind}.a.b: {dotted}" in problems
 
 
+@pytest.mark.parametrize("kind", ["null", "logger", "files"])
+@pytest.mark.parametrize("setting", ["deliveries_max = 3", 'dead_letter_channel = "dead"'])
+def test_load_when_a_sink_that_never_rejects_is_told_what_to_do_then_refuses(
+    tmp_path: Path, kind: str, setting: str
+) -> None:
+    """A setting that does nothing makes somebody believe that it does."""
+    path = 'path = "/data"\n' if kind == "files" else ""
+    name = setting.partition(" ")[0]
+    assert problems_of(tmp_path, f'[sinks.out]\ntype = "{kind}"\nchannel = "orders"\n{path}{setting}\n') == [
+        f"sinks.out.{name}: has no use here; a sink of this type rejects no event"
+    ]
+
+
+def test_load_when_an_embedded_source_bounds_batches_refuses(tmp_path: Path) -> None:
+    """A program's own call says what is stored at once."""
+    embedded = '[sources.app]\ntype = "embedded"\nchannels = ["orders"]\nbatch_events_max = 5\n'
+    assert problems_of(tmp_path, embedded) == [
+        "sources.app.batch_events_max: has no use here; what a program puts at once is stored at once"
+    ]
+
+
 def test_load_when_a_sink_sets_aside_into_its_own_channel_refuses(tmp_path: Path) -> None:
     """A rejected event would come back to the sink for ever."""
-    sink = '[sinks.out]\ntype = "null"\nchannel = "orders"\ndead_letter_channel = "orders"\n'
+    sink = f'{HTTP_SINK}dead_letter_channel = "orders"\n'
     problems = problems_of(tmp_path, sink)
     assert problems == ['sinks.out.dead_letter_channel: is "orders"; it must be another channel than the sink\'s own']

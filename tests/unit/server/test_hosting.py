@@ -110,12 +110,12 @@ async def test_stop_with_a_second_request_ends_at_once(stopping: Stopping) -> No
 
 
 async def test_stop_does_not_wait_for_a_sink_that_has_failed(stopping: Stopping) -> None:
-    """What nobody will take out is not worth a wait; it was known before."""
+    """What nobody will take out is not worth a wait, but a word."""
     await stopping.with_a_shut_sink()
     made_sinks[0].error = ComponentFailedError("no such user")
     made_sinks[0].may_write.set()
     await until_state(stopping.agent.components, ComponentKind.SINK, "out", ComponentState.FAILED)
-    assert await stopping.stop() == ["stopping"]
+    assert await stopping.stop() == ["stopping", "events in memory are lost"]
 
 
 async def test_stop_while_a_sink_backs_off_tries_until_the_grace_is_over(stopping: Stopping) -> None:
@@ -162,13 +162,15 @@ async def test_stop_waits_for_transactions_of_callers_beside_those_of_sinks(stop
     await asyncio.sleep(0.1)
     assert not stop.done()
     await channel.commit([txn_id], None)
-    assert await stop == ["stopping"]
+    assert await stop == ["stopping", "events in memory are lost"]
 
 
-async def test_stop_of_an_agent_without_flows_is_over_at_once(stopping: Stopping) -> None:
-    """A server without an agent stops as it always did; what its memory channels hold was never promised to last."""
-    await append(stopping.registry.get("orders"), b"a")
-    assert await stopping.stop() == ["stopping"]
+async def test_stop_of_an_agent_without_flows_is_over_at_once_and_tells_what_is_lost(stopping: Stopping) -> None:
+    """What memory channels hold was never promised to last, but whoever stops the server should know of it."""
+    stopping.registry.create("empty", limits_of())
+    await append(stopping.registry.get("orders"), b"a", b"b")
+    assert await stopping.stop() == ["stopping", "events in memory are lost"]
+    assert (stopping.log[-1]["channel"], stopping.log[-1]["events"]) == ("orders", 2)
 
 
 async def test_stop_with_a_poisoned_event_sets_it_aside_and_brings_the_others_away(

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.catalog import Catalog
+from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.hosting import flows_of, open_channels
 from millrace_server.reload_requests import ReloadRequests
@@ -263,3 +264,30 @@ async def test_follow_of_requests_during_a_reload_reloads_once_more(server: Serv
         await asyncio.wait({following})
     assert loads == [0, 1]
     assert log[0]["event"].startswith("the reload failed on the way")
+
+
+@pytest.mark.parametrize("failing", ["flows", "channel"])
+async def test_reload_of_which_one_part_fails_ends_when_the_others_have(
+    server: Server, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """What would go on beside the next reload could undo what that has done."""
+    ended: list[str] = []
+
+    async def update(channel: Channel, _config: object) -> str:
+        if failing == "channel" and channel.name == "orders":
+            raise RuntimeError("a bug")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.append(channel.name)
+        return ""
+
+    async def change(*_arguments: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("millrace_server.reloading._update", update)
+    if failing == "flows":
+        monkeypatch.setattr(server.agent, "change", change)
+    larger = MEMORY | {"capacity": 500}
+    with pytest.raises(RuntimeError, match="a bug"):
+        await server.reload(tables_of({"orders": larger, "bills": larger}, {"out": NULL}))
+    assert ended == (["orders", "bills"] if failing == "flows" else ["bills"])

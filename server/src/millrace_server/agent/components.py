@@ -55,14 +55,14 @@ class ComponentState(enum.Enum):
 
 
 class EventFate(enum.Enum):
-    """What may become of an event of a source other than being stored in all channels that it is meant for."""
+    """What may become of an event other than being stored in all channels that it is meant for, or brought on."""
 
     FILTERED = "filtered"
     """An interceptor has dropped it, as it is told to."""
     UNROUTED = "unrouted"
     """The selector has no channel for it."""
     DEAD_LETTERED = "dead_lettered"
-    """It is in the dead-letter channel: a channel can never take it, or an interceptor cannot let it through."""
+    """It is in the dead-letter channel: a channel or a sink can never take it, or an interceptor refuses it."""
     DROPPED = "dropped"
     """The same, where no dead-letter channel could take it, or its source could not keep it: it is lost."""
     MISSED = "missed"
@@ -74,11 +74,11 @@ class Component:
 
     Attributes:
         reason: Why it backs off, has failed or has stopped; empty where there is nothing to say.
-        event_count: Events that it has brought in, or that were settled.
+        event_count: Events that it has brought in, or brought on.
         batch_count: Batches of these.
         byte_count: Bytes of their bodies.
         failure_count: Times that it could not do its work.
-        fates: How many events of a source came to each of these ends.
+        fates: How many events came to each of these ends.
         since: When it came to its state, in seconds since 1970.
     """
 
@@ -115,7 +115,7 @@ class Component:
         self.runs()
 
     def note_fate(self, fate: EventFate, event_count: int) -> None:
-        """Events of a source came to such an end."""
+        """Events came to such an end."""
         self.fates[fate] += event_count
 
     def starts(self) -> None:

@@ -38,12 +38,12 @@ def dead_letters(table: EventTable, said: Mapping[str, str]) -> EventTable:
 
 
 class DeadLetterBox:
-    """Sets the events of a source aside that can go no further, or drops them where they can be kept nowhere.
+    """Sets the events of a source or a sink aside that can go no further, or drops them where they can be kept nowhere.
 
     Args:
         registry: The channels.
         channel_name: Where they are kept; None: nowhere.
-        component: The source; it counts them.
+        component: The source or sink; it counts them.
         notices: Told of them.
     """
 
@@ -61,7 +61,7 @@ class DeadLetterBox:
         return self._channel_name is not None
 
     async def set_aside(self, table: EventTable, stamp: Stamp, said: Mapping[str, str]) -> None:
-        """Keeps events for good, or drops them.
+        """Keeps events of a source for good, or drops them.
 
         Set aside again with the same stamp, they are kept once where their places in the batch are known.
 
@@ -81,26 +81,36 @@ class DeadLetterBox:
         digest = hashlib.blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
         for start, stop in _runs(letters.places, letters.count):
             part = letters.part(start, stop)
-            await self._keep(part, _stamp_of(part.places, f"dead-letter/{digest}", stamp), said)
+            await self.keep(part, _stamp_of(part.places, f"dead-letter/{digest}", stamp), said)
 
-    async def _keep(self, letters: EventTable, stamp: Stamp | None, said: Mapping[str, str]) -> None:
+    async def keep(self, letters: EventTable, stamp: Stamp | None, said: Mapping[str, str]) -> None:
+        """Keeps dead letters for good; of these it drops each that is too large for the channel, and says so.
+
+        Args:
+            letters: What `dead_letters` has made of the events.
+            stamp: With a number for each of them, so that none is kept twice; None: it is not known.
+            said: What the log is told of them.
+
+        Raises:
+            MillraceError: They cannot be kept just now.
+        """
         assert self._channel_name is not None, "asked before"
         try:
-            receipt = await self._registry.get(self._channel_name).append(letters.stored(), stamp)
+            receipt = await self._registry.get(self._channel_name).append(letters.stored(), stamp, also_draining=True)
         except UNSTORABLE_ERRORS as error:
             if letters.count == 1:
                 self._drop(letters, {**said, "dead_letter_channel": f"{self._channel_name}: {error}"})
                 return
             middle = letters.count // 2
             halves = (None, None) if stamp is None else _halved(stamp, middle)
-            await self._keep(letters.part(0, middle), halves[0], said)
-            await self._keep(letters.part(middle, letters.count), halves[1], said)
+            await self.keep(letters.part(0, middle), halves[0], said)
+            await self.keep(letters.part(middle, letters.count), halves[1], said)
             return
         except BadArgumentError:
             if stamp is None:
                 raise
             # The channel remembers so many separate numbers of one source, and no more: rather twice than never.
-            await self._keep(letters, None, said)
+            await self.keep(letters, None, said)
             return
         except MillraceError as error:
             error.metadata.setdefault("channel", self._channel_name)

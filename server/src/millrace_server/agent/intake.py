@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millrace_server.agent.backoff import Backoff
 from millrace_server.agent.batch_limits import BatchLimits, part_of
-from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.components import Component, ComponentState, EventFate
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interception import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
@@ -17,6 +17,7 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, InternalError, MillraceError, TxnCapacityError
 
 _RETRY_DELAY_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _TO_ALL = Routing()
 
 
@@ -55,6 +56,7 @@ class Intake:
         self._shipping = Shipping(registry, channels, interceptors, routing, component)
         self._run_id = f"{component.name}/{secrets.token_hex(8)}"
         self._next_number = 1
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def events_max(self) -> int:
@@ -79,11 +81,11 @@ class Intake:
             await hosted.opened.wait()
             await hosted.channel.settled()
 
-    def is_ready(self) -> None:
+    def note_ready(self) -> None:
         """Has the source's state say that it works; to be called once it has opened what it reads from."""
         self._component.runs()
 
-    def has_ended(self, reason: str) -> None:
+    def note_ended(self, reason: str) -> None:
         """Has the source's state say why there will be no more; to be called right before its run ends."""
         self._component.stops(reason)
 
@@ -164,10 +166,24 @@ class Intake:
                 raise
             except MillraceError as error:
                 self._back_off(error)
+                self._watch_for_room(piece[0])
                 raise
             except (StepError, ComponentError) as error:
                 self._back_off(error)
                 raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
+
+    def _watch_for_room(self, table: EventTable) -> None:
+        """Has the state say that the source works again as soon as it does: nobody may come with events for long."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(self._recover(table, self._component.reason))
+
+    async def _recover(self, table: EventTable, reason: str) -> None:
+        component = self._component
+        while component.state is ComponentState.BACKING_OFF and component.reason == reason:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if component.reason == reason and self._shipping.has_room(table):
+                component.runs()
 
     def _back_off(self, error: MillraceError | StepError | ComponentError) -> None:
         self._component.backs_off(_told(error), error.cause if isinstance(error, StepError) else None)

@@ -1,12 +1,11 @@
 """Where a sink gets its events from, and where those go that nobody takes."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from millrace_server.agent.components import Component, EventFate
-from millrace_server.agent.dead_letters import dead_letters
+from millrace_server.agent.components import Component
+from millrace_server.agent.dead_letters import DeadLetterBox, dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.notices import Notices
 from millrace_server.agent.supervision import ComponentError
@@ -55,6 +54,7 @@ class Delivery:
         channel_id: Names this making of the channel; with an event's sequence it names the event for ever.
         count: Events in the delivery.
         body_bytes: Bytes of their bodies.
+        is_dead_letter: Whether the sink has rejected it for good: settled, it does not count as delivered.
     """
 
     def __init__(self, channel: Channel, loan: Transaction, on_end: "Callable[[Delivery, bool], None]") -> None:
@@ -65,11 +65,17 @@ class Delivery:
         self.channel_id = channel.channel_id
         self.count = loan.take_count
         self.body_bytes = sum(batch.window.body_bytes for batch in self.batches)
+        self.is_dead_letter = False
 
     @property
     def first_sequence(self) -> int:
         """Its first event's sequence."""
         return self.batches[0].first_sequence
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Of how many events, and bytes of their bodies, the sink may say that it has brought them on."""
+        return (0, 0) if self.is_dead_letter else (self.count, self.body_bytes)
 
     @property
     def oldest_open_sequence(self) -> int:
@@ -125,7 +131,8 @@ class Outlet:
         self._rejection_counts: dict[int, int] = {}
         self._lent: set[Delivery] = set()
         self._is_closing = False
-        self._notices = Notices(component.name, kind=component.kind.key)
+        notices = Notices(component.name, kind=component.kind.key)
+        self._dead_letters = DeadLetterBox(registry, limits.dead_letter_channel, component, notices)
         self.hurried = asyncio.Event()
         """Set once sinks that hold deliveries are to settle them as soon as there is nothing more to take."""
 
@@ -208,9 +215,13 @@ class Outlet:
     def _note_end(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
         self._lent.discard(delivery)
         if is_settled:
-            self._component.note_progress(delivery.count, delivery.body_bytes)
+            self._component.note_progress(*delivery.delivered)
             # What was cut small to find a rejected event out grows again.
             self._events_max = min(2 * self._events_max, self._limits.batch_events_max)
+
+    def note_trouble(self, reason: str) -> None:
+        """Has the sink's state say why it does not get on, while it goes on trying; whatever it settles ends that."""
+        self._component.backs_off(reason)
 
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
         """Takes back a delivery of which the sink will never take some event.
@@ -224,7 +235,7 @@ class Outlet:
             return
         sequence = delivery.first_sequence
         rejections = self._rejection_counts.get(sequence, 0) + 1
-        if rejections >= self._limits.deliveries_max and self._limits.dead_letter_channel is not None:
+        if rejections >= self._limits.deliveries_max and self._dead_letters.is_there:
             await self._set_aside(delivery, str(error), rejections)
             self._rejection_counts.pop(sequence, None)
             return
@@ -233,7 +244,6 @@ class Outlet:
         raise ComponentError(f"event {sequence} of channel {self._channel_name} was rejected: {error}")
 
     async def _set_aside(self, delivery: Delivery, reason: str, rejections: int) -> None:
-        assert self._limits.dead_letter_channel is not None, "asked before"
         table = EventTable.of_windows(batch.window for batch in delivery.batches)
         said = {
             "reason": reason,
@@ -250,9 +260,6 @@ class Outlet:
             delivery.first_sequence,
             oldest_open=delivery.oldest_open_sequence,
         )
-        letters = dead_letters(table, said)
-        aside = self._registry.get(self._limits.dead_letter_channel)
-        await aside.append(letters.stored(), stamp, also_draining=True)
+        await self._dead_letters.keep(dead_letters(table, said), stamp, said)
+        delivery.is_dead_letter = True
         await delivery.settle()
-        self._component.note_fate(EventFate.DEAD_LETTERED, 1)
-        self._notices.tell(logging.WARNING, "events were set aside", self._channel_name, 1, **said)

@@ -17,10 +17,11 @@ from millrace_server.agent.parcels import Parcel, parcels_of, unrouted_count
 from millrace_server.agent.selectors.custom import CustomSelector
 from millrace_server.agent.selectors.replicating import Replicating
 from millrace_server.agent.selectors.selector import Balancer, Selector
-from millrace_server.agent.step_thread import StepThread
+from millrace_server.agent.work_thread import WorkThread
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
+from millrace_server.errors import MillraceError
 
 STEP_TRIES_MAX = 5
 """So often an interceptor gets a batch on which it raises what it should not; then the events are found out on which it
@@ -93,7 +94,7 @@ class Shipping:
         self._needs_thread = isinstance(selector, CustomSelector) or not all(
             isinstance(each, QuickInterceptor) for each in interceptors
         )
-        self._thread = StepThread(component.name)
+        self._thread = WorkThread(f"interceptors-{component.name}")
         self._notices = Notices(component.name)
         self._dead_letters = DeadLetterBox(registry, routing.dead_letter_channel, component, self._notices)
         self._optional = OptionalChannels(registry, component, self._notices)
@@ -127,11 +128,23 @@ class Shipping:
             await self._store_chosen(shipment.parcels, shipment.stamp)
         self._note_stored(shipment)
 
+    def has_room(self, table: EventTable) -> bool:
+        """Whether the channels would take a batch of this size now, as far as they can tell."""
+        size = table.count, sum(map(len, table.bodies))
+        try:
+            channels = self.fan_out.channels()
+        except MillraceError:
+            return False
+        enough = all if self._balancer is None else any
+        return all(channel.commits.fault is None for channel in channels) and enough(
+            channel.contents.room.admits(*size) for channel in channels
+        )
+
     async def _take_steps(self, shipment: Shipment) -> None:
         passage = shipment.passage
         try:
             if self._needs_thread:
-                await self._thread.run(passage.go_on)
+                await self._thread.do(passage.go_on)
             else:
                 passage.go_on()
         except asyncio.CancelledError:
@@ -141,7 +154,7 @@ class Shipping:
             shipment.failed_steps += 1
             if shipment.failed_steps < STEP_TRIES_MAX or not self._dead_letters.is_there:
                 raise
-            await self._thread.run(passage.refuse_culprits)
+            await self._thread.do(passage.refuse_culprits)
             if not passage.refusals:
                 raise
             shipment.failed_steps = 0

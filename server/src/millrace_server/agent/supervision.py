@@ -25,6 +25,18 @@ class ComponentError(Exception):
         self.retry_delay_seconds = retry_delay_seconds
 
 
+class SilentError(ComponentError):
+    """Returned when somebody has not answered.
+
+    Attributes:
+        seconds: For how long.
+    """
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class ComponentFailedError(ComponentError):
     """Returned when a component cannot do its work until somebody changes something."""
 

@@ -167,7 +167,6 @@ class Contents:
         self.refuse_if_closed()
         event_count = sum(put.count for put in puts)
         if stamp is not None:
-            self.ledger.close_gaps(stamp)
             ranges = self.ledger.new_ranges(stamp, event_count)
             kept_count = sum(stop - start for start, stop in ranges)
             change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count, has_new_numbers=bool(ranges))

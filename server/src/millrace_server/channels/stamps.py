@@ -3,12 +3,18 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from millrace_server.channels.names import check_identifier
 from millrace_server.errors import BadArgumentError, OffsetGapError
 
 PRODUCERS_MAX = 100_000
-"""Producers that a channel remembers; beyond it, the one that has not stored anything for longest is forgotten."""
+"""Producers that a channel remembers; beyond it, the one that has not stored anything for longest is forgotten, a
+passing one before any other."""
+
+PASSING_PREFIX = "passing/"
+"""So the ids of producers begin that are not expected to store again, such as the keys of requests. However many come,
+nobody else is forgotten for them."""
 
 INTERVALS_MAX = 10_000
 """Separate ranges that a channel remembers of one producer."""
@@ -50,10 +56,18 @@ class StampLedger:
     """For each producer the numbers that the channel has accepted, as intervals."""
 
     def __init__(self) -> None:
-        self._intervals: dict[str, IntervalSet] = {}
+        self._lasting: dict[str, IntervalSet] = {}
+        self._passing: dict[str, IntervalSet] = {}
 
     def __len__(self) -> int:
-        return len(self._intervals)
+        return len(self._lasting) + len(self._passing)
+
+    def _kin(self, producer_id: str) -> "dict[str, IntervalSet]":
+        """The producers of its kind; the order tells who has been silent for longest."""
+        return self._passing if producer_id.startswith(PASSING_PREFIX) else self._lasting
+
+    def _find(self, producer_id: str) -> "IntervalSet | None":
+        return self._kin(producer_id).get(producer_id)
 
     def new_ranges(self, stamp: Stamp, event_count: int) -> list[tuple[int, int]]:
         """Which of a commit's events are new.
@@ -66,10 +80,13 @@ class StampLedger:
             BadArgumentError: A stamp that covers the commit as a whole overlaps in part what was accepted, or the
                 producer has left too many gaps.
         """
-        accepted = self._intervals.get(stamp.producer_id)
+        accepted = self._find(stamp.producer_id)
         if accepted is None:
             return [(0, event_count)]
         gaps = accepted.gaps(stamp.first, stamp.last)
+        if gaps and len(accepted) >= INTERVALS_MAX and stamp.oldest_open:
+            accepted = accepted.copy()
+            accepted.add(0, stamp.oldest_open - 1)
         if gaps and len(accepted) >= INTERVALS_MAX and not accepted.touches(stamp.first, stamp.last):
             raise BadArgumentError(
                 f"stamp: producer {stamp.producer_id!r} has left {len(accepted)} gaps in its numbers; fill some first"
@@ -89,85 +106,93 @@ class StampLedger:
         """Raises OffsetGapError where the number that the stamp is to come after was not accepted."""
         if stamp.after is None:
             return
-        accepted = self._intervals.get(stamp.producer_id)
+        accepted = self._find(stamp.producer_id)
         if accepted is None or accepted.gaps(stamp.after, stamp.after):
             raise OffsetGapError(
                 f"stamp.after_sequence: is {stamp.after}, which the channel has not accepted of producer "
                 f"{stamp.producer_id!r}; send that first"
             )
 
-    def close_gaps(self, stamp: Stamp) -> None:
-        """Keeps as accepted what the producer has said that it never sends any more.
-
-        That is so whatever becomes of the commit, so nothing undoes it. Nor is it in a log: after a restart the gaps
-        are there again, until the producer's next commit.
-        """
-        accepted = self._intervals.get(stamp.producer_id)
-        if accepted is not None and stamp.oldest_open:
-            accepted.add(0, stamp.oldest_open - 1)
-
     def has_accepted(self, stamp: Stamp) -> bool:
         """Whether all numbers of the stamp were accepted."""
-        accepted = self._intervals.get(stamp.producer_id)
+        accepted = self._find(stamp.producer_id)
         return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
 
     def accept(self, stamp: Stamp) -> "Acceptance":
-        """Remembers the stamp's numbers as stored; returns what it takes to forget them again."""
-        # Taken out and put in again, so that the dict's order tells who has been silent for longest.
-        accepted = self._intervals.pop(stamp.producer_id, None) or IntervalSet()
+        """Remembers the stamp's numbers as stored; returns what it takes to forget them again.
+
+        So it does with those that the producer has said that it never sends any more, and these it never forgets: that
+        is so whatever becomes of the commit. Nor are they in a log: after a restart the gaps are there again, until the
+        producer's next commit.
+        """
+        kin = self._kin(stamp.producer_id)
+        # Taken out and put in again, for the order.
+        accepted = kin.pop(stamp.producer_id, None) or IntervalSet()
+        if len(accepted) and stamp.oldest_open:
+            accepted.add(0, stamp.oldest_open - 1)
         new = accepted.gaps(stamp.first, stamp.last)
         accepted.add(stamp.first, stamp.last)
-        self._intervals[stamp.producer_id] = accepted
+        kin[stamp.producer_id] = accepted
         forgotten = None
-        if len(self._intervals) > PRODUCERS_MAX:
-            producer_id = next(iter(self._intervals))
-            forgotten = producer_id, self._intervals.pop(producer_id)
+        if len(self) > PRODUCERS_MAX:
+            kin = self._passing or self._lasting
+            producer_id = next(iter(kin))
+            forgotten = producer_id, kin.pop(producer_id)
         return Acceptance(stamp.producer_id, new, forgotten)
 
     def undo(self, acceptance: "Acceptance") -> None:
         """Forgets numbers that were accepted, and after which nothing else was that is not undone already."""
-        accepted = self._intervals[acceptance.producer_id]
+        if acceptance.forgotten is not None:
+            # Perhaps the very same, where there was no room for any passing one.
+            _put_first(*acceptance.forgotten, self._kin(acceptance.forgotten[0]))
+        kin = self._kin(acceptance.producer_id)
+        accepted = kin[acceptance.producer_id]
         for first, last in acceptance.new:
             accepted.remove(first, last)
         if not len(accepted):
-            del self._intervals[acceptance.producer_id]
-        if acceptance.forgotten is not None:
-            producer_id, intervals = acceptance.forgotten
-            self._intervals = {producer_id: intervals, **self._intervals}
+            del kin[acceptance.producer_id]
 
     def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
         """The ledger as it were without these; this one stays as it is."""
         rest = StampLedger()
-        rest._intervals = dict(self._intervals)
+        rest._lasting, rest._passing = dict(self._lasting), dict(self._passing)
         copied: set[str] = set()
         for acceptance in acceptances:
             producer_id = acceptance.producer_id
-            if (accepted := rest._intervals.get(producer_id)) is None:
+            if (accepted := rest._find(producer_id)) is None:
                 continue
             if producer_id not in copied:
                 copied.add(producer_id)
-                accepted = rest._intervals[producer_id] = accepted.copy()
+                accepted = rest._kin(producer_id)[producer_id] = accepted.copy()
             for first, last in acceptance.new:
                 accepted.remove(first, last)
         for producer_id in copied:
-            if not len(rest._intervals[producer_id]):
-                del rest._intervals[producer_id]
+            kin = rest._kin(producer_id)
+            if not len(kin[producer_id]):
+                del kin[producer_id]
         return rest
 
     def intervals_of(self, producer_id: str) -> Iterator[tuple[int, int]]:
         """The numbers of one producer that were accepted, as ascending ranges with both ends included."""
-        return iter(self._intervals.get(producer_id, ()))
+        return iter(self._find(producer_id) or ())
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Each producer with its intervals, beginning with the one that has stored nothing for longest."""
-        for producer_id, intervals in self._intervals.items():
+        """Each producer with its intervals; of each kind first the one that has stored nothing for longest."""
+        for producer_id, intervals in chain(self._lasting.items(), self._passing.items()):
             yield producer_id, list(intervals)
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
         """Remembers a producer's intervals as a log tells them."""
-        restored = self._intervals[producer_id] = IntervalSet()
+        restored = self._kin(producer_id)[producer_id] = IntervalSet()
         for first, last in intervals:
             restored.add(first, last)
+
+
+def _put_first(producer_id: str, intervals: "IntervalSet", kin: "dict[str, IntervalSet]") -> None:
+    others = dict(kin)
+    kin.clear()
+    kin[producer_id] = intervals
+    kin.update(others)
 
 
 @dataclass(frozen=True, slots=True)

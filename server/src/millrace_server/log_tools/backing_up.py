@@ -74,7 +74,7 @@ def back_up(places: LogPlaces, target: Path, tools: BackupTools) -> Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RestoreTarget:
     """Where a channel is to lie, and what it is to be called."""
 
     data_dirs: Sequence[Path]
@@ -90,7 +90,7 @@ class Target:
         return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
 
 
-def restore(source: Path, target: Target, tools: BackupTools) -> tuple[Report, LogPlaces]:
+def restore(source: Path, target: RestoreTarget, tools: BackupTools) -> tuple[Report, LogPlaces]:
     """Makes a channel of a backup, so that the next start of a server opens it.
 
     It gets a new channel id, since it may not hold what readers of the other one have seen.
@@ -130,7 +130,7 @@ def restore(source: Path, target: Target, tools: BackupTools) -> tuple[Report, L
         return _verified(restored, tools), restored
 
 
-def _restored_copies(view: LogView, target: Target) -> list[Copy]:
+def _restored_copies(view: LogView, target: RestoreTarget) -> list[Copy]:
     copies = [
         Copy(segment.file, target.data_dirs[segment.segment_id % len(target.data_dirs)] / segment.path.name)
         for segment in view.segments
@@ -138,7 +138,7 @@ def _restored_copies(view: LogView, target: Target) -> list[Copy]:
     return copies + [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
 
 
-def _write_identity(identity: ChannelIdentity, target: Target) -> None:
+def _write_identity(identity: ChannelIdentity, target: RestoreTarget) -> None:
     made = ChannelIdentity.make(target.name or identity.name)
     restored = replace(made, log_id=identity.log_id)
     indexes = dict.fromkeys(target.directories, CHECKPOINTS_ONLY)

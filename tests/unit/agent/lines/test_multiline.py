@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millrace_server.agent.lines.config import MultilineConfig
 from millrace_server.agent.lines.lines import Lines
@@ -50,6 +51,18 @@ def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them()
     found = joiner.feed(Lines(26, 4, [b"a"], [2]))
     assert found == Lines(15, 0, [b"a\nb"], [15])
     assert joiner.position == 30
+
+
+def test_feed_of_a_line_on_which_the_pattern_takes_for_ever_counts_it_as_no_match(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends in time, and the log says so once."""
+    monkeypatch.setattr("millrace_server.agent.interceptors.regexes.MATCH_SECONDS_MAX", 0.01)
+    with capture_logs() as log:
+        lines = b"first", b"a" * 60 + b"b", b"a" * 61 + b"b"
+        assert joined(*lines, pattern="(a|aa)+$") == [b"\n".join(lines)]
+    assert len(log) == 1
+    assert "took longer than" in log[0]["reason"]
 
 
 def test_feed_of_lines_that_are_not_utf_8_matches_them_all_the_same() -> None:

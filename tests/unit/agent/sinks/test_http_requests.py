@@ -57,7 +57,7 @@ def test_requests_with_some_events_accepted_leave_these_out() -> None:
     progress = HttpProgress(is_single=False)
     whole = batch(1, *[b""] * 10)
     assert requests_of(progress, whole) == [[*range(1, 11)]]
-    progress.is_accepted((whole.part(2, 4), whole.part(8, 10)))
+    progress.note_accepted((whole.part(2, 4), whole.part(8, 10)))
     assert requests_of(progress, whole) == [[1, 2, 5, 6, 7, 8]]
     assert requests_of(progress, whole, channel_id="made anew") == [[*range(1, 11)]]
 
@@ -72,7 +72,7 @@ def test_requests_after_one_in_doubt_repeat_it_where_they_can() -> None:
     assert requests_of(progress, whole.part(0, 6)) == [[1, 2, 3, 4, 5, 6]]
     assert requests_of(progress, whole.part(0, 5)) == [[1, 2, 3, 4, 5]]
     assert requests_of(progress, whole.part(1, 10)) == [[*range(2, 11)]]
-    progress.is_refused()
+    progress.note_refused()
     assert requests_of(progress, whole) == [[*range(1, 11)]]
 
 
@@ -82,5 +82,5 @@ def test_requests_of_very_many_ranges_remember_a_bounded_number() -> None:
     for number in range(5_000):
         one = batch(2 * number + 1, b"")
         assert requests_of(progress, one) == [[2 * number + 1]]
-        progress.is_accepted((one,))
+        progress.note_accepted((one,))
     assert len(progress._accepted) <= 1_001

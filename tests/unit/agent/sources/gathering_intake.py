@@ -44,7 +44,7 @@ class GatheringIntake:
     def bodies(self) -> list[bytes]:
         return [body for _, body in self.rows]
 
-    def is_ready(self) -> None:
+    def note_ready(self) -> None:
         self.ready.set()
 
     def note_dropped(self, count: int) -> None:
@@ -54,6 +54,9 @@ class GatheringIntake:
         first = self._next_number
         self._next_number += count
         return Stamp("run", first, first + count - 1)
+
+    def accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
+        return [sorted((number, number) for one, number in self._stored if one == producer_id)]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
         self.waiting.set()

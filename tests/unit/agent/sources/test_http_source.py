@@ -15,6 +15,8 @@ from pydantic import ValidationError
 
 from millrace_server.agent.sources import http_bodies, http_source
 from millrace_server.agent.sources.http_config import HttpSourceConfig
+from millrace_server.agent.sources.http_events import Event
+from millrace_server.agent.sources.http_keys import fingerprint
 from millrace_server.agent.sources.http_source import HttpSource
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import (
@@ -188,6 +190,53 @@ async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
         assert (await post(again, b"none")).status == 200
         assert (await post(again, b"none")).status == 200
     assert intake.bodies == [*(b"%d" % number for number in range(25)), b"other", b"none", b"none"]
+
+
+async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> None:
+    """Nothing of it is stored, also after a new making of the source; whoever sent it is told what a key is for."""
+    made, intake = make_source(), GatheringIntake()
+    key = {"Idempotency-Key": "a key"}
+    async with running(made, intake):
+        assert (await post(made, b"one", key)).status == 200
+    made = make_source()
+    async with running(made, intake):
+        refused = await post(made, b"other", key)
+        longer = await post(made, b'[{"body": "one"}, {"body": "two"}]', {**JSON, **key})
+        assert (await post(made, b"one", key)).status == 200
+    assert (refused.status, longer.status) == (422, 422)
+    assert refused.json()["reason"] == "KEY_REUSED"
+    assert "this Idempotency-Key was used before, with other events" in refused.json()["message"]
+    assert intake.bodies == [b"one"]
+
+
+async def test_post_with_a_key_that_is_in_work_is_told_to_come_again() -> None:
+    """Whoever gave up waiting and repeats it finds it stored later."""
+    made, intake = make_source(), GatheringIntake()
+    intake.may_store.clear()
+    key = {"Idempotency-Key": "a key"}
+    async with running(made, intake):
+        first = asyncio.create_task(post(made, b"one", key))
+        await intake.waiting.wait()
+        again = await post(made, b"one", key)
+        intake.may_store.set()
+        assert (again.status, again.json()["reason"]) == (503, "KEY_IN_WORK")
+        assert again.headers["retry-after"]
+        assert [(await first).status, (await post(made, b"one", key)).status] == [200, 200]
+    assert intake.bodies == [b"one"]
+
+
+async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> None:
+    """Wherever one event or header ends and the next begins."""
+    kinds: list[list[Event]] = [
+        [({}, b"ab")],
+        [({}, b"a"), ({}, b"b")],
+        [({"a": "b"}, b"")],
+        [({"ab": ""}, b"")],
+        [({"a": "b', 'c"}, b"")],
+        [({"a": "b", "c": ""}, b"")],
+    ]
+    assert len({fingerprint(events) for events in kinds}) == len(kinds)
+    assert fingerprint([({"a": "1", "b": "2"}, b"")]) == fingerprint([({"b": "2", "a": "1"}, b"")])
 
 
 @pytest.mark.parametrize("key", ["", "k" * 257])

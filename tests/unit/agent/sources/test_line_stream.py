@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +34,18 @@ class Input:
         portion = await self._portions.get()
         self.read_count += 1
         return portion
+
+
+class NoThread:
+    """Does at once what a thread would do."""
+
+    def __init__(self, _name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def do(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        answer = self._loop.create_future()
+        answer.set_result(function())
+        return answer
 
 
 @pytest.fixture
@@ -162,9 +174,13 @@ async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: li
     assert [(entry["log_level"], entry["events_lost"]) for entry in log if "events_lost" in entry] == [("warning", 4)]
 
 
-async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(written: Input) -> None:
+async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
+    written: Input, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For as long as its lines may be apart; then it lingers as any other."""
     registry, intake = channel_and_intake()
+    # The virtual clock does not wait for threads.
+    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
     bringing = await started(stream(multiline=multiline).bring(intake, written.read))
     written.write(b"one\n")
@@ -175,6 +191,32 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(written: 
     await asyncio.sleep(0.5 + LINGER_SECONDS + 0.1)
     assert lines_in(registry) == [b"one\n more"]
     bringing.cancel()
+
+
+async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_begins_anew(
+    written: Input, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regular expression may take long; what it is at is not read again."""
+    begun: list[Callable[[], None]] = []
+
+    class SlowThread(NoThread):
+        def do(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+            answer = self._loop.create_future()
+            begun.append(lambda: answer.set_result(function()))
+            return answer
+
+    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", SlowThread)
+    registry, intake = channel_and_intake()
+    lines = stream(multiline={"pattern": "^[a-z]"})
+    written.write(b"one\n 1\ntwo\n", b"")
+    bringing = await started(lines.bring(intake, written.read))
+    bringing.cancel()
+    await settle()
+    await started(lines.bring(intake, written.read))
+    while begun:
+        begun.pop()()
+        await settle()
+    assert lines_in(registry) == [b"one\n 1", b"two"]
 
 
 async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:

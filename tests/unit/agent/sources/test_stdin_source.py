@@ -11,10 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
+from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadReader, stdin_problems
+from millrace_server.agent.supervision import ComponentError
 from millrace_server.settings import SettingsError, check_settings
 from tests.agent_parts import registry_with, until
 from tests.sources_at_work import at_work, bodies_in, take
+
+EVIL_PATTERN = "(a|aa)+$"
+EVIL_LINE = b"a" * 60 + b"b"
+"""On which that pattern takes for ever."""
 
 
 class StandardInput:
@@ -181,6 +187,66 @@ async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInpu
     assert await reader.read() == b""
     assert await reader.read() == b""
     reader.end()
+
+
+async def test_read_after_another_reader_has_ended_begins_with_what_that_one_has_left(
+    standard_input: StandardInput,
+) -> None:
+    """Nobody can put back what was read ahead."""
+    former = ThreadReader(standard_input.reader)
+    standard_input.write(b"ahead\n")
+    await until(lambda: _waiting_bytes(standard_input) == 0)
+    former.end()
+    reader = ThreadReader(standard_input.reader, former)
+    standard_input.write(b"next\n")
+    assert [await reader.read() for _ in range(2)] == [b"ahead\n", b"next\n"]
+    reader.end()
+    assert await reader.read() == b""
+
+
+async def test_run_after_a_failure_stores_what_was_read_ahead(
+    tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one portion waits for its channel the next one is in memory already."""
+    registry = registry_with("lines")
+    deliver, may_fail = Intake.deliver, asyncio.Event()
+
+    async def fail_once(self: Intake, *batch: Any) -> None:
+        if not may_fail.is_set():
+            await may_fail.wait()
+            raise ComponentError("for once")
+        await deliver(self, *batch)
+
+    monkeypatch.setattr(Intake, "deliver", fail_once)
+    async with at_work(config_of(batch_events_max=1), registry, tmp_path) as component:
+        standard_input.write(b"one\n")
+        await until(lambda: _waiting_bytes(standard_input) == 0)
+        standard_input.write(b"two\n")
+        await until(lambda: _waiting_bytes(standard_input) == 0)
+        may_fail.set()
+        await until(lambda: component.state is ComponentState.BACKING_OFF)
+        standard_input.write(b"three\n")
+        await until(lambda: bodies_in(registry) == [b"one", b"two", b"three"])
+
+
+async def test_run_with_a_pattern_that_takes_for_ever_keeps_nobody_waiting(
+    tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on beside it, and the line counts as one that does not match."""
+    monkeypatch.setattr("millrace_server.agent.interceptors.regexes.MATCH_SECONDS_MAX", 0.5)
+    registry = registry_with("lines")
+    multiline = {"pattern": EVIL_PATTERN}
+    async with at_work(config_of(multiline=multiline), registry, tmp_path) as component:
+        await until(lambda: component.state is ComponentState.RUNNING)
+        standard_input.write(b"one\n" + EVIL_LINE + b"\n")
+        standard_input.end()
+        clock = asyncio.get_running_loop().time
+        longest, last = 0.0, clock()
+        while component.state is not ComponentState.STOPPED:
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, clock() - last), clock()
+    assert bodies_in(registry) == [b"one\n" + EVIL_LINE]
+    assert longest < 0.4
 
 
 def test_settings_with_two_sources_of_one_input_are_refused() -> None:

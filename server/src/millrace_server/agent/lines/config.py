@@ -1,12 +1,12 @@
 """How a source cuts what it reads into events: the settings."""
 
 import codecs
-import re
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from millrace_server.agent.interceptors.regexes import RegexPattern
 from millrace_server.setting_problems import shown_value
 
 KIB = 1024
@@ -62,14 +62,6 @@ def _check_charset(name: str) -> str:
     raise ValueError(f'is {shown_value(name)}; it must be the name of a charset, such as "utf-8" or "iso-8859-1"')
 
 
-def _check_pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is {shown_value(pattern)}, which is no regular expression: {error}") from None
-    return pattern
-
-
 # In a configuration file there is only text where a word is wanted.
 _AsDecodeErrors = Annotated[DecodeErrors, BeforeValidator(lambda value: _word(DecodeErrors, value))]
 _AsLongLines = Annotated[LongLines, BeforeValidator(lambda value: _word(LongLines, value))]
@@ -83,8 +75,9 @@ def _word(words: type[StrEnum], value: object) -> object:
 class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
     """Which lines are one event together; they are joined by line feeds."""
 
-    pattern: Annotated[str, AfterValidator(_check_pattern)]
-    """A regular expression, searched for in each line once the line is in UTF-8."""
+    pattern: RegexPattern
+    """A regular expression, searched for in each line once the line is in UTF-8. A line on which that takes longer than
+    a second counts as one that does not match."""
 
     role: _AsLineRole = LineRole.BEGINS
     """What a line is that matches: "begins", "continues" or "ends" its event."""

@@ -1,9 +1,12 @@
 """Joins lines that are one event together."""
 
-import re
+import structlog
 
+from millrace_server.agent.interceptors.regexes import TOO_LONG, Regex
 from millrace_server.agent.lines.config import LineRole, MultilineConfig
 from millrace_server.agent.lines.lines import Lines, LinesBuilder
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 class EventJoiner:
@@ -18,7 +21,8 @@ class EventJoiner:
 
     def __init__(self, config: MultilineConfig, offset: int) -> None:
         self._config = config
-        self._pattern = re.compile(config.pattern)
+        self._pattern = Regex(config.pattern)
+        self._has_warned = False
         self._position = offset
         self._waiting: list[bytes] = []
         self._waiting_size = 0
@@ -72,7 +76,13 @@ class EventJoiner:
         return self._handed_out(found)
 
     def _matches(self, line: bytes) -> bool:
-        return self._pattern.search(line.decode(errors="replace")) is not None
+        try:
+            return self._pattern.search(line.decode(errors="replace")) is not None
+        except TimeoutError:
+            if not self._has_warned:
+                _log.warning("a line counts as one that does not match", reason=TOO_LONG, pattern=self._config.pattern)
+                self._has_warned = True
+            return False
 
     def _leave_out(self, found: LinesBuilder, size: int) -> None:
         if self._waiting:

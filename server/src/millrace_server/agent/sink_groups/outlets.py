@@ -98,7 +98,7 @@ class MemberOutlet(Outlet):
     def _note_end(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
         super()._note_end(delivery, is_settled)
         if is_settled:
-            self._group.component.note_progress(delivery.count, delivery.body_bytes)
+            self._group.component.note_progress(*delivery.delivered)
             self.on_progress()
 
 

@@ -56,11 +56,11 @@ class HttpProgress:
         """A request is sent; whether its events arrive is not known."""
         self._in_doubt = (request[0].first_sequence, request[-1].end_sequence - 1)
 
-    def is_refused(self) -> None:
+    def note_refused(self) -> None:
         """The receiver has answered that it has none of the request's events."""
         self._in_doubt = None
 
-    def is_accepted(self, request: Sequence[StoredBatch]) -> None:
+    def note_accepted(self, request: Sequence[StoredBatch]) -> None:
         """The receiver has the request's events."""
         self._in_doubt = None
         for batch in request:

@@ -76,9 +76,9 @@ class HttpSink:
             raise ComponentError(f"{self._shown_url}: {error}") from None
         match self._config.verdict(answer.status):
             case "settle":
-                self._progress.is_accepted(request)
+                self._progress.note_accepted(request)
             case "reject":
-                self._progress.is_refused()
+                self._progress.note_refused()
                 raise EventsRejectedError(self._told(answer))
             case "retry":
                 raise ComponentError(self._told(answer), _retry_seconds(answer.retry_after))

@@ -8,13 +8,13 @@ from typing import Literal
 import structlog
 from pydantic import Field
 
-from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkPlace, TakingSinkConfig
 from millrace_server.channels.batches import StoredBatch
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class LoggerSinkConfig(SinkConfig):
+class LoggerSinkConfig(TakingSinkConfig):
     """A sink that logs what it takes."""
 
     type: Literal["logger"]

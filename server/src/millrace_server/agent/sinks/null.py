@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkPlace, TakingSinkConfig
 from millrace_server.channels.batches import StoredBatch
 
 
-class NullSinkConfig(SinkConfig):
+class NullSinkConfig(TakingSinkConfig):
     """A sink that drops what it takes."""
 
     type: Literal["null"]

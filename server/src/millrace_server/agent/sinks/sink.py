@@ -64,6 +64,15 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         """The sink."""
 
 
+class TakingSinkConfig(SinkConfig, ABC):
+    """What sinks have that never reject an event."""
+
+    @field_validator("deliveries_max", "dead_letter_channel")
+    @classmethod
+    def _refuse_what_has_no_use(cls, _value: object) -> None:
+        raise ValueError("has no use here; a sink of this type rejects no event")
+
+
 class BatchSink(ABC):
     """A sink that is done with each delivery before it takes the next."""
 

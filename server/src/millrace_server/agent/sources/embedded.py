@@ -3,6 +3,8 @@
 import asyncio
 from typing import Literal
 
+from pydantic import field_validator
+
 from millrace_server.agent.doors import Doors
 from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
@@ -14,6 +16,11 @@ class EmbeddedSourceConfig(SourceConfig):
 
     type: Literal["embedded"]
     """Events of the program that the agent runs in."""
+
+    @field_validator("batch_events_max")
+    @classmethod
+    def _refuse_batch_events_max(cls, _value: object) -> None:
+        raise ValueError("has no use here; what a program puts at once is stored at once")
 
     def make(self, place: SourcePlace) -> Source:
         return _EmbeddedSource(place.name, place.doors)
@@ -31,6 +38,6 @@ class _EmbeddedSource:
                 "program, or a source of another type here"
             )
         with self._doors.open_for(self._name, intake):
-            intake.is_ready()
+            intake.note_ready()
             # Whoever puts does all the work.
             await asyncio.Event().wait()

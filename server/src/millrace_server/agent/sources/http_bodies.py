@@ -8,10 +8,7 @@ from starlette.requests import Request
 
 from millrace_server.agent.sources.http_config import HttpSourceConfig
 from millrace_server.agent.sources.http_packing import find_packing
-from millrace_server.agent.sources.http_refusals import HttpRefusalError, too_large
-
-RETRY_SECONDS = 1.0
-"""When to come again where nobody knows better."""
+from millrace_server.agent.sources.http_refusals import RETRY_SECONDS, HttpRefusalError, too_large
 
 _UNREAD_SECONDS_MAX = 2.0
 

@@ -26,13 +26,14 @@ class HttpSourceConfig(ListeningSourceConfig):
     - Anything else: the body of one event.
 
     It may be packed with gzip or zstd. The answer is 200 once all events are stored in all required channels; 503 with
-    `Retry-After` where they cannot be stored now; 400, 408, 409, 413 or 415 with a
+    `Retry-After` where they cannot be stored now; 400, 408, 409, 413, 415 or 422 with a
     sentence where the request is at fault.
 
     A request that is sent again after a lost answer, or after a 503, is stored a second time, unless it has an
     `Idempotency-Key` (1 to 256 characters, another one for each request): of the same key each event is stored once. A
-    repeat must have the same events in the same order. Each key is a producer to the channels, which remember the last
-    100,000 producers of all kinds, so a repeat must not come much later.
+    repeat must have the same events in the same order; a key that comes with others is answered with 422. The channels
+    remember 100,000 producers, and each key is one; keys are forgotten before any others, so a repeat must not come
+    much later.
     """
 
     type: Literal["http"]

@@ -4,6 +4,11 @@ import math
 
 from starlette.responses import JSONResponse, Response
 
+from millrace_server.errors import MillraceError
+
+RETRY_SECONDS = 1.0
+"""When to come again where nobody knows better."""
+
 
 class HttpRefusalError(Exception):
     """Returned when a request is not stored.
@@ -45,6 +50,11 @@ class HttpRefusalError(Exception):
 def bad_request(message: str) -> HttpRefusalError:
     """The refusal of a request that can never be stored."""
     return HttpRefusalError(400, "BAD_ARGUMENT", message)
+
+
+def come_again(error: MillraceError) -> HttpRefusalError:
+    """The refusal of a request that the channels cannot store now."""
+    return HttpRefusalError(503, error.reason, str(error), retry_seconds=error.retry_delay_seconds or RETRY_SECONDS)
 
 
 def too_large(message: str, *, is_unread: bool = False) -> HttpRefusalError:

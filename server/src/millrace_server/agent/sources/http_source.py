@@ -1,7 +1,6 @@
 """The source `http` at work."""
 
 import asyncio
-from hashlib import blake2b
 from typing import NamedTuple
 
 import structlog
@@ -13,13 +12,13 @@ from starlette.routing import Route
 from millrace_server.addresses import Address
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.intake import Intake
-from millrace_server.agent.sources.http_bodies import RETRY_SECONDS, BodyReader, Hold, InflightBytes
+from millrace_server.agent.sources.http_bodies import BodyReader, Hold, InflightBytes
 from millrace_server.agent.sources.http_config import HttpSourceConfig
 from millrace_server.agent.sources.http_events import Event, read_events
-from millrace_server.agent.sources.http_refusals import HttpRefusalError, bad_request
+from millrace_server.agent.sources.http_keys import Content, RequestKeys, RequestName
+from millrace_server.agent.sources.http_refusals import RETRY_SECONDS, HttpRefusalError, come_again
 from millrace_server.agent.sources.listening import address_of, open_source_socket
 from millrace_server.agent.troubles import TroubleLog
-from millrace_server.channels.stamps import Stamp
 from millrace_server.embedded_http import EmbeddedHttp, HttpLimits
 from millrace_server.errors import (
     BadArgumentError,
@@ -35,7 +34,6 @@ CLOSING_SECONDS_MAX = 5
 STORING_SECONDS_MAX = 30.0
 """Who sends a request is told to come again where the channels have not taken its events after so long."""
 
-_KEY_LENGTH_MAX = 256
 _BATCH_BYTES_MAX = 1024 * 1024
 _INLINE_BYTES_MAX = 16 * 1024
 
@@ -61,7 +59,7 @@ class HttpSource:
             try:
                 await server.start(bound)
                 _log.info("listening", source=self._name, address=f"http://{self._address}{self._config.path}")
-                intake.is_ready()
+                intake.note_ready()
                 await server.wait_ended()
             finally:
                 receiver.close()
@@ -84,6 +82,7 @@ class _Receiver:
         self._inflight = InflightBytes(config.inflight_bytes_max)
         self._bodies = BodyReader(config)
         self._troubles = TroubleLog()
+        self._keys = RequestKeys(source, intake)
         self._is_closing = False
 
     def app(self) -> Starlette:
@@ -115,29 +114,24 @@ class _Receiver:
 
     async def _receive(self, request: Request, hold: Hold) -> int:
         """Stores a request's events; returns how many it had."""
-        producer_id = self._producer_id(request)
+        key = self._keys.key_of(request)
         body = await self._bodies.read(request, hold)
         content_type = request.headers.get("content-type", "")
-        if len(body) > _INLINE_BYTES_MAX:
-            events = await asyncio.to_thread(read_events, content_type, body, self._config.request_events_max)
-        else:
-            events = read_events(content_type, body, self._config.request_events_max)
-        try:
-            async with asyncio.timeout(STORING_SECONDS_MAX):
-                for batch in self._batches(events):
-                    await self._store(request, batch, producer_id)
-        except TimeoutError:
-            raise _unknown(f"the channels have not taken the events after {STORING_SECONDS_MAX:g} seconds") from None
-        return len(events)
 
-    def _producer_id(self, request: Request) -> str | None:
-        """Under what name the events of a request's key are remembered; None where it has no key."""
-        key = request.headers.get("idempotency-key")
-        if key is None:
-            return None
-        if not 0 < len(key) <= _KEY_LENGTH_MAX:
-            raise bad_request(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_LENGTH_MAX} are allowed")
-        return f"{self._source}/key/{blake2b(key.encode(), digest_size=16).hexdigest()}"
+        def read() -> Content:
+            return Content(read_events(content_type, body, self._config.request_events_max), has_key=key is not None)
+
+        content = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES_MAX else read()
+        with self._keys.named(key, content) as name:
+            try:
+                async with asyncio.timeout(STORING_SECONDS_MAX):
+                    for batch in self._batches(content.events):
+                        await self._store(request, batch, name)
+            except TimeoutError:
+                raise _unknown(
+                    f"the channels have not taken the events after {STORING_SECONDS_MAX:g} seconds"
+                ) from None
+        return len(content.events)
 
     def _batches(self, events: list[Event]) -> list[_Batch]:
         """The events in portions that are the same each time, so that a repeat finds what was stored before.
@@ -155,26 +149,27 @@ class _Receiver:
             batches[-1].events.append(event)
         return batches if events else []
 
-    async def _store(self, request: Request, batch: _Batch, producer_id: str | None) -> None:
+    async def _store(self, request: Request, batch: _Batch, name: RequestName | None) -> None:
         table = EventTable.of_rows(batch.events)
-        for name, header in self._config.request_headers.items():
-            if (value := request.headers.get(name)) is not None:
+        for request_header, header in self._config.request_headers.items():
+            if (value := request.headers.get(request_header)) is not None:
                 table.fill(header, value)
-        count = len(batch.events)
-        first = batch.first_index + 1
-        stamp = self._intake.numbered(count) if producer_id is None else Stamp(producer_id, first, first + count - 1)
+        stamp = (
+            self._intake.numbered(len(batch.events))
+            if name is None
+            else name.stamp(batch.first_index, len(batch.events))
+        )
         try:
             await self._intake.offer(table, stamp)
         except (EventTooLargeError, TxnCapacityError) as error:
             raise HttpRefusalError(413, error.reason, str(error)) from None
         except BadArgumentError as error:
-            raise HttpRefusalError(400 if producer_id is None else 409, error.reason, str(error)) from None
+            raise HttpRefusalError(400 if name is None else 409, error.reason, str(error)) from None
         except InternalError:
             # The intake has told the log.
             raise _internal() from None
         except MillraceError as error:
-            retry_seconds = error.retry_delay_seconds or RETRY_SECONDS
-            raise HttpRefusalError(503, error.reason, str(error), retry_seconds=retry_seconds) from None
+            raise come_again(error) from None
 
 
 def _internal() -> HttpRefusalError:

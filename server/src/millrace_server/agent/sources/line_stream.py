@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -11,6 +13,7 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.work_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _BATCH_BYTES = 4 << 20
@@ -27,6 +30,8 @@ class LineStream:
     Nothing is read while a batch is being stored, so that whoever writes waits as long as channels are full. What was
     read stays here until it is stored, whatever fails in between.
 
+    Lines are joined on a thread: a regular expression may take long on them, and whoever writes them may know how.
+
     Args:
         lines: What a line is.
         linger_seconds: A batch is stored this long after its first event, full or not.
@@ -37,6 +42,8 @@ class LineStream:
         self._lines = lines
         self._log = log
         self._splitter = LineSplitter(lines)
+        self._thread = WorkThread("lines")
+        self._joining: asyncio.Future[Lines] | None = None
         self._linger_seconds = linger_seconds
         self._bodies: list[bytes] = []
         self._body_bytes = 0
@@ -58,8 +65,9 @@ class LineStream:
         Raises:
             ComponentFailedError: A line is not in its charset, and that is not allowed.
         """
+        await self._take_joined(intake)
         while data := await self._next(intake, read):
-            await self._split(intake, lambda splitter: splitter.feed(data))
+            await self._split(intake, partial(LineSplitter.feed, data=data))
             if self._lines.multiline is not None:
                 self._event_ends_at = self._now() + self._lines.multiline.timeout_seconds
         await self._split(intake, LineSplitter.finish)
@@ -99,11 +107,33 @@ class LineStream:
         return min(dues, default=None)
 
     async def _split(self, intake: Intake, call: Callable[[LineSplitter], Lines]) -> None:
+        if self._lines.multiline is not None:
+            self._joining = self._thread.do(partial(call, self._splitter))
+            await self._take_joined(intake)
+            return
         try:
             lines = call(self._splitter)
         except LinesError as error:
-            await self._store(intake)
-            raise ComponentFailedError(str(error)) from None
+            await self._fail(intake, error)
+        await self._add(intake, lines)
+
+    async def _take_joined(self, intake: Intake) -> None:
+        """Takes over what the thread has made, also for a run that was cancelled while it waited for that."""
+        if self._joining is None:
+            return
+        try:
+            lines = await asyncio.shield(self._joining)
+        except LinesError as error:
+            await self._fail(intake, error)
+        self._joining = None
+        await self._add(intake, lines)
+
+    async def _fail(self, intake: Intake, error: LinesError) -> NoReturn:
+        # What comes before that line is good.
+        await self._store(intake)
+        raise ComponentFailedError(str(error)) from None
+
+    async def _add(self, intake: Intake, lines: Lines) -> None:
         if lines.count and not self._unstored_count:
             self._seal_at = self._now() + self._linger_seconds
         self._bodies += lines.bodies

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from millrace_server.agent.work_thread import WorkThread
+
 PortionT = TypeVar("PortionT")
 
 
@@ -11,15 +13,17 @@ class ReadAhead(Generic[PortionT]):
     """Has the next portion read while the one before it is used.
 
     Args:
-        read: The next portion, None at the end; called on a thread.
+        read: The next portion, None at the end.
+        thread: Where it is called.
     """
 
-    def __init__(self, read: Callable[[], PortionT | None]) -> None:
+    def __init__(self, read: Callable[[], PortionT | None], thread: WorkThread) -> None:
         self._read = read
+        self._thread = thread
         self._reading = self._begin()
 
-    def _begin(self) -> "asyncio.Task[PortionT | None]":
-        return asyncio.create_task(asyncio.to_thread(self._read))
+    def _begin(self) -> "asyncio.Future[PortionT | None]":
+        return self._thread.do(self._read)
 
     async def next(self) -> PortionT | None:
         """The next portion, None at the end; raises what reading it has raised. May be cancelled and called again."""
@@ -32,5 +36,3 @@ class ReadAhead(Generic[PortionT]):
     async def close(self) -> None:
         """Waits until nothing is being read any more; what was read and not used is forgotten."""
         await asyncio.wait({self._reading})
-        # Asked for, so that nobody complains that an error was never looked at.
-        self._reading.exception()

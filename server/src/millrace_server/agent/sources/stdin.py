@@ -70,12 +70,14 @@ class _StdinSource:
         self._config = config
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
+        self._reader: ThreadReader | None = None
+        """Of the run before this one, which may have failed with something that it has read ahead."""
 
     async def run(self, intake: Intake) -> None:
         if sys.__stdin__ is None:
             raise ComponentFailedError("the daemon was started without a standard input")
-        standard_input = ThreadReader(sys.__stdin__.fileno())
-        intake.is_ready()
+        standard_input = self._reader = ThreadReader(sys.__stdin__.fileno(), self._reader)
+        intake.note_ready()
         try:
             await self._stream.bring(intake, standard_input.read)
         except asyncio.CancelledError:
@@ -85,7 +87,7 @@ class _StdinSource:
             raise
         finally:
             standard_input.end()
-        intake.has_ended("standard input has ended")
+        intake.note_ended("standard input has ended")
         if self._config.exit_at_end:
             self._log.info("the daemon stops, since standard input has ended")
             os.kill(os.getpid(), signal.SIGTERM)
@@ -99,9 +101,10 @@ class ThreadReader:
 
     Args:
         fd: What to read. It stays open.
+        former: Has read it before, and was ended: what it has left comes first.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, former: "ThreadReader | None" = None) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
         self._portions: deque[bytes | OSError] = deque()
@@ -109,6 +112,11 @@ class ThreadReader:
         self._may_read = threading.Semaphore()
         self._wake_reader, self._wake_writer = os.pipe()
         self._is_ending = False
+        self._former = former
+        if former is None:
+            self._begin()
+
+    def _begin(self) -> None:
         # As a daemon: where another program takes what was there, a read may never return, and must keep nobody.
         threading.Thread(target=self._run, name="standard input", daemon=True).start()
 
@@ -118,6 +126,15 @@ class ThreadReader:
         Raises:
             OSError: It cannot be read.
         """
+        if self._former is not None:
+            with suppress(OSError):
+                if portion := await self._former.read():
+                    return portion
+            self._former = None
+            self._begin()
+        return await self._next_portion()
+
+    async def _next_portion(self) -> bytes:
         await self._has_news.wait()
         portion = self._portions[0]
         if isinstance(portion, OSError):

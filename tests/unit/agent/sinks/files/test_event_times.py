@@ -63,7 +63,16 @@ def test_show_rounded_to_a_day_begins_at_midnight() -> None:
     assert TimeRule(ZoneInfo("Pacific/Auckland"), 86_400).show(NOON, "%d %H:%M") == "02 00:00"
 
 
-@pytest.mark.parametrize("seconds", [10**12, 10**30, -(10**30)])
-def test_show_of_a_time_beyond_the_calendar_is_none(seconds: int) -> None:
-    """What no calendar has is not shown, and raises nothing."""
-    assert TimeRule(ZoneInfo("UTC"), 1).show(seconds, "%Y") is None
+@pytest.mark.parametrize("text", [str(10**15), "9999-12-31T23:59:59", "0001-01-01T00:00:00", "2" + "0" * 40])
+def test_read_time_beyond_the_calendar_is_none(text: str) -> None:
+    """What no calendar has in every zone is no time."""
+    assert read_time(text) is None
+
+
+@pytest.mark.parametrize("text", ["0001-01-02T00:00:00", "9999-12-30T23:59:59"])
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def test_show_of_any_time_that_is_read_has_a_date_in_every_zone(text: str, zone: str) -> None:
+    """Also where it is another day."""
+    seconds = read_time(text)
+    assert seconds is not None
+    assert TimeRule(ZoneInfo(zone), 1).show(seconds, "%d")

@@ -45,9 +45,9 @@ def test_split_by_a_header_sorts_events_and_keeps_their_order() -> None:
 
 def test_split_by_time_takes_the_header_before_the_clock() -> None:
     """An event's own time counts; where it has none that can be read, it is the clock's."""
-    times: list[dict[str, str]] = [{"timestamp": "1000"}, {}, {"timestamp": "soon"}]
+    times: list[dict[str, str]] = [{"timestamp": "1000"}, {}, {"timestamp": "soon"}, {"timestamp": "9" * 16}]
     chunk = _chunk((headers, b"") for headers in times)
-    assert _partitioner("/data/{time:%Y}").split(chunk) == {"/data/1970": [0], "/data/2026": [1, 2]}
+    assert _partitioner("/data/{time:%Y}").split(chunk) == {"/data/1970": [0], "/data/2026": [1, 2, 3]}
 
 
 def test_split_by_time_without_the_clock_has_the_word_for_no_time() -> None:

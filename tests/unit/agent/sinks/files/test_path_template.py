@@ -31,11 +31,6 @@ def test_fill_without_header_or_time_has_the_word_for_it() -> None:
     assert path == "/data/unknown/unknown/unknown"
 
 
-def test_fill_with_a_time_of_no_calendar_has_the_word_for_it() -> None:
-    """A time that is far beyond the year 9999 is no time."""
-    assert _filled("/data/{time:%Y}", seconds=10**15) == "/data/unknown"
-
-
 def test_parse_of_doubled_braces_makes_braces() -> None:
     """Braces may be a part of a directory's name."""
     assert _filled("/data/{{x}}/{header:host}", {"host": "a"}) == "/data/{x}/a"

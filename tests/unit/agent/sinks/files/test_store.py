@@ -8,12 +8,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from millrace_server.agent.sinks.files.store import FileStore
+from millrace_server.agent.sinks.files.store import EventFiles
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from tests.files_sink import SINK, config_of, files_below, lines_below, make_store, raw_of, rows_of, unfinished_below
 
 CHANNEL_ID = "c0ffee" * 5
-MakeStore = Callable[..., FileStore]
+MakeStore = Callable[..., EventFiles]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def open_store(tmp_path: Path, out: Path) -> Iterator[MakeStore]:
     """Opens a store with these settings, for files below `out` unless a path is given; closes all in the end."""
     with ExitStack() as opened:
 
-        def open_one(path: str = "", **settings: Any) -> FileStore:
+        def open_one(path: str = "", **settings: Any) -> EventFiles:
             store = make_store(config_of(out / path, **settings), tmp_path / "state")
             opened.callback(store.close)
             store.open()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
-from millrace_server.agent.sinks.files.store import FileStore, Progress
+from millrace_server.agent.sinks.files.store import EventFiles, Progress
 from tests.crashing_os import CrashingOs, Killed
 from tests.files_sink import config_of, lines_below, make_store, raw_of, unfinished_below
 
@@ -25,7 +25,7 @@ class Flow:
         self.state = root / "state"
         self.settled: set[int] = set()
         self._config: FilesSinkConfig = config_of(self.out / "{header:host}", roll_events=3)
-        self._store: FileStore | None = None
+        self._store: EventFiles | None = None
 
     def run(self, *later: range) -> None:
         """Brings all events that are not settled into files, and settles them; more of them in the end."""

@@ -1,6 +1,7 @@
 """The thread for work on files."""
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -23,6 +24,15 @@ async def test_do_of_a_job_that_fails_raises_what_it_raised() -> None:
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(ZeroDivisionError):
         await worker.do(lambda: 1 // 0)
+    assert await worker.do(lambda: 7) == 7
+    await worker.close(lambda: None, 10.0)
+
+
+async def test_do_of_a_job_that_exits_raises_and_goes_on() -> None:
+    """A library that calls sys.exit leaves nobody waiting for a thread that has gone."""
+    worker = FileWorker("test", 10.0, "stalled")
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await worker.do(sys.exit)
     assert await worker.do(lambda: 7) == 7
     await worker.close(lambda: None, 10.0)
 
@@ -62,16 +72,15 @@ async def test_do_cancelled_lets_the_job_go_on() -> None:
 def test_job_that_ends_after_its_loop_is_gone_ends_in_silence() -> None:
     """A file system that answers after the server has ended raises nothing."""
     answers = threading.Event()
-    threads: list[threading.Thread] = []
 
-    async def begin() -> None:
-        worker = FileWorker("test", 0.01, "stalled")
-        threads.append(worker._thread)
+    async def begin() -> threading.Thread:
+        worker = FileWorker("slow files", 0.01, "stalled")
         with pytest.raises(ComponentError):
             await worker.do(answers.wait)
         await worker.close(lambda: None, 0.01)
+        return next(thread for thread in threading.enumerate() if thread.name == "slow files")
 
-    asyncio.run(begin())
+    thread = asyncio.run(begin())
     answers.set()
-    threads[0].join(10.0)
-    assert not threads[0].is_alive()
+    thread.join(10.0)
+    assert not thread.is_alive()

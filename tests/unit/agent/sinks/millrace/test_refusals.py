@@ -47,22 +47,24 @@ def test_refusal_of_an_error_with_details_says_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code", "about"),
+    ("reason", "code", "message", "about"),
     [
-        ("EVENT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT, "event"),
-        ("TXN_CAPACITY", grpc.StatusCode.INVALID_ARGUMENT, "size"),
-        ("", grpc.StatusCode.RESOURCE_EXHAUSTED, "stream"),
-        ("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED, "load"),
-        ("CHANNEL_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
-        ("BAD_ARGUMENT", grpc.StatusCode.INVALID_ARGUMENT, ""),
-        ("", UNAVAILABLE, ""),
+        ("EVENT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT, "", "event"),
+        ("TXN_CAPACITY", grpc.StatusCode.INVALID_ARGUMENT, "", "size"),
+        ("", grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)", "stream"),
+        ("", grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls", ""),
+        ("", UNAVAILABLE, "larger than max", ""),
+        ("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED, "", "load"),
+        ("CHANNEL_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max", ""),
+        ("BAD_ARGUMENT", grpc.StatusCode.INVALID_ARGUMENT, "", ""),
+        ("", UNAVAILABLE, "", ""),
     ],
 )
 def test_refusal_by_reason_is_about_what_another_request_would_change(
-    reason: str, code: grpc.StatusCode, about: str
+    reason: str, code: grpc.StatusCode, message: str, about: str
 ) -> None:
     """An event, the size of a request or of a message, or how many go at once; all else is tried again as it is."""
-    refusal = Refusal(reason, code, "")
+    refusal = Refusal(reason, code, message)
     assert [
         word for word in ("event", "size", "stream", "load") if getattr(refusal, f"is_about_{word}")
     ] == about.split()

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace_server.agent.components import Component, ComponentState
 from millrace_server.agent.outlet import Outlet
 from millrace_server.agent.sinks.millrace import pipeline
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
@@ -54,6 +55,10 @@ class Scene:
     @property
     def channel(self) -> Channel:
         return self.registry.get("orders")
+
+    @property
+    def component(self) -> Component:
+        return self.outlet._component
 
     def sink(self, **settings: Any) -> ForwardingSink:
         return ForwardingSink(config_of(self.target.address, **settings), self.scratch)
@@ -428,6 +433,22 @@ async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) ->
     check_accounts(scene.channel)
 
 
+async def test_run_whose_answers_are_late_says_so_until_they_come(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at the sink learns that it does not get on long before it gives up."""
+    monkeypatch.setattr(pipeline, "SLOW_SECONDS", 0.05)
+    held = scene.target.answer = Held()
+    await fill(scene.channel, 10)
+    async with running(scene.sink(), scene.outlet):
+        await until(lambda: scene.component.state is ComponentState.BACKING_OFF)
+        assert scene.component.reason == f"{scene.target.address} has not answered for 0.05 s or more"
+        held.may_go.set()
+        await empty(scene.channel)
+        assert scene.component.state is ComponentState.RUNNING
+    assert len(scene.target.streams) == 1
+
+
 async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
     """Where nothing was sent, no answer is late."""
     async with running(scene.sink(timeout_seconds=0.05), scene.outlet):
@@ -443,7 +464,7 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
         (EndOfStreamError(), "has ended the stream$"),
         (EndOfStreamError(grpc.StatusCode.UNAVAILABLE, "going away"), r"cannot reach .* \(going away\)"),
         (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "has ended the call: INTERNAL: a bug"),
-        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "does not answer"),
+        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "has ended the call: DEADLINE_EXCEEDED"),
     ],
 )
 async def test_run_whose_stream_ends_gives_back_what_was_not_answered(
@@ -527,6 +548,26 @@ async def test_run_goes_on_with_the_next_server_once_one_has_failed_for_long(sce
         await fill(scene.channel, 10)
         await empty(scene.channel)
     assert len(scene.target.streams) == 2
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough(
+    scene: Scene, *, is_found: bool
+) -> None:
+    """The time in which it did not answer counts, whether to the first call or to what was sent."""
+    bodies = await fill(scene.channel, 50)
+    scene.target.answer = Held()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hanging = scene.target.address if is_found else "{}:{}".format(*silent.getsockname())
+        async with fake_target() as other:
+            config = config_of(
+                hanging, other.address, failover_seconds=0.2, timeout_seconds=0.2, connect_timeout_seconds=0.2
+            )
+            sink = ForwardingSink(config, scene.scratch)
+            await scene.give_up(f"{hanging} does not answer", sink)
+            async with running(sink, scene.outlet):
+                await empty(scene.channel)
+            assert bodies_in(other.requests) == bodies
 
 
 async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene) -> None:

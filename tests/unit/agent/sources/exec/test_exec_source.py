@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millrace_server.agent.backoff import Backoff
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.exec.command import Job, RunningCommand
 from millrace_server.agent.sources.exec.complaints import ComplaintLog
@@ -59,6 +60,28 @@ async def test_run_of_a_command_that_is_to_be_restarted_restarts_it(tmp_path: Pa
         assert component.reason == f"the command ended with exit code {code}; it is started again"
         await until(lambda: component.event_count >= 2)
     assert set(bodies_in(registry)) == {b"line"}
+
+
+async def test_run_of_a_command_that_ends_again_and_again_says_so_once(
+    tmp_path: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never worked, so the log has nothing new to tell."""
+    monkeypatch.setattr("millrace_server.agent.running.Backoff", lambda: Backoff(0.01, 0.01))
+    async with at_work(shell("exit 1", restart="always"), registry_with("lines"), tmp_path) as component:
+        await until(lambda: component.failure_count >= 5)
+        assert component.state is ComponentState.BACKING_OFF
+    assert [entry["event"] for entry in log if entry["event"] in {"backs off", "works again"}] == ["backs off"]
+
+
+async def test_run_of_a_command_that_lives_after_a_restart_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has nothing to say."""
+    monkeypatch.setattr("millrace_server.agent.sources.exec.source._LIVING_SECONDS", 0.05)
+    script = f"test -e {tmp_path}/tried && sleep 1000; touch {tmp_path}/tried; exit 1"
+    async with at_work(shell(script, restart="always"), registry_with("lines"), tmp_path / "data") as component:
+        await until(lambda: component.state is ComponentState.BACKING_OFF)
+        await until(lambda: component.state is ComponentState.RUNNING)
 
 
 async def test_run_of_a_command_that_succeeds_restarts_it_not_on_failure(tmp_path: Path) -> None:

@@ -117,8 +117,23 @@ def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -
 
 def test_prepare_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
     """It is not made: whoever misspelt it would wait for ever."""
-    with pytest.raises(ComponentError, match=r"nowhere/.* cannot be written to: No such file or directory"):
+    with pytest.raises(ComponentError) as caught:
         disposal_on(tmp_path / "nowhere").prepare()
+    assert str(caught.value) == f"there is no directory {tmp_path}/nowhere; make it, or name another one in `directory`"
+
+
+def test_prepare_where_nothing_may_be_written_names_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no file that nobody has ever heard of."""
+
+    def refuse(self: Path, **_how: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(ComponentError) as caught:
+        disposal_on(tmp_path).prepare()
+    assert str(caught.value) == f"{tmp_path} cannot be written to: Read-only file system"
 
 
 def test_prepare_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

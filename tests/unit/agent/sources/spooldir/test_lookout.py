@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.sources.spooldir import looking
 from millrace_server.agent.sources.spooldir.looking import Lookout
+from millrace_server.agent.supervision import ComponentError
 from tests.spool import put, spool_config
 
 LONG_AGO = 1_000_000_000.0
@@ -216,7 +217,7 @@ def test_look_at_a_directory_below_that_cannot_be_read_tells_it_once(
 
 def test_look_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
     """Nobody is to wait for files in a directory that was misspelt."""
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ComponentError, match=r"cannot be read: No such file or directory$"):
         lookout_on(tmp_path / "nowhere").look()
 
 

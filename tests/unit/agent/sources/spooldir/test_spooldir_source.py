@@ -346,7 +346,7 @@ async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
     registry = registry_with("lines")
     async with at_work(spool_config(spool), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
-        assert "No such file or directory" in component.reason
+        assert component.reason.startswith(f"there is no directory {spool}; make it")
         put(spool, "a", b"x\n")
         await until(lambda: bodies_in(registry) == [b"x"])
 

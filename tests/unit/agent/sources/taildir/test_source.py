@@ -112,6 +112,8 @@ async def test_stop_saves_positions_and_ends_its_thread(
         size += sum(len(line) + 1 for line in numbered(number * 10, number * 10 + 10))
         start(agent, config_of(log))
         await until(holds(registry, numbered(0, number * 10 + 10)))
+        # Where its file system hangs, the thread keeps no program from ending.
+        assert [thread.daemon for thread in threading.enumerate() if thread.name.startswith("taildir")] == [True]
         await agent.stop_sources(WAIT_SECONDS_MAX)
         await until(lambda: not any(thread.name.startswith("taildir") for thread in threading.enumerate()))
         assert f'"position":{size},' in (tmp_path / "sources" / "app" / POSITIONS_FILE).read_text()

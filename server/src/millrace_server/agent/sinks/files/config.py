@@ -16,11 +16,11 @@ from millrace_server.agent.sinks.files.partitions import Partitioner, PathRules
 from millrace_server.agent.sinks.files.path_template import PathTemplate
 from millrace_server.agent.sinks.files.sink import FilesSink, SinkTraits
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
-from millrace_server.agent.sinks.files.store import FileNames, FileStore
+from millrace_server.agent.sinks.files.store import EventFiles, FileNames
 from millrace_server.agent.sinks.files.targets.local import LocalTarget
 from millrace_server.agent.sinks.files.targets.remote import RemoteTarget, open_file_system
-from millrace_server.agent.sinks.files.targets.target import Target
-from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sinks.files.targets.target import FileTarget
+from millrace_server.agent.sinks.sink import Sink, SinkPlace, TakingSinkConfig
 from millrace_server.setting_problems import shown_value
 
 _KIB = 1 << 10
@@ -49,7 +49,7 @@ Option = Annotated[Any, BeforeValidator(_check_option)]
 """A setting that a file system's library knows."""
 
 
-class FilesSinkConfig(SinkConfig):
+class FilesSinkConfig(TakingSinkConfig):
     """A sink that writes events into files. An event leaves its channel once its file has its final name."""
 
     type: Literal["files"]
@@ -159,13 +159,13 @@ class FilesSinkConfig(SinkConfig):
 
     def _make_store(
         self, place: SinkPlace, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
-    ) -> FileStore:
+    ) -> EventFiles:
         limits = RollLimits(
             self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max
         )
         times = TimeRule(zone_named(self.time_zone), self.time_round_seconds)
         rules = PathRules(template, times, self.time_header, self.missing_word, self.time_missing == "clock")
-        return FileStore(
+        return EventFiles(
             SinkDirectory(place.directory, place.name),
             lambda owner: self._target(template, owner, place.directory / "staging"),
             Partitioner(rules),
@@ -173,7 +173,7 @@ class FilesSinkConfig(SinkConfig):
             FileNames(f"{self.prefix}{place.name}-", self._suffix()),
         )
 
-    def _target(self, template: PathTemplate, owner: str, staging: Path) -> Target:
+    def _target(self, template: PathTemplate, owner: str, staging: Path) -> FileTarget:
         if not template.scheme:
             return LocalTarget(Path(template.root), owner)
         make = partial(open_file_system, template.root, self.options)

@@ -13,7 +13,7 @@ _PROMISED = ".promised.json"
 _KEPT = ".kept.json"
 
 
-class Receipt(NamedTuple):
+class FileReceipt(NamedTuple):
     """Which events a file holds."""
 
     path: str
@@ -45,7 +45,7 @@ class ReceiptBook:
         self._directory = directory
         self._next_number = 1
 
-    def open(self) -> "list[tuple[Path, Receipt, bool]]":
+    def open(self) -> "list[tuple[Path, FileReceipt, bool]]":
         """Makes the book ready for more; returns each receipt in it with its place, and whether it was kept.
 
         Raises:
@@ -62,7 +62,7 @@ class ReceiptBook:
             found.append((place, _read(place), place.name.endswith(_KEPT)))
         return found
 
-    def promise(self, receipt: Receipt) -> Path:
+    def promise(self, receipt: FileReceipt) -> Path:
         """Writes a receipt down for good; returns its place."""
         place = self._directory / f"{self._next_number:012d}{_PROMISED}"
         self._next_number += 1
@@ -80,7 +80,7 @@ class ReceiptBook:
         place.unlink(missing_ok=True)
 
 
-def _read(place: Path) -> Receipt:
+def _read(place: Path) -> FileReceipt:
     try:
         document = json.loads(place.read_bytes())
         version = document["version"]
@@ -89,7 +89,7 @@ def _read(place: Path) -> Receipt:
                 f"{place} is of version {version}, which this server does not know; use a later one"
             )
         ranges = [(int(first), int(last)) for first, last in document["ranges"]]
-        return Receipt(str(document["path"]), int(document["file_bytes"]), str(document["channel_id"]), ranges)
+        return FileReceipt(str(document["path"]), int(document["file_bytes"]), str(document["channel_id"]), ranges)
     except (KeyError, TypeError, ValueError) as error:
         raise ComponentFailedError(
             f"{place} is damaged ({error}); remove it to go on: events of one finished file may then come twice"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from millrace_server.agent.outlet import Delivery, Outlet
 from millrace_server.agent.sinks.files.holdings import Holdings
-from millrace_server.agent.sinks.files.store import FileStore, Progress
+from millrace_server.agent.sinks.files.store import EventFiles, Progress
 from millrace_server.agent.sinks.files.worker import FileWorker, ResultT
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import MillraceError
@@ -43,7 +43,7 @@ class FilesSink:
         make_store: Makes what writes the files; each run has its own, and does not share its thread.
     """
 
-    def __init__(self, traits: SinkTraits, make_store: Callable[[], FileStore]) -> None:
+    def __init__(self, traits: SinkTraits, make_store: Callable[[], EventFiles]) -> None:
         self._traits = traits
         self._make_store = make_store
 
@@ -69,7 +69,7 @@ class FilesSink:
 class _Run:
     """One run of a sink."""
 
-    def __init__(self, traits: SinkTraits, outlet: Outlet, worker: FileWorker, store: FileStore) -> None:
+    def __init__(self, traits: SinkTraits, outlet: Outlet, worker: FileWorker, store: EventFiles) -> None:
         self._traits = traits
         self._outlet = outlet
         self._worker = worker

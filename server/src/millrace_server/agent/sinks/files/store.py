@@ -10,9 +10,9 @@ from millrace.wire_format import Buffer
 from millrace_server.agent.sinks.files.chunks import EventChunk, chunks_of
 from millrace_server.agent.sinks.files.open_files import OpenFile, OpenFiles
 from millrace_server.agent.sinks.files.partitions import Partitioner, Rows
-from millrace_server.agent.sinks.files.receipts import Receipt, ReceiptBook
+from millrace_server.agent.sinks.files.receipts import FileReceipt, ReceiptBook
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
-from millrace_server.agent.sinks.files.targets.target import Target
+from millrace_server.agent.sinks.files.targets.target import FileTarget
 from millrace_server.channels.stamps import IntervalSet
 
 _CHANNEL_ID_LENGTH = 12
@@ -47,7 +47,7 @@ class _KeptReceipt(NamedTuple):
     last_sequence: int
 
 
-class FileStore:
+class EventFiles:
     """Writes deliveries into files, and finishes these.
 
     All of it blocks. An error leaves it as it is: whoever gets one closes the store, and opens another.
@@ -63,7 +63,7 @@ class FileStore:
     def __init__(
         self,
         directory: SinkDirectory,
-        make_target: Callable[[str], Target],
+        make_target: Callable[[str], FileTarget],
         partitioner: Partitioner,
         files: OpenFiles,
         names: FileNames,
@@ -74,9 +74,9 @@ class FileStore:
         self._files = files
         self._names = names
         self._book = ReceiptBook(directory.path / "receipts")
-        self._target: Target | None = None
+        self._target: FileTarget | None = None
         self._channel_id = ""
-        self._found: list[tuple[Path, Receipt]] = []
+        self._found: list[tuple[Path, FileReceipt]] = []
         self._kept: list[_KeptReceipt] = []
         self._done = IntervalSet()
         self._unfinished: Counter[int] = Counter()
@@ -206,7 +206,7 @@ class FileStore:
                 # Promised, it would be taken for ours after a crash.
                 continue
             # Before the name is given, so that a crash between the two is told from one before them.
-            place = self._book.promise(Receipt(path, file_bytes, self._channel_id, ranges))
+            place = self._book.promise(FileReceipt(path, file_bytes, self._channel_id, ranges))
             try:
                 self._target.publish(file.staged, path)
             except FileExistsError:

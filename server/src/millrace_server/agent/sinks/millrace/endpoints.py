@@ -52,10 +52,10 @@ class Endpoints:
         """The current one has taken events."""
         self._failing_since = None
 
-    def note_failure(self) -> None:
-        """The current one has taken none."""
+    def note_failure(self, silent_seconds: float = 0.0) -> None:
+        """The current one has taken none, and has not even answered for so long."""
         if self._failing_since is None:
-            self._failing_since = self._clock()
+            self._failing_since = self._clock() - silent_seconds
 
     def _is_to_move(self) -> bool:
         if len(self._endpoints) == 1 or self._failing_since is None:

@@ -11,8 +11,11 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.agent.outlet import Delivery, Outlet
 from millrace_server.agent.sinks.millrace.refusals import Refusal, refusal_of_error, refusal_of_status
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
-from millrace_server.agent.sinks.millrace.target import Target
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.sinks.millrace.target import TargetChannel
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError, SilentError
+
+SLOW_SECONDS = 5.0
+"""Who has not answered for so long is in trouble, as the sink's state tells."""
 
 IDLE_SECONDS = 1.0
 """Who was connected for so long and had nothing to do was well."""
@@ -78,7 +81,9 @@ class Pipeline:
         on_success: Called with each delivery that the target has taken, and where it was there and had nothing to take.
     """
 
-    def __init__(self, target: Target, outlet: Outlet, limits: PipelineLimits, on_success: Callable[[], None]) -> None:
+    def __init__(
+        self, target: TargetChannel, outlet: Outlet, limits: PipelineLimits, on_success: Callable[[], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._target = target
         self._outlet = outlet
@@ -96,7 +101,7 @@ class Pipeline:
         self._has_room = asyncio.Event()
         self._has_finished = False
         self._cut_error: Exception | None = None
-        self._watch = self._loop.call_later(limits.answer_seconds_max, self._look)
+        self._watch: asyncio.Handle = self._loop.call_soon(self._look)
 
     async def run(self) -> None:
         """Forwards until the outlet has no more, and all is settled.
@@ -241,13 +246,18 @@ class Pipeline:
     # Ending.
 
     def _look(self) -> None:
-        """Ends the stream where the target does not answer."""
+        """Tells where the target does not answer, and ends the stream where it still does not."""
         seconds_max = self._limits.answer_seconds_max
         waited_seconds = self._loop.time() - self._waiting_since if self._unanswered else 0.0
         if waited_seconds >= seconds_max:
-            self._cut(ComponentError(f"{self._target.endpoint} does not answer"))
+            self._cut(SilentError(f"{self._target.endpoint} does not answer", waited_seconds))
+            return
+        if waited_seconds >= SLOW_SECONDS:
+            self._outlet.note_trouble(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
+            due_seconds = seconds_max
         else:
-            self._watch = self._loop.call_later(seconds_max - waited_seconds, self._look)
+            due_seconds = min(seconds_max, SLOW_SECONDS)
+        self._watch = self._loop.call_later(due_seconds - waited_seconds, self._look)
 
     def _cut(self, error: Exception) -> None:
         """Ends the stream for a reason of its own."""

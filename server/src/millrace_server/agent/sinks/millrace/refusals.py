@@ -10,6 +10,8 @@ from millrace.googleapis import error_details_pb2, status_pb2
 
 _DOMAIN = "millrace"
 _STATUS_KEY = "grpc-status-details-bin"
+_TOO_LARGE = "larger than max"
+"""Stands in what gRPC, in all of its languages, says of a message that is too large for whoever gets it."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -32,7 +34,10 @@ class Refusal:
     @property
     def is_about_stream(self) -> bool:
         """Whether a message was too large for gRPC itself, which ends the stream and does not say which it was."""
-        return not self.reason and self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # By its words, for want of a reason: a proxy ends streams with the same code when there are too many calls,
+        # and no event is at fault then.
+        is_too_much = self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return not self.reason and is_too_much and _TOO_LARGE in self.message
 
     @property
     def is_about_load(self) -> bool:

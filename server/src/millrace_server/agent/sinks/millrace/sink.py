@@ -7,8 +7,8 @@ from millrace_server.agent.outlet import EventsRejectedError, Outlet
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.endpoints import Endpoints
 from millrace_server.agent.sinks.millrace.pipeline import Pipeline, PipelineLimits, RefusedError
-from millrace_server.agent.sinks.millrace.target import Target, connected
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError
+from millrace_server.agent.sinks.millrace.target import TargetChannel, connected
+from millrace_server.agent.supervision import ComponentError, ComponentFailedError, SilentError
 
 
 class ForwardingSink:
@@ -40,15 +40,15 @@ class ForwardingSink:
                 await _Forwarding(self._config, target, outlet, endpoints).run()
         except ComponentFailedError:
             raise
-        except ComponentError:
-            endpoints.note_failure()
+        except ComponentError as error:
+            endpoints.note_failure(error.seconds if isinstance(error, SilentError) else 0.0)
             raise
 
 
 class _Forwarding:
     """The work with one connection: one stream after the other, each smaller or more careful as the target wants it."""
 
-    def __init__(self, config: MillraceSinkConfig, target: Target, outlet: Outlet, endpoints: Endpoints) -> None:
+    def __init__(self, config: MillraceSinkConfig, target: TargetChannel, outlet: Outlet, endpoints: Endpoints) -> None:
         self._target = target
         self._outlet = outlet
         self._endpoints = endpoints

@@ -9,7 +9,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2, channel_service_pb2
 from millrace_server.agent.sinks.millrace.refusals import Refusal, refusal_of_error
-from millrace_server.agent.supervision import ComponentError
+from millrace_server.agent.supervision import ComponentError, SilentError
 
 _APPEND_STREAM = f"/{channel_service_pb2.DESCRIPTOR.services_by_name['ChannelService'].full_name}/AppendStream"
 _GET_CHANNEL = f"/{admin_service_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/GetChannel"
@@ -38,7 +38,7 @@ _OPTIONS = [
 ]
 
 
-class Target:
+class TargetChannel:
     """A channel of a server that is there.
 
     Attributes:
@@ -67,7 +67,7 @@ class Target:
 
 
 @asynccontextmanager
-async def connected(endpoint: str, channel: str, timeout_seconds: float) -> AsyncGenerator[Target]:
+async def connected(endpoint: str, channel: str, timeout_seconds: float) -> AsyncGenerator[TargetChannel]:
     """Connects to a server and looks for a channel there, so that nothing is taken out for a server that is not there.
 
     Each time the name is looked up anew: a server may have moved.
@@ -76,7 +76,7 @@ async def connected(endpoint: str, channel: str, timeout_seconds: float) -> Asyn
         ComponentError: The server does not answer, or has no such channel.
     """
     async with aio.insecure_channel(endpoint, options=_OPTIONS) as connection:
-        yield Target(connection, endpoint, await _find(connection, endpoint, channel, timeout_seconds))
+        yield TargetChannel(connection, endpoint, await _find(connection, endpoint, channel, timeout_seconds))
 
 
 async def _find(
@@ -89,6 +89,8 @@ async def _find(
     try:
         answer: admin_service_pb2.GetChannelResponse = await method(request, timeout=timeout_seconds)
     except aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise SilentError(f"{endpoint} does not answer", timeout_seconds) from None
         raise _error_of(refusal_of_error(error), endpoint, channel) from None
     if answer.channel.state in _OUT_OF_ORDER:
         raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {_trouble(answer.channel)}")
@@ -102,8 +104,6 @@ def _trouble(found: admin_service_pb2.Channel) -> str:
 def _error_of(refusal: Refusal, endpoint: str, channel: str) -> ComponentError:
     if refusal.reason:
         message = f"{endpoint} does not take events for its channel {channel}: {refusal}"
-    elif refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        message = f"{endpoint} does not answer"
     elif refusal.code is grpc.StatusCode.UNAVAILABLE:
         message = f"cannot reach a Millrace server at {endpoint}; is millraced running there? ({refusal.message})"
     else:

@@ -16,6 +16,9 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 _LAST_STORE_SECONDS = 1.0
 """How long storing may go on, when the source is to end, once the command has ended or was killed."""
 
+_LIVING_SECONDS = 10.0
+"""A command that was started again works once it has lived so long, or its lines are stored."""
+
 _log = structlog.stdlib.get_logger(__name__)
 
 
@@ -28,6 +31,7 @@ class ExecSource:
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
         self._has_warned = False
+        self._is_restarted = False
 
     async def run(self, intake: Intake) -> None:
         if not self._has_warned:
@@ -36,7 +40,9 @@ class ExecSource:
             )
             self._has_warned = True
         running = await self._start(intake)
-        intake.is_ready()
+        # One that was started again may end again at once; then nothing has changed, and the log has said so.
+        ready_after = _LIVING_SECONDS if self._is_restarted else 0.0
+        becoming_ready = asyncio.get_running_loop().call_later(ready_after, intake.note_ready)
         try:
             await self._stream.bring(intake, running.read)
             exit_code = await running.wait()
@@ -44,6 +50,7 @@ class ExecSource:
             await self._wind_up(running, intake)
             raise
         finally:
+            becoming_ready.cancel()
             await running.abandon()
         self._end(exit_code, intake)
 
@@ -72,9 +79,10 @@ class ExecSource:
         how = f"the command {_described(exit_code)}"
         restart = self._config.restart
         if restart == "always" or (restart == "on_failure" and exit_code != 0):
+            self._is_restarted = True
             raise ComponentError(f"{how}; it is started again")
         self._log.warning("the source has ended", reason=how)
-        intake.has_ended(how)
+        intake.note_ended(how)
 
 
 def _described(exit_code: int | None) -> str:

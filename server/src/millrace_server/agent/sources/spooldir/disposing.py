@@ -38,6 +38,8 @@ class Disposal:
         """
         directory, done = self._config.directory, self._config.done
         target = done.directory if isinstance(done, MoveDone) else directory
+        if not directory.is_dir():
+            raise ComponentError(f"there is no directory {directory}; make it, or name another one in `directory`")
         # With a dot, so that no other source takes it for a file.
         trial = directory / f".millrace-{secrets.token_hex(8)}"
         try:
@@ -45,7 +47,8 @@ class Disposal:
                 target.mkdir(parents=True, exist_ok=True)
             trial.touch(exist_ok=False)
         except OSError as error:
-            raise ComponentError(f"{error.filename} cannot be written to: {error.strerror}") from None
+            place = directory if error.filename == str(trial) else error.filename
+            raise ComponentError(f"{place} cannot be written to: {error.strerror}") from None
         moved = target / f"{trial.name}-moved"
         try:
             trial.rename(moved)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
+from millrace_server.agent.supervision import ComponentError
 
 FILES_MAX = 10_000
 """Files that are known to wait; where there are more, the others are found once these are done."""
@@ -97,7 +98,7 @@ class Lookout:
         """The files that have not changed for long enough, in order, `FILES_MAX` at most.
 
         Raises:
-            OSError: The directory cannot be read.
+            ComponentError: The directory cannot be read.
         """
         began = self._clock()
         found = self._list() if self._must_list() else self._look_again()
@@ -146,7 +147,7 @@ class Lookout:
                 yield from self._files_in(directory, pending)
             except OSError as error:
                 if directory == self._config.directory:
-                    raise
+                    raise ComponentError(f"{directory} cannot be read: {error.strerror}") from None
                 self._tell_unreadable(directory, error)
 
     def _files_in(self, directory: Path, pending: list[Path]) -> Iterator[Found]:

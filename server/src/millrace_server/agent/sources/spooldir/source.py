@@ -21,6 +21,7 @@ from millrace_server.agent.sources.spooldir.looking import FILES_MAX, Found, Loo
 from millrace_server.agent.sources.spooldir.pieces import Piece, PieceLimits, open_pieces
 from millrace_server.agent.sources.spooldir.stored import StoredRanges
 from millrace_server.agent.supervision import ComponentError
+from millrace_server.agent.work_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _ATTEMPTS_MAX = 3
@@ -52,15 +53,16 @@ class SpooldirSource:
         self._lookout = Lookout(config)
         self._disposal = Disposal(config)
         self._log = _log.bind(source=name)
+        self._thread = WorkThread(f"spooldir {name}")
         self._failed_attempts: dict[Path, int] = {}
         self._set_aside: dict[Path, tuple[Shape, float]] = {}
 
     async def run(self, intake: Intake) -> None:
         clock = asyncio.get_running_loop().time
-        await asyncio.to_thread(self._disposal.prepare)
+        await self._thread.do(self._disposal.prepare)
         while True:
-            found = await asyncio.to_thread(self._lookout.look)
-            intake.is_ready()
+            found = await self._thread.do(self._lookout.look)
+            intake.note_ready()
             # Between files it looks again, as often as it may, since what has come might have to be taken first.
             look_again_at = clock() + self._lookout.pause_seconds
             for each in found:
@@ -74,7 +76,7 @@ class SpooldirSource:
     async def _take(self, found: Found, intake: Intake) -> None:
         progress = _Progress()
         try:
-            async with _opened(found) as file:
+            async with _opened(found, self._thread) as file:
                 await self._bring(file, intake, progress)
         except FileGoneError:
             return
@@ -95,7 +97,7 @@ class SpooldirSource:
         progress.position = stored.position
         limits = PieceLimits(intake.events_max, intake.body_bytes_max)
         pieces = self._pieces(file, stored, limits)
-        reading = ReadAhead(lambda: next(pieces, None))
+        reading = ReadAhead(lambda: next(pieces, None), self._thread)
         try:
             while (piece := await _unless_unreadable(reading.next())) is not None:
                 table = EventTable(piece.bodies, self._headers(file.path, piece))
@@ -136,7 +138,7 @@ class SpooldirSource:
 
     async def _take_away(self, found: Found, take: Callable[[], Path | None]) -> Path | None:
         try:
-            return await asyncio.to_thread(take)
+            return await self._thread.do(take)
         except OSError as error:
             # The others go on, unless there is something that concerns them too: then `prepare` finds it.
             if len(self._set_aside) < FILES_MAX:
@@ -182,8 +184,8 @@ async def _unless_unreadable(reading: Awaitable[ReadT]) -> ReadT:
 
 
 @asynccontextmanager
-async def _opened(found: Found) -> AsyncGenerator[SpoolFile]:
-    opening = asyncio.create_task(asyncio.to_thread(SpoolFile.open, found))
+async def _opened(found: Found, thread: WorkThread) -> AsyncGenerator[SpoolFile]:
+    opening = thread.do(lambda: SpoolFile.open(found))
     try:
         yield await _unless_unreadable(asyncio.shield(opening))
     finally:

@@ -57,7 +57,7 @@ class SyslogSource:
         self._losses.on_lost_messages = intake.note_dropped
         with ExitStack() as listening:
             await self._listen(listening)
-            intake.is_ready()
+            intake.note_ready()
             storing = asyncio.create_task(self._store_all(intake))
             try:
                 await asyncio.wait({storing})

@@ -1,9 +1,6 @@
 """The source `taildir` at work."""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeVar
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.intake import Intake
@@ -13,12 +10,11 @@ from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges
 from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
 from millrace_server.agent.sources.taildir.turns import Portion, Turns
+from millrace_server.agent.work_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _ANSWER_SECONDS_MAX = 60.0
 """The event loop answers its threads sooner, as long as it runs."""
-
-ResultT = TypeVar("ResultT")
 
 
 class TaildirSource:
@@ -54,16 +50,18 @@ class TaildirSource:
 
         register = FileRegister(self._config, self._place, accepted)
         turns = Turns(self._config, register)
-        with _FileThread(f"taildir {self._place.name}") as thread:
-            await thread.do(register.begin)
-            try:
-                intake.is_ready()
-                await self._pump(intake, thread, turns)
-            finally:
-                # Behind what the thread is doing.
-                await thread.do(turns.close)
+        thread = WorkThread(f"taildir {self._place.name}")
+        await thread.do(register.begin)
+        try:
+            intake.note_ready()
+            await self._pump(intake, thread, turns)
+        finally:
+            # Behind what the thread is doing.
+            closing = thread.do(turns.close)
+            thread.end()
+            await closing
 
-    async def _pump(self, intake: Intake, thread: "_FileThread", turns: Turns) -> None:
+    async def _pump(self, intake: Intake, thread: WorkThread, turns: Turns) -> None:
         upcoming = thread.do(turns.next_portion)
         try:
             while True:
@@ -95,20 +93,3 @@ class TaildirSource:
         if config.basename_header is not None:
             headers[config.basename_header] = path.rpartition("/")[2]
         return headers
-
-
-class _FileThread:
-    """One thread that does one thing after the other."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._executor.shutdown(wait=False)
-
-    def do(self, work: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
-        """Has the thread do something, once it has done what it was given before."""
-        return asyncio.wrap_future(self._executor.submit(work))

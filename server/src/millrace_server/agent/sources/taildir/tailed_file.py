@@ -179,7 +179,7 @@ class TailedFile:
             self.is_deleted = status.st_nlink == 0
             self.look_at(status, now)
 
-    def is_to_be_tried_again(self) -> None:
+    def try_again(self) -> None:
         """Has the next look at it tell of news, whatever it finds."""
         self._seen = None
         self.has_news = False

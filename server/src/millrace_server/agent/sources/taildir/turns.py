@@ -166,7 +166,7 @@ class Turns:
             return self._replaced(file)
         except OSError as error:
             file.close()
-            file.is_to_be_tried_again()
+            file.try_again()
             if not isinstance(error, FileNotFoundError):
                 self._register.tell(file.path, why_refused(error))
             return []
@@ -182,7 +182,7 @@ class Turns:
         if not file.is_open:
             self._open = {each: None for each in self._open if each.is_open}
             if len(self._open) >= self._config.files_open_max and not self._close_another():
-                file.is_to_be_tried_again()
+                file.try_again()
                 return False
             try:
                 file.open()

@@ -7,7 +7,7 @@ STAGING_DIRECTORY = ".millrace"
 """Holds what is unfinished, in the directory that all files of a sink have in common; readers pass over such names."""
 
 
-class Target(Protocol):
+class FileTarget(Protocol):
     """Takes finished files. All of it may block, and may raise OSError."""
 
     staging: Path
