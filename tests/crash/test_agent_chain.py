@@ -9,7 +9,7 @@ from tests.agent_chain import COLLECTOR, RELAY, agent_chain, torments
 from tests.line_account import LineAccount
 from tests.log_writer import line_of
 
-_TORMENTS_IN_THE_SUITE = 6
+_TORMENTS_IN_THE_SUITE = 4
 _ROUNDS = 6
 _TORMENTS_IN_A_ROUND = 60
 

@@ -15,7 +15,7 @@ from tests.crash.kill_account import KillAccount
 from tests.crash.killed_server import CHANNELS, CallRefusedError, KilledServer
 from tests.rpc import NO_WAIT, Stream, columns, events, rows_of, seconds
 
-_KILLS_IN_THE_SUITE = 6
+_KILLS_IN_THE_SUITE = 4
 _KILLS_IN_A_ROUND = 50
 _ROUNDS = 20
 _ANSWERS_MAX = 150

@@ -49,7 +49,7 @@ def fill(channel: millrace.Channel, count: int, batch_size: int = 100) -> list[b
 
 
 def read(spark: SparkSession, endpoint: str, channel: str, **options: str | int) -> DataFrame:
-    reader = spark.read.format("millrace").option("endpoints", endpoint).option("channel", channel)
+    reader = spark.read.format("millrace").option("endpoints", endpoint).option("channels", channel)
     return reader.options(**options).load()
 
 
@@ -135,7 +135,7 @@ def test_load_with_a_schema_gives_these_columns(
 ) -> None:
     """A user's own schema leaves columns out and orders them anew; option names may be in any case."""
     channel.append([b"x"])
-    reader = spark.read.format("MILLRACE").option("ENDPOINTS", client.endpoint).option("Channel", channel.name)
+    reader = spark.read.format("MILLRACE").option("ENDPOINTS", client.endpoint).option("Channels", channel.name)
     events = reader.schema("body binary, Sequence bigint").load()
     assert [row.asDict() for row in events.collect()] == [{"body": b"x", "Sequence": 1}]
 
@@ -324,6 +324,38 @@ def test_ranges_after_acknowledging_are_gone(
             claimed.load(spark).collect()
 
 
+def test_claim_ranges_acknowledges_on_success_where_it_is_told_to(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Several channels by a pattern; a block that ends by an exception removes nothing."""
+    other = make_channel(client, f"{channel.name}-b")
+    fill(channel, 10)
+    fill(other, 5)
+
+    def run_job(error: Exception | None) -> None:
+        with claim_ranges(client.endpoint, f"{channel.name}*", ack="onSuccess") as claimed:
+            assert claimed.load(spark).count() == 15
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        run_job(KeyError("a job that fails"))
+    assert (queued_count(client, channel), queued_count(client, other)) == (10, 5)
+    run_job(None)
+    assert (queued_count(client, channel), queued_count(client, other)) == (0, 0)
+
+
+def test_load_of_an_exact_range_gives_it(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """From a sequence, included, to another, excluded, in as many partitions as were asked for."""
+    bodies = fill(channel, 20)
+    bounds = {"startingSequences": f'{{"{channel.name}": 5}}', "endingSequences": f'{{"{channel.name}": 11}}'}
+    events = read(spark, client.endpoint, channel.name, minPartitions=3, **bounds)
+    assert bodies_of(events) == bodies[4:10]
+    assert events.rdd.getNumPartitions() == 3
+
+
 def test_claim_ranges_that_fails_leaves_no_claim(client: millrace.Client, channel: millrace.Channel) -> None:
     """Where the second endpoint refuses, the claim on the first is released."""
     with pytest.raises(MillraceSparkError, match=r"channel .* at 127\.0\.0\.1:1: cannot reach"):
@@ -338,17 +370,27 @@ def test_readme_programs_do_what_it_says(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The connector's README looks and consumes as its programs stand there, but with this server and channel."""
+    """The connector's README reads as its programs stand there, but with this server and channel."""
     fill(channel, 7)
     readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
-    looking, consuming = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    for program in (looking, consuming):
+
+    def run(heading: str) -> None:
+        section = readme.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
         here = program.replace("mill-1:7070,mill-2:7070", client.endpoint)
-        here = here.replace('parquet("orders")', f'parquet("{tmp_path}/landed")')
-        here = here.replace('"orders"', f'"{channel.name}"')
-        exec(here, {"spark": spark})  # noqa: S102 - the README's own program
+        here = here.replace('parquet("orders")', f'parquet("{tmp_path}/orders")').replace(
+            '"landed', f'"{tmp_path}/landed'
+        )
+        exec(here.replace('"orders"', f'"{channel.name}"'), {"spark": spark})  # noqa: S102 - the README's own program
+
+    run("Looking")
     assert re.search(r"\|\s*7\|", capsys.readouterr().out)
-    assert spark.read.parquet(f"{tmp_path}/landed").count() == 7
+    run("Consuming")
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 7
+    assert queued_count(client, channel) == 0
+    fill(channel, 5)
+    run("Streams")
+    assert spark.read.parquet(f"{tmp_path}/landed").count() == 5
     assert queued_count(client, channel) == 0
 
 
@@ -359,10 +401,10 @@ def test_readme_programs_do_what_it_says(
     ("options", "sentences"),
     [
         ({"endpoints": "127.0.0.1:1"}, ["at 127.0.0.1:1: cannot reach", "is millraced running there?"]),
-        ({"channel": "no-such"}, ["channel no-such at ", "there is none called 'no-such'"]),
-        ({"channel": "../x"}, ["channel ../x at ", "is '../x'; it must match"]),
+        ({"channels": "no-such"}, ["channel no-such at ", "there is none called 'no-such'"]),
+        ({"channels": "../x"}, ["channel ../x at ", "is '../x'; it must match"]),
         ({"readerId": "r" * 129}, ["reader_id: is 'r", "it must have 1 to 128 printable ASCII characters"]),
-        ({"chanel": "x"}, ["option chanel: is unknown; did you mean channel?"]),
+        ({"channel": "x"}, ["option channel: is unknown; did you mean channels?"]),
         ({"takeover": "perhaps"}, ["option takeover: is 'perhaps'; it must be true or false"]),
     ],
 )
@@ -374,7 +416,7 @@ def test_load_that_cannot_work_says_why(
     sentences: Sequence[str],
 ) -> None:
     """One sentence that names what is wrong."""
-    defaults = {"endpoints": client.endpoint, "channel": channel.name}
+    defaults = {"endpoints": client.endpoint, "channels": channel.name}
     with pytest.raises(PySparkException) as refused:
         spark.read.format("millrace").options(**(defaults | options)).load().collect()
     for sentence in sentences:
@@ -385,7 +427,7 @@ def test_load_with_a_wrong_schema_says_why(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
     """One sentence that names the column and what it must be."""
-    reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channel", channel.name)
+    reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channels", channel.name)
     with pytest.raises(PySparkException) as refused:
         reader.schema("body string").load().collect()
     assert sentence_of(refused) == "schema: body is string; it must be binary. Read it as that, then cast it"

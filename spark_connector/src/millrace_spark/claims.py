@@ -4,37 +4,43 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from millrace_spark.errors import MillraceSparkError
-from millrace_spark.options import ClaimOptions, parse_endpoints
+from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.option_values import parse_endpoints
+from millrace_spark.options import ClaimOptions
 from millrace_spark.ranges import ClaimedRange, ranges_to_json
 from millrace_spark.reader_id import reader_id_of
+from millrace_spark.shards import parse_channels
 
 
-def claim_ranges(
+def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each choice
     endpoints: str | Iterable[str],
-    channel: str,
+    channels: str | Iterable[str],
     *,
     reader_id: str | None = None,
     lease_seconds: float | None = None,
     takeover: bool = False,
+    ack: Literal["never", "onSuccess"] = "never",
 ) -> "ClaimedRanges":
-    """Claims a channel and fixes, for each endpoint, the range from its oldest event to its newest.
+    """Claims channels and fixes, for each of them on each endpoint, the range from its oldest event to its newest.
 
-    Until the claims are released nobody else consumes from the channel. A background thread keeps them alive, whether
-    Spark is reading or not.
+    Until the claims are released nobody else consumes from the channels. A background thread for each keeps them alive,
+    whether Spark is reading or not.
 
     Args:
-        endpoints: Servers that hold the channel, `host:port`; in one string with commas between, or several strings.
-        channel: The channel's name, the same on each.
+        endpoints: Servers that hold the channels, `host:port`; in one string with commas between, or several strings.
+        channels: Names of channels, or patterns such as `orders-*`, in the same form.
         reader_id: Who claims. Ends a claim that the same reader still has, as after a crash, and fences it off; so give
             each pipeline a name of its own. Without one a name is made of user, machine and process.
-        lease_seconds: How long the claims outlive this process; the channel's own lease if None.
+        lease_seconds: How long the claims outlive this process; each channel's own lease if None.
         takeover: End another reader's claim.
+        ack: `onSuccess`: as a `with` block, acknowledge all ranges where the block ends without an exception. That is
+            as good as the block: what it did not wait for, or swallowed, counts as done. An exception, also that the
+            process is killed, leaves every event where it is. `never`: nothing is removed but by `acknowledge`.
 
     Raises:
         OptionError: An endpoint is none.
@@ -42,29 +48,35 @@ def claim_ranges(
     """
     options = ClaimOptions(
         endpoints=parse_endpoints(endpoints if isinstance(endpoints, str) else ",".join(endpoints)),
-        channel=channel,
+        channels=parse_channels(channels if isinstance(channels, str) else ",".join(channels)),
         reader_id=reader_id or reader_id_of(os.getpid()),
         lease_seconds=lease_seconds,
         takeover=takeover,
     )
-    return ClaimedRanges(options)
+    if ack not in {"never", "onSuccess"}:
+        raise OptionError(f"ack: is {ack!r}; it must be never or onSuccess")
+    return ClaimedRanges(options, is_acknowledged_on_success=ack == "onSuccess")
 
 
 class ClaimedRanges:
     """What `claim_ranges` claimed. A context manager that releases it.
 
     Attributes:
-        ranges: For each endpoint what was claimed there.
+        ranges: For each channel on each endpoint what was claimed there.
     """
 
-    def __init__(self, options: ClaimOptions) -> None:
+    def __init__(self, options: ClaimOptions, *, is_acknowledged_on_success: bool = False) -> None:
         from millrace_spark.held_claim import HeldClaim
+        from millrace_spark.lookup import connected, find_shards
 
+        self._is_acknowledged_on_success = is_acknowledged_on_success
         self._claims: list[HeldClaim] = []
         with ExitStack() as on_failure:
             on_failure.callback(self.release)
-            for endpoint in options.endpoints:
-                self._claims.append(HeldClaim(endpoint, options))
+            with connected(options.endpoints) as clients:
+                shards = find_shards(clients, options.channels)
+            for shard in shards:
+                self._claims.append(HeldClaim(shard, options))
             on_failure.pop_all()
         self.ranges: tuple[ClaimedRange, ...] = tuple(claim.range for claim in self._claims)
 
@@ -116,4 +128,8 @@ class ClaimedRanges:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            if exc_type is None and self._is_acknowledged_on_success:
+                self.acknowledge()
+        finally:
+            self.release()

@@ -1,14 +1,15 @@
-"""One channel's claim on one endpoint, kept alive."""
+"""One shard's claim, kept alive by a driver."""
 
 import contextlib
 import threading
-import time
 
 import millrace_client as millrace
+from millrace_spark.claiming import claim_anew
 from millrace_spark.options import LOOK_LEASE_SECONDS, ClaimOptions
 from millrace_spark.ranges import ClaimedRange
 from millrace_spark.reading import claimed_range
 from millrace_spark.refusals import explained
+from millrace_spark.shards import Shard
 
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS_MAX = 1.0
@@ -22,18 +23,19 @@ class HeldClaim:
     but where the lease has run out it would begin a new claim, on a channel from which others may have taken since.
     """
 
-    def __init__(self, endpoint: str, options: ClaimOptions) -> None:
-        self._client = millrace.connect(endpoint)
-        self._channel = self._client.channel(options.channel)
+    def __init__(self, shard: Shard, options: ClaimOptions) -> None:
+        self._client = millrace.connect(shard.endpoint)
+        self._channel = self._client.channel(shard.channel)
         try:
-            with explained(endpoint, options.channel):
-                claim = self._claim(options)
+            with explained(shard.endpoint, shard.channel):
+                # Another's claim is waited for where it is about to end: most likely a look's.
+                claim = claim_anew(self._channel, options, LOOK_LEASE_SECONDS)
         except BaseException:
             self._client.close()
             raise
-        self.range: ClaimedRange = claimed_range(endpoint, claim, is_held=True)
+        self.range: ClaimedRange = claimed_range(shard.endpoint, claim, is_held=True)
         self._is_released = threading.Event()
-        self._thread = threading.Thread(target=self._keep_alive, name=f"millrace-claim-{endpoint}", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name=f"millrace-claim-{shard}", daemon=True)
         self._thread.start()
 
     def acknowledge(self) -> None:
@@ -48,23 +50,6 @@ class HeldClaim:
         with contextlib.suppress(millrace.MillraceError):
             self._channel.release(self.range.reader_id, self.range.epoch)
         self._client.close()
-
-    def _claim(self, options: ClaimOptions) -> millrace.Claim:
-        if not options.takeover:
-            self._claim_politely(options)
-        # A new epoch, so that an earlier self of this reader that still runs can neither read nor acknowledge any more.
-        return self._channel.claim(options.reader_id, options.lease_seconds, takeover=True)
-
-    def _claim_politely(self, options: ClaimOptions) -> None:
-        """Claims where no other reader's claim lives, and waits for one that is about to end: most likely a look's."""
-        try:
-            self._channel.claim(options.reader_id, options.lease_seconds)
-        except millrace.ChannelClaimedError as error:
-            remaining_seconds = error.retry_delay_seconds
-            if remaining_seconds is None or remaining_seconds > LOOK_LEASE_SECONDS:
-                raise
-            time.sleep(remaining_seconds)
-            self._channel.claim(options.reader_id, options.lease_seconds)
 
     def _acknowledge(self, through_sequence: int) -> None:
         self._channel.acknowledge(self.range.reader_id, through_sequence, self.range.epoch)

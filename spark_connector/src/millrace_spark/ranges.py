@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
@@ -33,15 +33,18 @@ class ClaimedRange:
     is_held: bool
     """Whether the driver keeps the claim alive; then nothing is read under a later one. Else each task claims again."""
 
-    def split(self, events_max: int) -> Iterator["RangePartition"]:
-        """Cuts the range into as few parts as there must be, all of about one size; none for an empty range."""
-        count = self.next_sequence - self.first_sequence
-        part_count = -(-count // events_max)
+    @property
+    def event_count(self) -> int:
+        """How many events, at most: sequences that were consumed before the claim are left out."""
+        return self.next_sequence - self.first_sequence
+
+    def split(self, part_count: int) -> Iterator["RangePartition"]:
+        """Cuts the range into so many parts, all of about one size."""
         for part in range(part_count):
             yield RangePartition(
                 self,
-                from_sequence=self.first_sequence + count * part // part_count,
-                to_sequence=self.first_sequence + count * (part + 1) // part_count,
+                from_sequence=self.first_sequence + self.event_count * part // part_count,
+                to_sequence=self.first_sequence + self.event_count * (part + 1) // part_count,
             )
 
 
@@ -53,6 +56,24 @@ class RangePartition(InputPartition):
         self.claimed = claimed
         self.from_sequence = from_sequence
         self.to_sequence = to_sequence
+
+
+def split_among_tasks(ranges: Iterable[ClaimedRange], events_max: int, count_min: int) -> list[RangePartition]:
+    """Cuts ranges into as few parts as there must be; none for an empty range.
+
+    Args:
+        ranges: What is to be read.
+        events_max: Most events of a part.
+        count_min: Fewest parts in all, where there are as many events. The larger ranges are cut into more.
+    """
+    full = [claimed for claimed in ranges if claimed.event_count]
+    total = sum(claimed.event_count for claimed in full)
+    parts: list[RangePartition] = []
+    for claimed in full:
+        count = claimed.event_count
+        part_count = max(-(-count // events_max), min(-(-count_min * count // total), count))
+        parts.extend(claimed.split(part_count))
+    return parts
 
 
 def ranges_to_json(ranges: Sequence[ClaimedRange]) -> str:

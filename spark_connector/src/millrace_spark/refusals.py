@@ -1,6 +1,6 @@
 """What the client refuses, told to somebody who reads through Spark."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from millrace_client import MillraceError
@@ -16,11 +16,25 @@ _ADVICE = {
 
 
 @contextmanager
-def explained(endpoint: str, channel: str) -> Iterator[None]:
-    """Turns what the client raises into one sentence that names endpoint and channel and says what to do."""
+def explained(
+    endpoint: str,
+    channel: str,
+    but: tuple[type[MillraceError], ...] = (),
+    advice_by_reason: Mapping[str, str] = _ADVICE,
+) -> Iterator[None]:
+    """Turns what the client raises into one sentence that names endpoint and channel and says what to do.
+
+    Args:
+        endpoint: Whose server was asked.
+        channel: For what.
+        but: Errors that are left as they are.
+        advice_by_reason: What is added to the client's own message.
+    """
     try:
         yield
+    except but:
+        raise
     except MillraceError as error:
         told = f"channel {channel} at {endpoint}: {str(error).rstrip('.')}"
-        advice = _ADVICE.get(error.reason)
+        advice = advice_by_reason.get(error.reason)
         raise MillraceSparkError(f"{told}; {advice}" if advice else told) from None

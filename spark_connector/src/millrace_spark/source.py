@@ -1,4 +1,4 @@
-"""`spark.read.format("millrace")`."""
+"""`format("millrace")`, as Spark knows it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from millrace_spark.batch_bounds import bounded
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.options import ClaimOptions, ReadOptions, parse_options
-from millrace_spark.ranges import RangePartition
+from millrace_spark.options import BatchOptions, ClaimOptions, check_options, parse_batch_options, parse_stream_options
+from millrace_spark.ranges import RangePartition, split_among_tasks
 from millrace_spark.reader_id import reader_id_of
 from millrace_spark.schema import EVENT_SCHEMA, check_schema
+from millrace_spark.shipping import require_modules
+from millrace_spark.sink import MillraceStreamWriter, MillraceWriter
+from millrace_spark.stream_reader import MillraceStreamReader
+from millrace_spark.worker_python import check_worker_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +29,11 @@ def register(spark: SparkSession) -> None:
 
     Where millrace-spark is installed with pip, Spark finds it by itself. This is for a session that was begun before it
     was installed, and for Spark Connect.
+
+    Raises:
+        MillraceSparkError: Spark's workers run a Python of another version, or one without this package.
     """
+    check_worker_python(spark)
     spark.dataSource.register(MillraceDataSource)
 
 
@@ -39,41 +48,59 @@ class MillraceDataSource(DataSource):
             )
         # Made once, where load() is called, then shipped. There the parent process lives as long as the application,
         # so that all its reads renew one claim and those of another application are refused.
-        self._options = parse_options(options, default_reader_id=reader_id_of(os.getppid()))
+        self._reader_id = reader_id_of(os.getppid())
 
     @classmethod
     def name(cls) -> str:
         return "millrace"
 
     def schema(self) -> StructType:
+        # Asked by load(), so that a typing error is told there and not by the first action.
+        check_options(self.options)
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> "MillraceReader":
         check_schema(schema)
-        return MillraceReader(self._options, schema)
+        return MillraceReader(parse_batch_options(self.options, self._reader_id), schema)
+
+    def streamReader(self, schema: StructType) -> MillraceStreamReader:  # noqa: N802 - Spark's name
+        check_schema(schema)
+        return MillraceStreamReader(parse_stream_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> MillraceWriter:  # noqa: FBT001 - Spark's signature
+        return MillraceWriter.planned(self.options, schema, is_overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001 - Spark's signature
+    ) -> MillraceStreamWriter:
+        return MillraceStreamWriter.planned(self.options, schema, is_overwrite=overwrite)
 
 
 class MillraceReader(DataSourceReader):
     """Claims when Spark plans, then reads each part in a task of its own."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: BatchOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        source = self._options.source
-        if isinstance(source, ClaimOptions):
+        ranges = self._options.source
+        if isinstance(ranges, ClaimOptions):
             from millrace_spark.reading import claim_all
 
-            source = claim_all(source)
-        return [part for claimed in source for part in claimed.split(self._options.events_per_partition_max)]
+            ranges = bounded(claim_all(ranges), self._options)
+        limits = self._options.partitions
+        return split_among_tasks(ranges, limits.events_max, limits.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         # Where there are no parts Spark makes one of its own, and wants no rows for it.
         if not isinstance(partition, RangePartition):
             return iter(())
+        require_modules()
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from millrace_spark.reading import read_partition
 
-        return read_partition(partition, to_arrow_schema(self._schema))
+        return read_partition(partition, to_arrow_schema(self._schema), self._options.retry_seconds)

@@ -11,7 +11,7 @@ from millrace_spark.options import ClaimOptions
 from millrace_spark.ranges import RangePartition, ranges_to_json
 from millrace_spark.schema import EVENT_SCHEMA
 
-OPTIONS = {"endpoints": "a:1", "channel": "orders"}
+OPTIONS = {"endpoints": "a:1", "channels": "orders"}
 
 
 def claimed(count: int) -> ClaimedRange:
@@ -35,19 +35,46 @@ def test_data_source_without_pyarrow_tells_how_to_get_it(monkeypatch: pytest.Mon
         MillraceDataSource(OPTIONS)
 
 
-def test_data_source_refuses_bad_options_at_once() -> None:
+def test_schema_refuses_bad_options_at_once() -> None:
     """A typing error is told by load(), not by the first action."""
-    with pytest.raises(OptionError, match="did you mean channel"):
-        MillraceDataSource(OPTIONS | {"chanel": "orders"})
+    with pytest.raises(OptionError, match=r"did you mean channels\?"):
+        MillraceDataSource(OPTIONS | {"chanels": "orders"}).schema()
 
 
-def test_data_source_when_shipped_keeps_its_reader_id() -> None:
-    """Spark makes it in one process and plans in another; all plans renew one claim."""
+@pytest.mark.parametrize("option", ["endingSequences", "maxEventsPerTrigger"])
+def test_schema_takes_options_of_batch_reads_and_of_streams(option: str) -> None:
+    """Spark asks for the columns before it says which of them it is."""
+    value = '{"orders": 5}' if option == "endingSequences" else "5"
+    assert MillraceDataSource(OPTIONS | {option: value}).schema() is EVENT_SCHEMA
+
+
+def test_readers_refuse_options_of_the_other_kind() -> None:
+    """One sentence that says for what the option is."""
+    with pytest.raises(
+        OptionError, match=r"option maxEventsPerTrigger: is for streams; leave it out, or use spark\.readS"
+    ):
+        MillraceDataSource(OPTIONS | {"MAXEVENTSPERTRIGGER": "5"}).reader(EVENT_SCHEMA)
+    with pytest.raises(OptionError, match=r"option ack: is for batch reads; leave it out, or use spark\.read"):
+        MillraceDataSource(OPTIONS | {"ack": "never"}).streamReader(EVENT_SCHEMA)
+
+
+def test_reader_when_shipped_keeps_its_reader_id() -> None:
+    """Spark makes the source in one process and plans in another; all plans renew one claim."""
     made = MillraceDataSource(OPTIONS)
     shipped = pickle.loads(pickle.dumps(made))  # noqa: S301 - made here
-    assert shipped._options == made._options
-    assert isinstance(made._options.source, ClaimOptions)
-    assert made._options.source.reader_id.endswith(f"-{os.getppid()}")
+    options = shipped.reader(EVENT_SCHEMA)._options
+    assert isinstance(options.source, ClaimOptions)
+    assert options.source.reader_id.endswith(f"-{os.getppid()}")
+
+
+def test_stream_reader_when_shipped_is_small_and_makes_no_call() -> None:
+    """It goes into every task; what it holds open stays in the process that plans."""
+    reader = MillraceDataSource(OPTIONS).streamReader(EVENT_SCHEMA)
+    pickled = pickle.dumps(reader)
+    assert len(pickled) < 2_500
+    shipped = pickle.loads(pickled)  # noqa: S301 - made here
+    assert shipped._options == reader._options
+    shipped.stop()
 
 
 def test_partitions_of_claimed_ranges_ask_no_server() -> None:
@@ -60,8 +87,9 @@ def test_partitions_of_claimed_ranges_ask_no_server() -> None:
 
 def test_read_of_spark_s_own_partition_gives_nothing() -> None:
     """Where there is no partition Spark makes one, which is nobody's range."""
-    reader = MillraceDataSource(OPTIONS).reader(EVENT_SCHEMA)
-    assert list(reader.read(InputPartition(None))) == []
+    made = MillraceDataSource(OPTIONS)
+    for reader in (made.reader(EVENT_SCHEMA), made.streamReader(EVENT_SCHEMA)):
+        assert list(reader.read(InputPartition(None))) == []
 
 
 def test_import_brings_neither_grpc_nor_pyarrow() -> None:

@@ -1,0 +1,157 @@
+"""What is done with each batch: parsed once, written, and put into place."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+
+from millrace_spark.landing.bad_lines import BadLineWriter
+from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.places import as_uri
+from millrace_spark.landing.publication import Publisher, Written
+from millrace_spark.landing.rows import REASON, Rows, rows_of
+from millrace_spark.landing.storage import joined
+
+ROWS = "rows"
+"""The name under which good rows are staged."""
+
+BAD_LINES = "bad"
+"""The name under which bad lines are staged, where they go to a folder."""
+
+
+_ROWS_PER_TASK = 50_000
+"""Fewer are written by one task: a second would cost more than it spares, and make more files."""
+
+
+class StoppedError(Exception):
+    """Returned when a batch came after the program was told to stop; the next start lands it."""
+
+
+@dataclass
+class LandingAccount:
+    """What this run has landed.
+
+    Attributes:
+        batches: How many batches, those that an earlier run had decided included.
+        events: How many events were read.
+        rows: How many of them became rows.
+        bad_lines: How many of them did not.
+        files: How many files they are in.
+        files_bytes: How large these are.
+        decided_before: How many of the batches an earlier run had written already; they are counted in full.
+        partitions: The folders that got files.
+    """
+
+    batches: int = 0
+    events: int = 0
+    rows: int = 0
+    bad_lines: int = 0
+    files: int = 0
+    files_bytes: int = 0
+    decided_before: int = 0
+    partitions: int = 0
+
+
+class BatchLander:
+    """Lands batches, one after the other; called by Spark in a thread of its own.
+
+    Attributes:
+        account: What was landed.
+        failure: What ended the query; None where nothing did.
+        folder_in_use: Held while files get into the target.
+        is_busy: Whether a batch is being landed.
+    """
+
+    def __init__(
+        self,
+        config: LandingConfig,
+        publisher: Callable[[], Publisher],
+        bad_line_writer: Callable[[], BadLineWriter],
+        is_stopping: threading.Event,
+    ) -> None:
+        """Lands into nothing yet.
+
+        Args:
+            config: What is wanted.
+            publisher: Makes the publisher, as soon as the query has its id.
+            bad_line_writer: Makes what writes bad lines, likewise.
+            is_stopping: Set where no further batch is to be begun.
+        """
+        self.account = LandingAccount()
+        self.failure: Exception | None = None
+        self.folder_in_use = threading.Lock()
+        self.is_busy = False
+        self._config = config
+        self._make_publisher = publisher
+        self._make_bad_line_writer = bad_line_writer
+        self._is_stopping = is_stopping
+        self._folders: set[str] = set()
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Lands a batch. Once it returns, its rows are in the target, each once, and safe."""
+        if self._is_stopping.is_set():
+            raise StoppedError
+        self.is_busy = True
+        try:
+            with self.folder_in_use:
+                self._land(batch, batch_id)
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self.is_busy = False
+
+    def _land(self, batch: DataFrame, batch_id: int) -> None:
+        publisher = self._make_publisher()
+        record, is_new = publisher.publish(batch_id, lambda staged: self._write(batch, batch_id, staged))
+        account = self.account
+        account.decided_before += not is_new
+        account.events += record.written.events
+        account.rows += record.written.rows
+        account.bad_lines += record.written.bad_lines
+        account.files += len(record.moves)
+        account.files_bytes += record.files_bytes
+        self._folders.update(target.rpartition("/")[0] for _, target in record.moves)
+        account.partitions = len(self._folders)
+        # Last, since whoever watches takes it for the sign that a batch is there.
+        account.batches += 1
+
+    def _write(self, batch: DataFrame, batch_id: int, staged: str) -> Written:
+        rows = rows_of(batch, self._config)
+        # The channel is read once, by the count; good and bad rows are then written from what was kept.
+        kept = Rows(rows.frame.persist(StorageLevel.MEMORY_AND_DISK), rows.partitions)
+        try:
+            [counted] = kept.frame.agg(F.count("*").alias("events"), F.count(REASON).alias("bad_lines")).collect()
+            written = Written(counted.events, counted.events - counted.bad_lines, counted.bad_lines)
+            if written.bad_lines:
+                self._make_bad_line_writer()(kept.bad(), batch_id, joined(staged, BAD_LINES))
+            if written.rows:
+                self._write_rows(kept, written.rows, batch_id, joined(staged, ROWS))
+            return written
+        finally:
+            kept.frame.unpersist()
+
+    def _write_rows(self, rows: Rows, row_count: int, batch_id: int, staged: str) -> None:
+        target = self._config.target
+        # One file for each folder, and no more tasks than there is work for. Spark's own way to that, adaptive
+        # execution, is switched off in streams.
+        good = rows.good()
+        wanted = min(-(-row_count // _ROWS_PER_TASK), good.sparkSession.sparkContext.defaultParallelism)
+        good = (
+            good.repartition(wanted, *(F.col(f"`{name}`") for name in rows.partitions))
+            if wanted > 1
+            else good.coalesce(1)
+        )
+        writer = good.write.partitionBy(*rows.partitions).mode("append")
+        if target.rows_per_file_max:
+            writer = writer.option("maxRecordsPerFile", target.rows_per_file_max)
+        if target.format == "delta":
+            query_id = self._make_publisher().query_id
+            # Delta's own record of what was written; a batch that it knows is left out.
+            writer = writer.option("txnAppId", query_id).option("txnVersion", batch_id)
+            writer.format("delta").save(as_uri(target.path))
+        else:
+            writer.option("compression", target.compression).parquet(as_uri(staged))

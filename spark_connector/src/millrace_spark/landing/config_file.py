@@ -1,0 +1,104 @@
+"""The configuration file of a landing: one TOML file, checked as a whole."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.problems import problems_of
+
+FILE_BYTES_MAX = 1024 * 1024
+"""A larger configuration file is refused."""
+
+
+class ConfigError(Exception):
+    """Returned when a configuration cannot be used.
+
+    Attributes:
+        problems: All that is wrong, a sentence each.
+    """
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
+        self.problems = problems
+
+
+def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ()) -> LandingConfig:
+    """Reads and checks a configuration.
+
+    Args:
+        path: The TOML file; None where everything is told by overrides.
+        overrides: Settings that count instead of what the file says, by their path such as `target.path`.
+
+    Raises:
+        ConfigError: The file cannot be read, is no TOML, or something is not allowed. Names all problems.
+    """
+    source = "command line" if path is None else str(path)
+    tables = {} if path is None else _parse(source, _read(source, path))
+    for setting, value in overrides:
+        _put(tables, setting, value)
+    return check_config(tables, source)
+
+
+def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
+    """Checks a configuration that was read already.
+
+    Raises:
+        ConfigError: Something is not allowed. Names all problems.
+    """
+    try:
+        # Strict: TOML has types of its own, and neither "100" nor true is a count.
+        return LandingConfig.model_validate(dict(tables), strict=True)
+    except ValidationError as error:
+        raise ConfigError(source, problems_of(error, LandingConfig)) from None
+
+
+def parse_override(text: str) -> tuple[str, object]:
+    """Reads `SETTING=VALUE`, where the value is TOML; what is no TOML is taken as text.
+
+    Raises:
+        ConfigError: There is no `=`.
+    """
+    setting, sign, value = text.partition("=")
+    if not sign or not setting.strip():
+        raise ConfigError("command line", [f"--set: is {text!r}; it must be SETTING=VALUE, such as run.follow=true"])
+    try:
+        return setting.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return setting.strip(), value
+
+
+def _put(tables: dict[str, Any], setting: str, value: object) -> None:
+    *folders, name = setting.split(".", 2 if setting.startswith("spark.conf.") else -1)
+    table = tables
+    for folder in folders:
+        inner = table.setdefault(folder, {})
+        if not isinstance(inner, dict):
+            # The check says that this is no table.
+            return
+        table = inner
+    table[name] = value
+
+
+def _read(source: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(source, [f"cannot be read: {error.strerror}"]) from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(source, [f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"])
+    return content
+
+
+def _parse(source: str, content: bytes) -> dict[str, Any]:
+    try:
+        # Editors of Windows put a byte order mark before UTF-8.
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigError(source, ["is not UTF-8, the only encoding that TOML has"]) from None
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise ConfigError(source, [f"is not TOML: {error}"]) from None

@@ -1,0 +1,93 @@
+"""What Hadoop's file systems hold, as a storage: HDFS, S3A and all others that Spark writes to."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from millrace_spark.landing.storage import StorageError, StoredFile
+
+_NEW = ".new"
+_MILLISECONDS = 1000.0
+
+
+class HadoopStorage:
+    """Files behind Hadoop's `FileSystem`; see `Storage`.
+
+    HDFS renames a file at once. Object stores have no rename: the store copies the file, which appears whole, and then
+    removes it under its old name; so renaming costs what copying costs.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        """Opens the file system that a folder lies in.
+
+        Raises:
+            StorageError: Hadoop knows none for such a path, or cannot reach it.
+        """
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - Spark's own way to Hadoop from Python
+        with _told(folder):
+            configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - likewise
+            self._files: Any = self._path(folder).getFileSystem(configuration)
+
+    def files(self, folder: str) -> list[StoredFile]:
+        found = []
+        with _told(folder):
+            if not self._files.exists(self._path(folder)):
+                return []
+            base = self._files.makeQualified(self._path(folder)).toString()
+            # One listing of the whole tree, which on object stores is a few calls instead of one for each folder.
+            listed = self._files.listFiles(self._path(folder), True)
+            while listed.hasNext():
+                status = listed.next()
+                # As the caller names the folder, who may have left out the machine that the file system is on.
+                path = folder + status.getPath().toString().removeprefix(base)
+                found.append(StoredFile(path, status.getLen(), status.getModificationTime() / _MILLISECONDS))
+        return sorted(found)
+
+    def exists(self, path: str) -> bool:
+        with _told(path):
+            return bool(self._files.exists(self._path(path)))
+
+    def read(self, path: str) -> str:
+        with _told(path):
+            stream = self._files.open(self._path(path))
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
+            finally:
+                stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        with _told(path):
+            stream = self._files.create(self._path(path + _NEW), True)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
+            self.remove(path)
+            self.rename(path + _NEW, path)
+
+    def rename(self, source: str, target: str) -> None:
+        with _told(target):
+            self._files.mkdirs(self._path(target).getParent())
+            if not self._files.rename(self._path(source), self._path(target)):
+                raise StorageError(f"{target}: {source} cannot be renamed to it; is there a file of that name already?")
+
+    def remove(self, path: str) -> None:
+        with _told(path):
+            self._files.delete(self._path(path), True)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Nothing: a file that was closed is as safe as HDFS or the store keeps it."""
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise StorageError(f"{path}: {error.java_exception.toString()}") from error

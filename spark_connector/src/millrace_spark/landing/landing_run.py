@@ -1,0 +1,277 @@
+"""A landing from its start to its end."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.landing.bad_lines import channel_writer, folder_writer
+from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, LandingAccount
+from millrace_spark.landing.compaction import CompactionAccount, Compactor
+from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.failures import sentence_of
+from millrace_spark.landing.hadoop_storage import HadoopStorage
+from millrace_spark.landing.local_storage import LocalStorage, check_one_disk
+from millrace_spark.landing.places import WorkFolder, as_uri, is_local, name_of
+from millrace_spark.landing.publication import Publisher, finish_all, sync_checkpoint
+from millrace_spark.landing.rows import rows_of
+from millrace_spark.landing.spark_merger import spark_merger
+from millrace_spark.landing.storage import Storage, StorageError
+from millrace_spark.schema import EVENT_SCHEMA
+
+_LOOK_SECONDS = 0.25
+
+
+@dataclass
+class LandingState:
+    """How a landing stands; read by whoever shows it while it runs.
+
+    Attributes:
+        phase: What it does, for people.
+        account: What was landed.
+        compaction: What was merged.
+        lag: Events that are in the channels and not landed; None where nobody knows yet.
+        swaps_finished: How many swaps of files an earlier run had left half done.
+    """
+
+    phase: str = "starting"
+    account: LandingAccount = field(default_factory=LandingAccount)
+    compaction: CompactionAccount = field(default_factory=CompactionAccount)
+    lag: int | None = None
+    swaps_finished: int = 0
+
+
+def storage_for(path: str, spark: SparkSession) -> Storage:
+    """The file system that a folder lies in."""
+    return LocalStorage() if is_local(path) else HadoopStorage(spark, path)
+
+
+def work_folder(config: LandingConfig) -> WorkFolder:
+    """Where a landing keeps what is no landed file."""
+    own = config.target.work_path
+    return WorkFolder(own) if own else WorkFolder.beside(config.target.path)
+
+
+def landing_name(config: LandingConfig) -> str:
+    """Who claims the channels."""
+    return config.source.reader_id or f"land-{name_of(config.target.path)}"
+
+
+def check_package(config: LandingConfig) -> None:
+    """Makes sure that what writes the target is there.
+
+    Raises:
+        OptionError: It is not.
+    """
+    if config.target.format == "delta" and find_spec("delta") is None:
+        raise OptionError(
+            'target.format: is "delta", which the package delta-spark writes, and this Python has none; run: pip '
+            'install delta-spark, in the version that goes with this Spark, or take "parquet"'
+        )
+
+
+class Landing:
+    """Lands channels until all is landed that was there, or until it is told to stop.
+
+    Attributes:
+        state: How it stands.
+    """
+
+    def __init__(
+        self,
+        config: LandingConfig,
+        spark: SparkSession,
+        is_stopping: threading.Event,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Has done nothing yet.
+
+        Args:
+            config: What is wanted.
+            spark: Who reads and writes.
+            is_stopping: Set where it is to end soon.
+            on_look: Called a few times a second while it runs.
+        """
+        self.state = LandingState()
+        self._config = config
+        self._spark = spark
+        self._is_stopping = is_stopping
+        self._on_look = on_look
+        self._work = work_folder(config)
+        self._storage = storage_for(config.target.path, spark)
+        self._publisher: Publisher | None = None
+        self._lander = BatchLander(config, self._publisher_now, self._bad_line_writer, is_stopping)
+        self.state.account = self._lander.account
+        self._compactor = Compactor(
+            self._storage,
+            config.target.path,
+            self._work,
+            config.compaction,
+            spark_merger(spark, config.target.compression),
+        )
+        self.state.compaction = self._compactor.account
+        self._compacted_at = time.monotonic()
+
+    def run(self) -> None:
+        """Lands.
+
+        Raises:
+            OptionError: What is wanted cannot be.
+            MillraceSparkError: A server cannot be reached or refuses, or files cannot be written. A restart goes on.
+        """
+        try:
+            # Before anything is read: a wrong schema or column is no reason to claim a channel.
+            rows_of(self._spark.createDataFrame([], EVENT_SCHEMA), self._config)
+            if is_local(self._work.path):
+                check_one_disk(self._work.path, self._config.target.path, self._config.bad_lines_path)
+            self.state.swaps_finished = self._compactor.recover()
+            finish_all(self._storage, self._work)
+            if self._is_stopping.is_set():
+                return
+            query = self._start()
+            try:
+                self._watch(query)
+            finally:
+                with suppress(Py4JError, PySparkException):
+                    query.stop()
+                    self._note_lag(query)
+                sync_checkpoint(self._storage, self._work)
+            if not self._is_stopping.is_set():
+                self._compact_now()
+        except StorageError as error:
+            raise MillraceSparkError(str(error)) from error
+        except (PySparkException, Py4JError) as error:
+            raise MillraceSparkError(sentence_of(error)) from error
+
+    def _start(self) -> StreamingQuery:
+        self.state.phase = "connecting"
+        run = self._config.run
+        events = self._spark.readStream.format("millrace").options(**source_options(self._config)).load()
+        writer = events.writeStream.queryName(landing_name(self._config)).foreachBatch(self._lander)
+        writer = writer.option("checkpointLocation", as_uri(self._work.checkpoint))
+        if run.follow:
+            writer = writer.trigger(processingTime=f"{round(run.trigger_seconds * 1000)} milliseconds")
+        else:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        is_over = False
+        while not is_over and not self._is_stopping.is_set():
+            is_over = self._look(query)
+            if not is_over and self._is_compaction_due():
+                self._compact_now()
+        if self._is_stopping.is_set():
+            self._end()
+        if (failure := self._failure(query)) and not self._is_stopping.is_set():
+            raise failure
+
+    def _look(self, query: StreamingQuery) -> bool:
+        """Waits a moment; tells whether the query has ended."""
+        self._is_stopping.wait(_LOOK_SECONDS)
+        is_over = not query.isActive
+        self._note_lag(query)
+        waits = "waiting for events" if self.state.account.batches or self.state.lag is not None else "connecting"
+        self.state.phase = "landing a batch" if self._lander.is_busy else waits
+        self._on_look()
+        return is_over
+
+    def _note_lag(self, query: StreamingQuery) -> None:
+        lag = lag_of(query.lastProgress)
+        self.state.lag = self.state.lag if lag is None else lag
+
+    def _end(self) -> None:
+        """Lets the batch that runs end, and no further one begin."""
+        self.state.phase = "stopping"
+        give_up = time.monotonic() + self._config.run.grace_seconds
+        while self._lander.is_busy and time.monotonic() < give_up:
+            time.sleep(_LOOK_SECONDS)
+            self._on_look()
+        # Spark logs the batch as done when it is back from landing it; a moment more, and the next start need not.
+        time.sleep(_LOOK_SECONDS)
+
+    def _failure(self, query: StreamingQuery) -> Exception | None:
+        if self._lander.failure is not None:
+            failure = self._lander.failure
+            return failure if isinstance(failure, MillraceSparkError) else MillraceSparkError(sentence_of(failure))
+        error = query.exception()
+        return MillraceSparkError(sentence_of(error)) if error is not None else None
+
+    def _is_compaction_due(self) -> bool:
+        settings = self._config.compaction
+        pause_seconds = max(settings.quiet_seconds, self._config.run.trigger_seconds)
+        return settings.enabled and time.monotonic() - self._compacted_at >= pause_seconds
+
+    def _compact_now(self) -> None:
+        if not self._config.compaction.enabled or self._config.target.format == "delta":
+            return
+        with self._lander.folder_in_use:
+            self.state.phase = "compacting"
+            self._on_look()
+            self._compactor.compact(self._is_stopping.is_set)
+            self._compacted_at = time.monotonic()
+
+    def _publisher_now(self) -> Publisher:
+        if self._publisher is None:
+            # Written by Spark before the first batch. An id of our own would outlive a checkpoint that was removed.
+            stored = json.loads(self._storage.read(f"{self._work.checkpoint}/metadata"))
+            self._publisher = Publisher(
+                storage=self._storage,
+                work=self._work,
+                query_id=stored["id"],
+                targets={ROWS: self._config.target.path, BAD_LINES: self._config.bad_lines_path},
+                prefix=self._config.target.file_prefix,
+            )
+        return self._publisher
+
+    def _bad_line_writer(self) -> Callable[..., None]:
+        if self._config.bad_lines.channel is None:
+            return folder_writer(self._config)
+        return channel_writer(self._config, landing_name(self._config), self._publisher_now().query_id)
+
+
+def source_options(config: LandingConfig) -> dict[str, str]:
+    """The options of `spark.readStream.format("millrace")` for a configuration."""
+    source = config.source
+    options: dict[str, object] = {
+        "endpoints": ",".join(source.endpoints),
+        "channels": ",".join(source.channels),
+        "readerId": landing_name(config),
+        "startingSequences": source.starting_sequences,
+        "maxEventsPerTrigger": source.events_per_batch_max,
+        "maxBytesPerTrigger": source.bytes_per_batch_max,
+        "minEventsPerTrigger": source.events_per_batch_min if config.run.follow else None,
+        "failOnDataLoss": source.fail_on_data_loss,
+        "takeover": source.takeover,
+        "leaseSeconds": source.lease_seconds,
+        "retrySeconds": source.retry_seconds,
+    }
+    if options["minEventsPerTrigger"] is not None:
+        options["maxTriggerDelay"] = f"{source.batch_delay_seconds_max}s"
+    return {name: _shown(value) for name, value in options.items() if value is not None}
+
+
+def lag_of(progress: Mapping[str, object] | None) -> int | None:
+    """How many events the channels hold that no batch has; None where the query has not told yet."""
+    sources = progress.get("sources") if progress else None
+    if not isinstance(sources, list) or not sources:
+        return None
+    told = sources[0].get("latestOffset")
+    if isinstance(told, str):
+        told = json.loads(told)
+    if not isinstance(told, dict):
+        return None
+    return sum(int(shard.get("lag", 0)) for shard in told.values() if isinstance(shard, dict))
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

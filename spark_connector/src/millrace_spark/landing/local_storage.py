@@ -1,0 +1,110 @@
+"""This machine's files as a storage."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace_spark.landing.storage import StorageError, StoredFile
+
+_NEW = ".new"
+
+
+class LocalStorage:
+    """Files of this machine, or of what is mounted there; see `Storage`."""
+
+    def files(self, folder: str) -> list[StoredFile]:
+        with _told(folder):
+            return sorted(_walk(Path(folder)))
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def read(self, path: str) -> str:
+        with _told(path):
+            return Path(path).read_text(encoding="utf-8")
+
+    def write(self, path: str, text: str) -> None:
+        target = Path(path)
+        fresh = target.with_name(target.name + _NEW)
+        with _told(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(target)
+            _sync_folders({target.parent})
+
+    def rename(self, source: str, target: str) -> None:
+        with _told(target):
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(source).replace(target)
+
+    def remove(self, path: str) -> None:
+        target = Path(path)
+        with _told(path):
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        files = [Path(path) for path in paths]
+        for file in files:
+            with _told(str(file)), file.open("rb") as opened:
+                os.fsync(opened.fileno())
+        _sync_folders({file.parent for file in files})
+
+
+def check_one_disk(work: str, *targets: str) -> None:
+    """Makes sure that files can be renamed from a work folder to others.
+
+    Raises:
+        StorageError: One lies on another disk, where a rename would be a copy, of which readers might see a part.
+    """
+    for target in targets:
+        if _device_of(Path(work)) != _device_of(Path(target)):
+            raise StorageError(
+                f"{target}: lies on another disk than {work}, from which files are renamed to it; "
+                "name a target.work_path on the same disk"
+            )
+
+
+def _device_of(path: Path) -> int:
+    """The disk of a folder that may not be there yet."""
+    return next(above for above in (path, *path.parents) if above.exists()).stat().st_dev
+
+
+def _walk(folder: Path) -> Iterator[StoredFile]:
+    for base, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = (Path(base) / name).stat()
+            except FileNotFoundError:
+                # Somebody removed it meanwhile.
+                continue
+            yield StoredFile(str(Path(base) / name), found.st_size, found.st_mtime)
+
+
+def _sync_folders(folders: set[Path]) -> None:
+    """Syncs folders and those above them: a folder that was made for a file has a name to be kept, too."""
+    for each in {above for folder in folders for above in (folder, *folder.parents)}:
+        try:
+            opened = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            # Whoever may not read a folder has not made anything in it.
+            continue
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,252 @@
+"""Lines become columns, by Spark's own expressions: no line passes through Python."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+from pyspark.sql.types import StringType, StructType
+
+from millrace_spark.errors import OptionError
+from millrace_spark.landing.fields import ParsedField, plain_fields, reason_of, typed_field, unless_dash
+from millrace_spark.landing.formats import (
+    AccessLogFormat,
+    JsonFormat,
+    LineFormat,
+    RegexFormat,
+    SyslogFormat,
+    TextFormat,
+)
+from millrace_spark.landing.line_patterns import (
+    ACCESS_LOG,
+    SYSLOG_3164,
+    SYSLOG_5424,
+    NumberedPattern,
+    java_pattern,
+    numbered_pattern,
+)
+
+LINE = "_millrace_line"
+_PARTS = "_millrace_parts"
+_OTHER_PARTS = "_millrace_other_parts"
+_RECORD = "_millrace_record"
+_CORRUPT = "_millrace_corrupt"
+
+_SEPARATOR = "\x01"
+_ACCESS_TIME = "dd/MMM/yyyy:HH:mm:ss Z"
+_SHORT_TIME = "yyyy MMM d HH:mm:ss"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What became of lines.
+
+    Attributes:
+        frame: The lines, with what the columns below need.
+        fields: Column by column what the lines say; null where there is nothing, or a reason.
+        reason: Why a line cannot be parsed; null where it can.
+    """
+
+    frame: DataFrame
+    fields: Mapping[str, Column]
+    reason: Column
+
+
+def parse_lines(events: DataFrame, line_format: LineFormat) -> Parsed:
+    """Parses the bodies of events.
+
+    Args:
+        events: Any rows with the column `body: binary`; one line, or message, each.
+        line_format: What the lines are.
+
+    Raises:
+        OptionError: The schema of the JSON cannot be used.
+    """
+    text = F.col("body").cast("string")
+    if line_format.invalid_utf8 == "replace":
+        text = F.make_valid_utf8(text)
+    # An event's body is a line; whether its end is still on it depends on who put it in.
+    whole_line = F.expr(rf"trim(trailing '\r\n' from {LINE})")
+    lines = events.withColumn(LINE, text).withColumn(LINE, whole_line)
+    parsed = _PARSERS[type(line_format)](lines, line_format)
+    size = F.octet_length("body")
+    told_size = F.format_string(
+        f"has %s bytes; at most {line_format.line_bytes_max} are parsed, see parse.line_bytes_max", size
+    )
+    reason = (
+        F.when(F.col("body").isNull(), F.lit("has no body"))
+        .when(size > line_format.line_bytes_max, told_size)
+        .when(~F.is_valid_utf8(text), F.lit("is not UTF-8"))
+        .otherwise(parsed.reason)
+    )
+    return Parsed(parsed.frame, parsed.fields, reason)
+
+
+def _parse_text(lines: DataFrame, _: LineFormat) -> Parsed:
+    return Parsed(lines, {"line": F.col(LINE)}, F.lit(None).cast("string"))
+
+
+def _parse_json(lines: DataFrame, line_format: LineFormat) -> Parsed:
+    assert isinstance(line_format, JsonFormat)
+    schema = json_schema(lines, line_format)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    if line_format.time_format:
+        options["timestampFormat"] = line_format.time_format
+    with_corrupt = StructType([*schema.fields]).add(_CORRUPT, StringType())
+    record = F.from_json(F.col(LINE), with_corrupt, options)
+    is_object = F.startswith(F.ltrim(F.col(LINE)), F.lit("{"))
+    frame = lines.withColumn(
+        _RECORD, F.when(is_object & (F.octet_length(F.col(LINE)) <= line_format.line_bytes_max), record)
+    )
+    not_this_schema = F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit("is not JSON")).otherwise(
+        F.lit("is JSON, but a value is not of the type that the schema says")
+    )
+    reason = F.when(F.col(_RECORD).isNull(), F.lit("is no object of JSON")).when(
+        F.col(_RECORD)[_CORRUPT].isNotNull(), not_this_schema
+    )
+    # Spark reads the first value of a line and says nothing of what follows.
+    values_in_line = F.json_array_length(F.concat(F.lit("["), F.col(LINE), F.lit("]")))
+    is_alone = F.coalesce(values_in_line == 1, F.lit(col=False))
+    reason = reason.when(~is_alone, F.lit("is not one object of JSON: something follows it"))
+    for name in line_format.required:
+        if name not in schema.names:
+            raise OptionError(
+                f"parse.required: {name!r} is no column of the schema; these are {', '.join(schema.names)}"
+            )
+        reason = reason.when(F.col(_RECORD)[name].isNull(), F.lit(f"has no {name}"))
+    return Parsed(frame, {name: F.col(_RECORD)[name] for name in schema.names}, reason)
+
+
+def json_schema(frame: DataFrame, line_format: JsonFormat) -> StructType:
+    """The columns of a JSON format.
+
+    Raises:
+        OptionError: They are told in a way that Spark does not read, or their file cannot be read.
+    """
+    setting, text = "parse.columns", line_format.columns
+    if text is None:
+        assert line_format.columns_file is not None
+        setting = "parse.columns_file"
+        try:
+            text = Path(line_format.columns_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"{setting}: {line_format.columns_file} cannot be read: {error}") from None
+    try:
+        if text.startswith("{"):
+            return StructType.fromJson(json.loads(text))
+        return frame.sparkSession.createDataFrame([], text).schema
+    except (PySparkException, ValueError, KeyError, TypeError) as error:
+        told = str(error).strip().splitlines()[0]
+        raise OptionError(f"{setting}: is no schema such as 'id bigint, time timestamp': {told}") from None
+
+
+def _parse_regex(lines: DataFrame, line_format: LineFormat) -> Parsed:
+    assert isinstance(line_format, RegexFormat)
+    numbered = numbered_pattern(line_format.pattern)
+    frame = lines.withColumn(_PARTS, _parts_of(numbered, line_format))
+    fields = [
+        typed_field(name, text, line_format.types.get(name, "string"), line_format)
+        for name, text in _named_parts(numbered, _PARTS).items()
+    ]
+    return _parsed(frame, fields, F.col(_PARTS).isNull(), "is not matched by parse.pattern")
+
+
+def _parse_access_log(lines: DataFrame, line_format: LineFormat) -> Parsed:
+    numbered = numbered_pattern(ACCESS_LOG)
+    frame = lines.withColumn(_PARTS, _parts_of(numbered, line_format))
+    part = {name: unless_dash(text) for name, text in _named_parts(numbered, _PARTS).items()}
+    request = part["request"]
+    words = F.split(request, " ")
+    protocol = F.when(F.element_at(words, -1).startswith("HTTP/"), F.element_at(words, -1))
+    path = F.regexp_replace(F.regexp_replace(request, r"\A\S+ +", ""), r" +HTTP/\S*\z", "")
+    fields = [
+        *plain_fields({"client": part["client"], "user": part["user"]}),
+        ParsedField("time", part["time"], F.try_to_timestamp(part["time"], F.lit(_ACCESS_TIME)), "a time"),
+        # What came over the wire may be no request at all: a port scan, or TLS where none is spoken.
+        *plain_fields(
+            {
+                "method": F.when(protocol.isNotNull(), words[0]),
+                "path": F.when(protocol.isNotNull(), path),
+                "protocol": protocol,
+                "request": request,
+            }
+        ),
+        ParsedField("status", part["status"], part["status"].try_cast("int"), "an int"),
+        ParsedField("bytes", part["bytes"], part["bytes"].try_cast("bigint"), "a bigint"),
+        *plain_fields({"referrer": part["referrer"], "agent": part["agent"]}),
+    ]
+    return _parsed(frame, fields, F.col(_PARTS).isNull(), "is no line of an access log")
+
+
+def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
+    newer, older = numbered_pattern(SYSLOG_5424), numbered_pattern(SYSLOG_3164)
+    is_newer = F.col(LINE).rlike(r"\A<\d{1,3}>1 ")
+    frame = lines.withColumn(_PARTS, F.when(is_newer, _parts_of(newer, line_format)))
+    frame = frame.withColumn(_OTHER_PARTS, F.when(~is_newer, _parts_of(older, line_format)))
+    new = {name: unless_dash(text) for name, text in _named_parts(newer, _PARTS).items()}
+    # A dash says "none" in the newer one's fields, but is a message like any other.
+    new["message"] = _named_parts(newer, _PARTS)["message"]
+    old = _named_parts(older, _OTHER_PARTS)
+    either = {name: F.coalesce(text, old[name]) if name in old else text for name, text in new.items()}
+    priority = either["priority"].try_cast("int")
+    time = F.coalesce(F.try_to_timestamp(new["time"]), _time_without_year(old["time"]))
+    is_priority = F.when(priority.between(0, 191), priority)
+    fields = [
+        ParsedField("time", either["time"], time, "a time"),
+        *plain_fields({name: either[name] for name in ("host", "app", "process_id", "message_id", "structured_data")}),
+        ParsedField("facility", either["priority"], is_priority.bitwiseAND(F.lit(0xF8)) / 8, "a priority"),
+        ParsedField("severity", either["priority"], is_priority.bitwiseAND(F.lit(7)), "a priority"),
+        *plain_fields({"message": either["message"]}),
+    ]
+    fields = [field if field.name not in {"facility", "severity"} else field.cast_to("int") for field in fields]
+    is_neither = F.col(_PARTS).isNull() & F.col(_OTHER_PARTS).isNull()
+    return _parsed(frame, fields, is_neither, "is no message of syslog")
+
+
+def _time_without_year(text: Column) -> Column:
+    """A time of the past year: a message of December that comes in January is not from next December."""
+    words = F.regexp_replace(text, " +", " ")
+    now = F.current_timestamp()
+    this_year, last_year = (
+        F.try_to_timestamp(F.concat_ws(" ", (F.year(now) - back).cast("string"), words), F.lit(_SHORT_TIME))
+        for back in (0, 1)
+    )
+    # Clocks differ, and so do time zones, which these times do not tell.
+    is_past = this_year <= now + F.expr("interval 1 day")
+    return F.when(text.isNotNull(), F.coalesce(F.when(is_past, this_year), last_year, this_year))
+
+
+def _parts_of(numbered: NumberedPattern, line_format: LineFormat) -> Column:
+    """The groups of a line that matches, first an empty text; null of any other.
+
+    Matched once for each line: a regexp_extract for each group would match as often as there are groups.
+    """
+    line = F.col(LINE)
+    groups = "".join(f"{_SEPARATOR}${group}" for group in range(1, numbered.group_count + 1))
+    parts = F.split(F.regexp_replace(line, java_pattern(numbered), groups), _SEPARATOR)
+    may_match = (F.octet_length("body") <= line_format.line_bytes_max) & ~F.contains(line, F.lit(_SEPARATOR))
+    return F.when(may_match, F.when(F.size(parts) == numbered.group_count + 1, parts))
+
+
+def _named_parts(numbered: NumberedPattern, parts: str) -> dict[str, Column]:
+    """The named groups; null where a group is empty: Java does not tell it from one that took no part."""
+    return {name: F.nullif(F.col(parts)[group], F.lit("")) for name, group in numbered.names.items()}
+
+
+def _parsed(frame: DataFrame, fields: list[ParsedField], is_other: Column, told: str) -> Parsed:
+    separated = F.contains(F.col(LINE), F.lit(_SEPARATOR))
+    reason = F.when(is_other, F.when(separated, F.lit("holds the control character U+0001")).otherwise(F.lit(told)))
+    reason = F.coalesce(reason, reason_of(fields))
+    return Parsed(frame, {field.name: field.value for field in fields}, reason)
+
+
+_PARSERS = {
+    TextFormat: _parse_text,
+    JsonFormat: _parse_json,
+    RegexFormat: _parse_regex,
+    AccessLogFormat: _parse_access_log,
+    SyslogFormat: _parse_syslog,
+}

@@ -1,0 +1,214 @@
+"""The program `millrace-spark`: its commands."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.landing.compact_command import compact_folder
+from millrace_spark.landing.config import CompactionConfig, LandingConfig
+from millrace_spark.landing.config_file import ConfigError, load_config, parse_override
+from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
+from millrace_spark.landing.folder_lock import FolderBusyError
+from millrace_spark.landing.land_command import land_channels
+from millrace_spark.landing.merges import CompactionLimits
+from millrace_spark.landing.overrides import LandOptions
+from millrace_spark.landing.places import WorkFolder, whole_path
+from millrace_spark.shipping import pack
+
+# \b keeps the lines as they are.
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
+_LIMITS = CompactionLimits()
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain: an error is one line that can be searched for, and help reads the same in a pipe.
+    rich_markup_mode=None,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(help="The landing's configuration, a TOML file.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SETTING=VALUE", help="Any setting instead of the file's, such as run.follow=true."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write the report as JSON.")]
+MasterOption = Annotated[str | None, typer.Option(help="Spark's master; local[*] without it.", show_default=False)]
+ConfOption = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may come several times.")
+]
+
+
+def _show_version(*, is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"millrace-spark {metadata.version('millrace-spark')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _millrace_spark(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Land Millrace's channels as Parquet, each event once."""
+
+
+@app.command()
+def land(
+    config: ConfigArgument = None,
+    *,
+    endpoints: Annotated[
+        list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may come several times.")
+    ] = None,
+    channels: Annotated[
+        list[str] | None, typer.Option("--channel", "-c", help="A channel, or a pattern; may come several times.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="The folder that is landed in.", show_default=False)] = None,
+    parse: Annotated[
+        str | None, typer.Option(help="What lines are: text, json, regex, access_log or syslog.", show_default=False)
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="JSON's schema, such as 'id bigint, time timestamp'.", show_default=False)
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="The regular expression, with groups (?P<name>...).", show_default=False)
+    ] = None,
+    partition_by: Annotated[
+        list[str] | None, typer.Option(help="A partition, such as date or hour; may come several times.")
+    ] = None,
+    bad_channel: Annotated[
+        str | None, typer.Option(help="The dead-letter channel for bad lines.", show_default=False)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where there were bad lines.")] = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Land channels in a folder: all that is there now, or with --follow whatever comes.
+
+    What an option says counts instead of what the file says.
+    """
+    options = LandOptions(
+        endpoints=endpoints,
+        channels=channels,
+        path=to,
+        parse_type=parse,
+        columns=columns,
+        pattern=pattern,
+        partition_by=partition_by,
+        bad_channel=bad_channel,
+        follow=follow,
+        master=master,
+        conf=conf,
+        settings=settings,
+    )
+    with _told():
+        loaded = load_config(config, options.overrides())
+        exit_code = land_channels(loaded, as_json=as_json, is_strict=strict)
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="The landing's configuration, a TOML file.")],
+    *,
+    settings: SetOption = None,
+) -> None:
+    """Say all that is wrong with a configuration; starts nothing and asks no server."""
+    with _told():
+        loaded: LandingConfig = load_config(config, map(parse_override, settings or ()))
+    typer.echo(f"{config}: good; lands {', '.join(loaded.source.channels)} in {loaded.target.path}")
+
+
+@app.command()
+def compact(
+    folder: Annotated[str, typer.Argument(help="The folder that was landed in.")],
+    *,
+    target_bytes: Annotated[int, typer.Option(help="Files are merged until they are about so large.", min=1)] = (
+        _LIMITS.target_bytes
+    ),
+    files_min: Annotated[int, typer.Option(help="Merge where a folder has so many small files.", min=2)] = 2,
+    quiet_seconds: Annotated[
+        float, typer.Option(help="Leave a folder alone until nothing has come into it for so long.", min=0)
+    ] = _LIMITS.quiet_seconds,
+    work_path: Annotated[str | None, typer.Option(help="The landing's work_path.", show_default=False)] = None,
+    compression: Annotated[str, typer.Option(help="How merged files are compressed.")] = "zstd",
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small files of a landed folder, and finish what a killed compaction has left."""
+    with _told():
+        try:
+            path = whole_path(folder)
+            work = WorkFolder(whole_path(work_path)) if work_path else WorkFolder.beside(path)
+        except ValueError as error:
+            raise ConfigError("command line", [f"FOLDER: is {folder!r}; it must be {error}"]) from None
+        options = LandOptions(master=master, conf=conf)
+        limits = CompactionConfig(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
+        account, exit_code = compact_folder(path, work, limits, compression, options.spark_config())
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "path": path,
+                    "files_before": account.files_before,
+                    "files_after": account.files_after,
+                    "not_compacted": list(account.refusals),
+                }
+            )
+        )
+    else:
+        for refusal in account.refusals:
+            _note(refusal)
+        merged = f"{account.files_before:,} files into {account.files_after:,}"
+        typer.echo(f"{path}: merged {merged}" if account.files_before else f"{path}: there was nothing to merge")
+    raise typer.Exit(exit_code)
+
+
+@app.command("pack")
+def pack_packages(
+    path: Annotated[Path, typer.Argument(help="The zip; what is there is replaced.")] = Path("millrace_spark.zip"),
+) -> None:
+    """Write this package and the client as a zip, for spark-submit --py-files where executors do not have them."""
+    with _told():
+        size = pack(path).stat().st_size
+    typer.echo(f"{path}: {size:,} bytes; use it with spark-submit --py-files, and call millrace_spark.register(spark)")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turns what commands raise into a sentence and an exit code."""
+    try:
+        yield
+    except MillraceSparkError as error:
+        _note(str(error))
+        raise typer.Exit(_exit_code_of(error)) from error
+    except ConfigError as error:
+        _note(str(error))
+        raise typer.Exit(ExitCode.USAGE) from error
+
+
+def _exit_code_of(error: MillraceSparkError) -> ExitCode:
+    if isinstance(error, OptionError):
+        return ExitCode.USAGE
+    return ExitCode.LATER if isinstance(error, FolderBusyError) else ExitCode.FAILED
+
+
+def _note(text: str) -> None:
+    Console(stderr=True).print(text, style=None, markup=False, highlight=False, soft_wrap=True)

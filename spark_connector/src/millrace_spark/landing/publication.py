@@ -1,0 +1,187 @@
+"""How a batch's files get among the landed ones: all of them, and once, whatever is killed when.
+
+A batch takes these steps:
+
+1. Spark writes its files to a staging folder of this try's own, where no reader looks.
+2. The files and Spark's own log are synced, then a *record* of the batch is written, in one step: which staged file
+   gets which name.
+3. Each file is renamed into place.
+4. The staging folder and the records of earlier batches are removed.
+
+A crash before the record is there leaves nothing that counts: the batch's next try begins anew and removes what the
+other left. From the record on the batch is decided: its next try writes nothing, and renames what is still staged. So
+a file that was renamed is never taken back, and one that has been merged into another since is not brought again.
+Spark repeats only its last batch, so only the last record of a query is needed; it stays until the next is there.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+from millrace_spark.landing.names import data_files, landed_name, suffix_of
+from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.storage import Storage, StorageError, joined, relative_to
+
+_LOGGED_FILES = 12
+"""More than Spark logs for two batches: ranges, what is done, and a checksum of each. What is older was synced then."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a try wrote, as it counted."""
+
+    events: int = 0
+    rows: int = 0
+    bad_lines: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord:
+    """A batch that is decided.
+
+    Attributes:
+        query_id: What Spark named the query.
+        batch_id: The batch's number.
+        moves: For each file where it was staged and where it belongs.
+        written: What is in it.
+        staged: The staging folder.
+        files_bytes: How large all files are together.
+    """
+
+    query_id: str
+    batch_id: int
+    moves: tuple[tuple[str, str], ...]
+    written: Written
+    staged: str
+    files_bytes: int = 0
+
+    def as_text(self) -> str:
+        """The record as it is stored."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_text(cls, text: str) -> "BatchRecord":
+        """What `as_text` gave.
+
+        Raises:
+            StorageError: Somebody else wrote it.
+        """
+        try:
+            stored = json.loads(text)
+            moves = tuple((source, target) for source, target in stored.pop("moves"))
+            return cls(moves=moves, written=Written(**stored.pop("written")), **stored)
+        except (TypeError, ValueError, KeyError) as error:
+            raise StorageError(f"a batch's record is not what millrace-spark writes: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publisher:
+    """Gets the files of one query's batches into place; see the module for how.
+
+    Attributes:
+        storage: Where all is; staging, records and targets on one file system.
+        work: Where staging folders and records are.
+        query_id: What Spark named the query in its checkpoint.
+        targets: Where the files belong that are staged under each name.
+        prefix: What all files' names begin with.
+    """
+
+    storage: Storage
+    work: WorkFolder
+    query_id: str
+    targets: Mapping[str, str]
+    prefix: str = ""
+
+    def publish(self, batch_id: int, write: Callable[[str], Written]) -> tuple[BatchRecord, bool]:
+        """Has a batch written, unless an earlier try has decided it, and gets its files into place.
+
+        Args:
+            batch_id: The batch's number.
+            write: Gets a staging folder and writes below it, in a folder for each of `targets`.
+
+        Returns:
+            The batch's record, and whether this try wrote it.
+        """
+        path = joined(self.work.batches, _record_name(self.query_id, batch_id))
+        is_new = not self.storage.exists(path)
+        record = self._write(batch_id, path, write) if is_new else BatchRecord.from_text(self.storage.read(path))
+        finish(self.storage, record)
+        self._forget_before(batch_id)
+        return record, is_new
+
+    def _write(self, batch_id: int, path: str, write: Callable[[str], Written]) -> BatchRecord:
+        for folder in {_staging_of(file.path, self.work) for file in self.storage.files(self.work.staging)}:
+            if folder.startswith(f"{self.query_id}-"):
+                self.storage.remove(joined(self.work.staging, folder))
+        staged = joined(self.work.staging, f"{self.query_id}-{batch_id}-{uuid.uuid4().hex}")
+        written = write(staged)
+        moves = []
+        files_bytes = 0
+        for name, target in self.targets.items():
+            beginning = joined(staged, name)
+            for number, file in enumerate(data_files(self.storage.files(beginning))):
+                *folders, _ = relative_to(file.path, beginning).split("/")
+                landed = landed_name(self.query_id, batch_id, number, suffix_of(file.path), self.prefix)
+                moves.append((file.path, joined(target, *folders, landed)))
+                files_bytes += file.size_bytes
+        self.storage.sync(source for source, _ in moves)
+        sync_checkpoint(self.storage, self.work)
+        record = BatchRecord(
+            query_id=self.query_id,
+            batch_id=batch_id,
+            moves=tuple(moves),
+            written=written,
+            staged=staged,
+            files_bytes=files_bytes,
+        )
+        self.storage.write(path, record.as_text())
+        return record
+
+    def _forget_before(self, batch_id: int) -> None:
+        for file in self.storage.files(self.work.batches):
+            query_id, _, number = (
+                file.path.rpartition("/")[2].removesuffix(".new").removesuffix(".json").rpartition("-")
+            )
+            if query_id == self.query_id and number.isdigit() and int(number) < batch_id:
+                self.storage.remove(file.path)
+
+
+def sync_checkpoint(storage: Storage, work: WorkFolder) -> None:
+    """Makes safe what Spark has logged so far, which it does not do itself: what batches are, and which are done."""
+    newest = sorted(storage.files(work.checkpoint), key=lambda file: file.modified_seconds)[-_LOGGED_FILES:]
+    for file in newest:
+        try:
+            storage.sync([file.path])
+        except StorageError:
+            # Spark removes old ones when it likes.
+            if storage.exists(file.path):
+                raise
+
+
+def finish(storage: Storage, record: BatchRecord) -> None:
+    """Renames what is still staged of a decided batch."""
+    moved = []
+    for source, target in record.moves:
+        if storage.exists(source):
+            # Both are there where an object store's rename was cut short. They are the same.
+            storage.remove(target)
+            storage.rename(source, target)
+            moved.append(target)
+    storage.sync(moved)
+    storage.remove(record.staged)
+
+
+def finish_all(storage: Storage, work: WorkFolder) -> None:
+    """Finishes what was decided and not ended, of whichever query."""
+    for file in storage.files(work.batches):
+        if file.path.endswith(".json"):
+            finish(storage, BatchRecord.from_text(storage.read(file.path)))
+
+
+def _record_name(query_id: str, batch_id: int) -> str:
+    return f"{query_id}-{batch_id}.json"
+
+
+def _staging_of(path: str, work: WorkFolder) -> str:
+    return relative_to(path, work.staging).partition("/")[0]

@@ -1,0 +1,301 @@
+"""Streaming queries whose driver is killed again and again, and servers too, and what has become of the events."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import millrace_client as millrace
+from tests.millraced import Millraced
+from tests.spark_cluster import spark_environment
+from tests.spark_driver import Flow, Plan
+from tests.spark_output import committed_rows, done_batches
+from tests.torn_network import Tears, TornNetwork, torn_network
+
+_LOOK_SECONDS = 0.05
+_PROGRESS_SECONDS_MAX = 240.0
+_FAILURES_MAX = 3
+_EVENTS_MAX = 10_000_000
+_FEED_BATCH = 20
+_FEED_PAUSE_SECONDS = 0.1
+_CALM = Tears(cut_upwards=0.0, cut_downwards=0.0, delay=0.0)
+
+LINES, ORDERS, COPIES, NOTES = "lines", "orders", "copies", "notes"
+"""Channels: a query lands the first in Parquet, another carries the second to the third, a third writes the last."""
+
+_CONFIG_TOML = "[server]\nshutdown_grace_seconds = 0.0\n" + "".join(
+    f'[channels.{name}]\ntype = "file"\ncheckpoint_interval_seconds = 0.5\nmin_free_bytes = 0\n'
+    for name in (LINES, ORDERS, COPIES, NOTES)
+)
+
+
+class RestartedServer:
+    """A server that keeps its address and its data when it is killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._config = folder / "millrace.toml"
+        self._config.write_text(_CONFIG_TOML)
+        self._running = self._start("127.0.0.1:0")
+        self.grpc = self._running.grpc
+
+    def kill_and_start(self) -> None:
+        """Ends it by SIGKILL, and starts it again."""
+        self.kill()
+        self._running = self._start(self.grpc)
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL."""
+        self._running.kill()
+
+    def _start(self, listen: str) -> Millraced:
+        data_dir = self._folder / "data"
+        places = ("--data-dir", str(data_dir), "--listen", listen, "--http-listen", "127.0.0.1:0")
+        return Millraced(("--config", str(self._config), *places), data_dir)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What has arrived at one place, held against what was sent."""
+
+    sent_count: int
+    missing: Sequence[bytes]
+    twice: Sequence[bytes]
+    strange: Sequence[bytes]
+
+    @classmethod
+    def of(cls, sent: Iterable[bytes], arrived: Iterable[bytes]) -> "Account":
+        """The account of these bodies."""
+        wanted, counts = set(sent), Counter(arrived)
+        return cls(
+            len(wanted),
+            missing=sorted(wanted - counts.keys()),
+            twice=sorted(body for body, count in counts.items() if count > 1),
+            strange=sorted(counts.keys() - wanted),
+        )
+
+
+@dataclass
+class Scene:
+    """Servers behind networks, a feed of events, and a driver that comes and goes.
+
+    Attributes:
+        sent: Bodies that the feed has brought, to each of the channels that are read.
+        kill_counts: How often what was killed.
+    """
+
+    folder: Path
+    servers: Sequence[RestartedServer]
+    networks: Sequence[TornNetwork]
+    chance: random.Random
+    has_notes: bool
+    sent: list[bytes] = field(default_factory=list)
+    kill_counts: Counter[str] = field(default_factory=Counter)
+    _driver: subprocess.Popen[bytes] | None = None
+    _is_fed: threading.Event = field(default_factory=threading.Event)
+
+    # The feed.
+
+    def feed(self) -> None:
+        """Brings events to the channels that are read, on and on, until `end_feed`."""
+        endpoints = [server.grpc for server in self.servers]
+        with ExitStack() as open_producers:
+            producers = [
+                open_producers.enter_context(millrace.Producer(endpoints, channel=name)) for name in (LINES, ORDERS)
+            ]
+            while not self._is_fed.wait(_FEED_PAUSE_SECONDS):
+                start = len(self.sent)
+                bodies = [b"event %08d" % number for number in range(start, start + _FEED_BATCH)]
+                for producer in producers:
+                    producer.send_many(bodies)
+                self.sent += bodies
+
+    def end_feed(self) -> None:
+        """Has the feed end when all that it has sent is stored."""
+        self._is_fed.set()
+
+    def write_note(self, number: int) -> list[bytes]:
+        """Lays a text file of lines before the query that only writes; returns the lines."""
+        lines = [b"note %04d %04d" % (number, line) for line in range(_FEED_BATCH)]
+        made = self.folder / f"{number}.made"
+        made.write_bytes(b"".join(line + b"\n" for line in lines))
+        (self.folder / "notes").mkdir(exist_ok=True)
+        made.rename(self.folder / "notes" / f"{number}.txt")
+        return lines
+
+    # The driver.
+
+    def start_driver(self) -> None:
+        """Starts the queries, or has them go on."""
+        plan = self.folder / "plan.json"
+        Plan(master="local[2,4]", flows=self._flows()).save(plan)
+        with (self.folder / "driver.log").open("ab") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark_driver", plan],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=spark_environment(),
+                start_new_session=True,
+            )
+
+    def kill_driver(self, how: str) -> None:
+        """Ends the driver by SIGKILL: `all` of its process group, or its `jvm` alone, which the rest then notices."""
+        assert self._driver is not None
+        self.kill_counts[how] += 1
+        if how == "jvm" and (jvms := children_of(self._driver.pid)):
+            for pid in jvms:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            os.killpg(self._driver.pid, signal.SIGKILL)
+        self._driver.wait()
+        assert self._driver.stdin is not None
+        self._driver.stdin.close()
+
+    def stop_driver(self) -> None:
+        """Has the queries stop as they should."""
+        assert self._driver is not None
+        self._driver.communicate(timeout=_PROGRESS_SECONDS_MAX)
+        assert self._driver.returncode == 0, self.driver_log()
+
+    def close(self) -> None:
+        """Ends what is left of the driver."""
+        if self._driver is not None and self._driver.poll() is None:
+            self.kill_driver("all")
+
+    def done_batches(self) -> int:
+        """Micro-batches that all queries together hold for done."""
+        return sum(done_batches(Path(flow.checkpoint or "")) for flow in self._flows())
+
+    def wait_for_batches(self, count: int) -> None:
+        """Waits until so many micro-batches more are done."""
+        wanted = self.done_batches() + count
+        self.wait_until(lambda: self.done_batches() >= wanted)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Waits for something that the driver does; starts one that has failed again, but not for ever.
+
+        A query fails where a server is killed between its tasks' puts and their commit, and where Spark gives up on its
+        own processes because the machine has too much to do.
+        """
+        give_up = time.monotonic() + _PROGRESS_SECONDS_MAX
+        failures_left = _FAILURES_MAX
+        while not is_so():
+            if self._driver is not None and self._driver.poll() is not None:
+                assert failures_left, self.driver_log()
+                failures_left -= 1
+                self.kill_counts["failed"] += 1
+                self.start_driver()
+            assert time.monotonic() < give_up, self.driver_log()
+            time.sleep(_LOOK_SECONDS)
+
+    def driver_log(self) -> str:
+        """The last of what the drivers have said."""
+        return (self.folder / "driver.log").read_text(errors="replace")[-5_000:]
+
+    # What has come of it.
+
+    def is_drained(self) -> bool:
+        """Whether the channels that are read are empty: what was in them is done, and acknowledged."""
+        return all(self._queued(server, name) == 0 for server in self.servers for name in (LINES, ORDERS))
+
+    def landed(self) -> list[bytes]:
+        """Bodies in Parquet."""
+        return list(committed_rows(self.folder / "landed", "body"))
+
+    def stored(self, name: str) -> list[bytes]:
+        """Bodies in a channel, on all servers."""
+        bodies: list[bytes] = []
+        for server in self.servers:
+            with millrace.connect(server.grpc) as client:
+                for batch in client.channel(name).peek(max_events=_EVENTS_MAX):
+                    bodies += batch.bodies()
+        return bodies
+
+    def _queued(self, server: RestartedServer, name: str) -> int:
+        with millrace.connect(server.grpc) as client:
+            return client.admin.get_channel(name).gauges.queued_events
+
+    def _flows(self) -> list[Flow]:
+        endpoints = ",".join(network.address for network in self.networks)
+        limits = {"maxEventsPerTrigger": "1000", "minPartitions": "2"}
+        landing = Flow(
+            source="millrace",
+            source_options={"endpoints": endpoints, "channels": LINES, "readerId": "landing"} | limits,
+            target="parquet",
+            target_options={"path": str(self.folder / "landed")},
+            checkpoint=str(self.folder / "checkpoint-landing"),
+            is_continuous=True,
+        )
+        copying = replace(
+            landing,
+            source_options={"endpoints": endpoints, "channels": ORDERS, "readerId": "copying"} | limits,
+            columns=("headers", "body"),
+            target="millrace",
+            target_options={"endpoints": endpoints, "channel": COPIES},
+            checkpoint=str(self.folder / "checkpoint-copying"),
+        )
+        writing = replace(
+            copying,
+            source="text",
+            source_options={"path": str(self.folder / "notes"), "maxFilesPerTrigger": "1"},
+            source_schema="value string",
+            columns=("cast(value as binary) as body",),
+            target_options={"endpoints": endpoints, "channel": NOTES},
+            checkpoint=str(self.folder / "checkpoint-writing"),
+        )
+        return [landing, copying, *([writing] if self.has_notes else [])]
+
+
+@contextmanager
+def spark_scene(
+    folder: Path, chance: random.Random, *, server_count: int, is_torn: bool, has_notes: bool
+) -> Iterator[Scene]:
+    """A scene without a driver, whose feed begins at once.
+
+    Args:
+        folder: Where all of it keeps its files.
+        chance: What decides what happens.
+        server_count: How many servers hold each channel.
+        is_torn: Whether connections of Spark are cut and replies lost.
+        has_notes: Whether there is also a query that only writes to a channel.
+    """
+    with ExitStack() as ending:
+        servers = []
+        for number in range(server_count):
+            place = folder / f"server-{number}"
+            place.mkdir()
+            servers.append(RestartedServer(place))
+            ending.callback(servers[-1].kill)
+        tears = Tears() if is_torn else _CALM
+        networks = [
+            ending.enter_context(torn_network(server.grpc, chance.getrandbits(32), tears)) for server in servers
+        ]
+        scene = Scene(folder, servers, networks, chance, has_notes)
+        feeding = threading.Thread(target=scene.feed, name="feed")
+        feeding.start()
+        ending.callback(feeding.join)
+        ending.callback(scene.end_feed)
+        ending.callback(scene.close)
+        yield scene
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started and that still run."""
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            children.append(int(stat.parent.name))
+    return children

@@ -1,0 +1,284 @@
+"""What Spark's tasks and driver do when writing, on real servers but without Spark."""
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import millrace_client as millrace
+from millrace_spark import MillraceSparkError, committing, writing
+from millrace_spark.committing import BatchCommit, commit_all
+from millrace_spark.put_notes import ShardPuts
+from millrace_spark.rollback import roll_back
+from millrace_spark.write_options import WriteOptions, WriteRouting, parse_write_options
+from millrace_spark.writing import put_all
+from tests.conftest import StartMillraced
+from tests.cutting_proxy import cutting_proxy
+from tests.millraced import Millraced
+
+_WAIT_SECONDS_MAX = 20.0
+_names = (f"spark-puts-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture
+def client(shared_server: Millraced) -> Iterator[millrace.Client]:
+    with millrace.connect(shared_server.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture
+def channel(client: millrace.Client) -> millrace.Channel:
+    return make_channel(client)
+
+
+@pytest.fixture
+def puts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a task put each batch of rows when it comes, however small."""
+    monkeypatch.setattr(writing, "ROWS_MAX", 1)
+
+
+def make_channel(client: millrace.Client, **limits: Any) -> millrace.Channel:
+    """A memory channel that takes 100 events in a transaction."""
+    config = {"capacity": 10_000, "transaction_capacity": 100, "keep_alive_seconds": 0.1} | limits
+    name = next(_names)
+    client.admin.create_channel(name, millrace.ChannelConfig(**config))
+    return client.channel(name)
+
+
+def options_to(channel: millrace.Channel, *endpoints: str, **options: str) -> WriteOptions:
+    named = {"endpoints": ",".join(endpoints), "channel": channel.name, "retrySeconds": "1"} | options
+    return replace(parse_write_options(named, is_streaming=True), routing=WriteRouting.ROUND_ROBIN)
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([b"%d" % number for number in numbers])], names=["body"])
+
+
+def put(client: millrace.Client, channel: millrace.Channel, *batches: pa.RecordBatch, **options: str) -> Any:
+    return put_all(batches, options_to(channel, client.endpoint, **options), 0)
+
+
+def commit(
+    puts: Sequence[ShardPuts], number: int = 0, *, retry_seconds: float = 1.0, is_streaming: bool = True
+) -> None:
+    said = BatchCommit(producer_id="query", number=number, is_streaming=is_streaming, retry_seconds=retry_seconds)
+    commit_all(puts, said)
+
+
+def bodies(client: millrace.Client, channel: millrace.Channel) -> list[bytes]:
+    assert open_count(client, channel) == 0
+    queued = client.admin.get_channel(channel.name).gauges.queued_events
+    return [body for batch in channel.peek(max_events=queued or 1) for body in batch.bodies()]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def open_count(client: millrace.Client, channel: millrace.Channel) -> int:
+    return client.admin.get_channel(channel.name).gauges.open_transactions
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < give_up, "never came"
+        time.sleep(0.02)
+
+
+# Tasks.
+
+
+def test_put_all_beyond_a_transactions_capacity_begins_others(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Each transaction holds what it may, and the commit of all stores the rows in their order."""
+    puts = put(client, channel, rows(*range(30)), rows(*range(30, 250)))
+    assert [(len(part.txn_ids), part.event_count) for part in puts] == [(3, 250)]
+    assert open_count(client, channel) == 3
+    commit(puts)
+    assert bodies(client, channel) == numbered(250)
+
+
+@pytest.mark.usefixtures("puts_at_once")
+def test_put_all_when_the_transactions_capacity_shrinks_goes_on(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A channel that is changed while a task runs gets smaller transactions."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(*range(60))
+        client.admin.update_channel(channel.name, millrace.ChannelConfig(transaction_capacity=20))
+        yield rows(*range(60, 130))
+
+    commit(put_all(batches(), options_to(channel, client.endpoint), 0))
+    assert bodies(client, channel) == numbered(130)
+
+
+@pytest.mark.usefixtures("puts_at_once")
+def test_put_all_that_fails_leaves_no_transaction(client: millrace.Client, channel: millrace.Channel) -> None:
+    """Whatever ends a task, its transactions are rolled back."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(*range(250))
+        assert open_count(client, channel) == 3
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        put_all(batches(), options_to(channel, client.endpoint), 0)
+    assert bodies(client, channel) == []
+
+
+@pytest.mark.usefixtures("puts_at_once")
+def test_put_all_of_a_slow_task_keeps_its_transactions(client: millrace.Client, channel: millrace.Channel) -> None:
+    """What a task put first outlives a lease that is shorter than the task."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(*range(150))
+        with_no_calls = channel.transaction(lease_seconds=1.0).begin()
+        wait_until(lambda: open_count(client, channel) == 2)
+        assert client.admin.get_channel(channel.name).counters.lease_expired_count == 1, with_no_calls
+        yield rows(*range(150, 200))
+
+    commit(put_all(batches(), options_to(channel, client.endpoint, leaseSeconds="1"), 0))
+    assert bodies(client, channel) == numbered(200)
+
+
+def test_put_all_to_a_server_with_small_messages_cuts_them(start_millraced: StartMillraced) -> None:
+    """A server that takes small messages only gets them so; an event that is larger alone is told of."""
+    server = start_millraced("server.message_bytes_max = 65536\n")
+    with millrace.connect(server.grpc) as client:
+        channel = make_channel(client)
+        large = pa.RecordBatch.from_arrays(
+            [pa.array([b"%d" % (number % 10) * 5_000 for number in range(90)])], ["body"]
+        )
+        commit(put(client, channel, large))
+        assert [body[:1] for body in bodies(client, channel)] == [b"%d" % (number % 10) for number in range(90)]
+        huge = pa.RecordBatch.from_arrays([pa.array([b"x" * 100_000])], ["body"])
+        with pytest.raises(MillraceSparkError, match="raise message_bytes_max in the server's configuration"):
+            put(client, channel, huge)
+        assert open_count(client, channel) == 0
+
+
+def test_put_all_with_more_transactions_than_may_be_open_says_so(client: millrace.Client) -> None:
+    """The limit is waited for, then told, and nothing is left open."""
+    channel = make_channel(client, open_transactions_max=2)
+    with pytest.raises(MillraceSparkError, match=r"at most 2 are allowed; write with fewer tasks \(coalesce\)"):
+        put(client, channel, rows(*range(250)), retrySeconds="0.2")
+    assert bodies(client, channel) == []
+
+
+# The driver.
+
+
+def test_commit_all_repeated_with_new_transactions_stores_nothing(
+    client: millrace.Client, channel: millrace.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repeated batch is dropped with its transactions, whatever is in it; the log tells of it."""
+    commit(put(client, channel, rows(0, 1)), number=7)
+    commit(put(client, channel, rows(5, 6, 7)), number=7)
+    assert "has batch 7 of producer query already, so nothing of its 3 events is stored again" in caplog.text
+    commit(put(client, channel, rows(8)), number=6)
+    commit(put(client, channel, rows(2)), number=9)
+    assert bodies(client, channel) == numbered(3)
+
+
+def test_commit_all_of_saves_takes_numbers_in_any_order(client: millrace.Client, channel: millrace.Channel) -> None:
+    """Whoever numbers saves by hand may save an earlier one later; each is stored once."""
+    for number, rows_of_save in ((7, rows(0)), (5, rows(1)), (7, rows(8)), (6, rows(2)), (5, rows(9))):
+        commit(put(client, channel, rows_of_save), number=number, is_streaming=False)
+    assert bodies(client, channel) == numbered(3)
+
+
+def test_commit_all_whose_answer_is_lost_stores_once(client: millrace.Client, channel: millrace.Channel) -> None:
+    """A commit of which the answer is lost is repeated, and has had its effect once."""
+
+    async def commit_through_proxy() -> int:
+        async with cutting_proxy(client.endpoint) as proxy:
+            puts = await asyncio.to_thread(put_all, [rows(0, 1)], options_to(channel, proxy.address), 0)
+            proxy.lose_next_answer()
+            await asyncio.to_thread(commit, puts)
+            return proxy.cut_count
+
+    assert asyncio.run(commit_through_proxy()) == 1
+    assert bodies(client, channel) == numbered(2)
+
+
+def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, channel: millrace.Channel) -> None:
+    """Nothing is stored where what the tasks had put is gone, and the sentence says how to have it stored."""
+    puts = put(client, channel, rows(0), leaseSeconds="0.1")
+    wait_until(lambda: open_count(client, channel) == 0)
+    for is_streaming, advice in ((True, "start the query again"), (False, "save again")):
+        with pytest.raises(MillraceSparkError, match=f"leaseSeconds ran out, .* is gone; {advice}"):
+            commit(puts, is_streaming=is_streaming)
+    assert bodies(client, channel) == []
+
+
+def test_commit_all_to_a_full_channel_waits_for_room(client: millrace.Client) -> None:
+    """Whoever consumes meanwhile lets the batch in."""
+    channel = make_channel(client, capacity=100, keep_alive_seconds=0.3)
+    channel.append([b"old"] * 80)
+    puts = put(client, channel, rows(*range(50)))
+
+    def waiting_count() -> int:
+        return client.admin.get_channel(channel.name).gauges.waiting_commits
+
+    def consume() -> None:
+        # Until the first attempt was refused.
+        wait_until(lambda: waiting_count() == 1)
+        wait_until(lambda: waiting_count() == 0)
+        client.admin.purge_channel(channel.name)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    commit(puts, retry_seconds=_WAIT_SECONDS_MAX)
+    consumer.join()
+    assert bodies(client, channel) == numbered(50)
+
+
+def test_commit_all_of_too_many_transactions_says_so(
+    client: millrace.Client, channel: millrace.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More transactions than a commit takes are refused before anything is committed."""
+    monkeypatch.setattr(committing, "TXNS_MAX", 2)
+    puts = put(client, channel, rows(*range(250)))
+    with pytest.raises(MillraceSparkError, match="250 events are in 3 transactions, and one commit takes 2; raise"):
+        commit(puts)
+    roll_back(puts)
+    assert bodies(client, channel) == []
+
+
+def test_commit_all_with_one_server_away_says_what_is_stored(
+    client: millrace.Client, channel: millrace.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others store their share; a save is told how to have the rest stored alone."""
+    caplog.set_level(logging.INFO, "millrace_spark")
+    puts = put(client, channel, rows(0, 1))
+    away = replace(puts[0], shard=replace(puts[0].shard, endpoint="127.0.0.1:1"))
+    with pytest.raises(MillraceSparkError) as refused:
+        commit([*puts, away], retry_seconds=0.1, is_streaming=False)
+    assert "at 127.0.0.1:1: cannot reach a Millrace server" in str(refused.value)
+    assert f'What goes to {puts[0].shard} is stored; saving again with option("producerId", "query")' in str(
+        refused.value
+    )
+    roll_back([*puts, away])
+    assert bodies(client, channel) == numbered(2)
+    assert f"{puts[0].shard}: stored batch 0 of producer query, 2 events from sequence 1 to 2" in caplog.text
+
+
+def test_commit_all_of_one_attempt_leaves_the_other_to_its_lease(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A task that Spark runs twice, as by speculation, is stored once; what nobody commits goes by itself."""
+    options = options_to(channel, client.endpoint, leaseSeconds="1")
+    attempts = [put_all([rows(0, 1)], options, 0) for _ in range(2)]
+    commit(attempts[1])
+    wait_until(lambda: open_count(client, channel) == 0)
+    assert bodies(client, channel) == numbered(2)

@@ -1,0 +1,175 @@
+"""One query over ten channels on three servers: what it pulls at once, within limits, and how it is seen."""
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+
+import millrace_client as millrace
+from millrace_spark import PrometheusListener
+from tests.conftest import StartMillraced
+
+pytestmark = pytest.mark.spark
+
+_CHANNELS = [f"load-{number}" for number in range(10)]
+_BUSY = _CHANNELS[0]
+_BUSY_EVENTS, _EVENTS = 1_000, 40
+_SERVERS = 3
+_TOTAL = _SERVERS * (_BUSY_EVENTS + (len(_CHANNELS) - 1) * _EVENTS)
+_LIMIT = 1_000
+_WAIT_SECONDS_MAX = 60.0
+_MEETING_SECONDS_MAX = 30.0
+
+
+def fill(endpoint: str) -> None:
+    with millrace.connect(endpoint) as client:
+        for name in _CHANNELS:
+            config = millrace.ChannelConfig(capacity=_BUSY_EVENTS, transaction_capacity=_BUSY_EVENTS)
+            client.admin.create_channel(name, config)
+            count = _BUSY_EVENTS if name == _BUSY else _EVENTS
+            client.channel(name).append([b"%d" % number for number in range(count)])
+
+
+def meet(folder: str, partition: int, sequence: int) -> float:
+    """When a task came by with an event; the first two tasks wait for each other."""
+    came = time.time()
+    here = f"{folder}/{partition}"
+    if not os.path.exists(here) and len(os.listdir(folder)) < 2:  # noqa: PTH110, PTH208 - once for each event
+        open(here, "w").close()  # noqa: PTH123 - likewise
+        give_up = time.monotonic() + _MEETING_SECONDS_MAX
+        while len(os.listdir(folder)) < 2 and time.monotonic() < give_up:  # noqa: PTH208 - likewise
+            time.sleep(0.005)
+    return came
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+@contextmanager
+def listening(spark: SparkSession) -> Iterator[PrometheusListener]:
+    listener = PrometheusListener()
+    spark.streams.addListener(listener)
+    with ExitStack() as ending:
+        ending.callback(spark.streams.removeListener, listener)
+        yield listener
+
+
+def event_counts(end_offset: str) -> Mapping[str, int]:
+    """How many events of each shard a micro-batch had."""
+    return {shard: offset["to"] - offset["from"] for shard, offset in json.loads(end_offset).items()}
+
+
+@pytest.mark.timeout(240)
+def test_query_over_many_shards_is_fair_exact_and_parallel(
+    spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Each batch but the last has as many events as allowed, all shards have their share, and tasks pull at once."""
+    endpoints = [start_millraced().grpc for _ in range(_SERVERS)]
+    for endpoint in endpoints:
+        fill(endpoint)
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    stream = spark.readStream.format("millrace").option("endpoints", ",".join(endpoints)).option("channels", "load-*")
+    events = stream.option("maxEventsPerTrigger", _LIMIT).load()
+    came = F.udf(partial(meet, str(meeting)), "double", useArrow=False)
+    seen = events.select("channel", "endpoint", "sequence", F.spark_partition_id().alias("partition"))
+    seen = seen.withColumn("came", came("partition", "sequence"))
+    with listening(spark) as listener:
+        writer = seen.writeStream.format("memory").queryName("many_shards").option("numRows", _TOTAL)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            query.processAllAvailable()
+            batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+            figure = partial(_figure, listener)
+            wait_until(lambda: figure("rows_total") == _TOTAL)
+            figures = {shard: [figure(name, *shard) for name in _FIGURES] for shard in _shards(endpoints)}
+        finally:
+            query.stop()
+        wait_until(lambda: figure("lag_events", _BUSY, endpoints[0]) is None)
+
+    # Nothing is missing, nothing is there twice.
+    rows = spark.sql("select * from many_shards").collect()
+    spark.catalog.dropTempView("many_shards")
+    assert len({(row.channel, row.endpoint, row.sequence) for row in rows}) == len(rows) == _TOTAL
+
+    # Limits hold to the event.
+    full, rest = divmod(_TOTAL, _LIMIT)
+    assert [progress["numInputRows"] for progress in batches] == [_LIMIT] * full + [rest]
+
+    # No shard waits until a busier one is done.
+    counts = [event_counts(progress["sources"][0]["endOffset"]) for progress in batches]
+    assert len(counts[0]) == _SERVERS * len(_CHANNELS)
+    share = _LIMIT // len(counts[0])
+    assert all(count >= min(share, _EVENTS) for count in counts[0].values()), counts[0]
+    assert all(counts[0][shard] + counts[1][shard] == _EVENTS for shard in counts[0] if not shard.startswith(_BUSY))
+
+    # Two tasks were at work at the same time, each at a shard of its own: each saw the other before its second event.
+    first_ends = {shard: offset["to"] for shard, offset in json.loads(batches[0]["sources"][0]["endOffset"]).items()}
+    times = defaultdict(list)
+    for row in rows:
+        if row.sequence < first_ends[f"{row.channel}@{row.endpoint}"]:
+            times[row.partition].append(row.came)
+    one, other = (times[int(path.name)] for path in meeting.iterdir())
+    assert max(min(one), min(other)) <= min(max(one), max(other)), (one, other)
+
+    # It was seen.
+    ends = {channel: (_BUSY_EVENTS if channel == _BUSY else _EVENTS) + 1 for channel in _CHANNELS}
+    assert figures == {shard: [0, ends[shard[0]], ends[shard[0]], 1] for shard in _shards(endpoints)}
+
+
+@pytest.mark.timeout(240)
+def test_query_with_a_server_more_goes_on_where_it_was(
+    spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Started again with its checkpoint, it reads the new server from its oldest event, and the others further on."""
+    endpoints = [start_millraced().grpc for _ in range(2)]
+    for endpoint in endpoints:
+        append(endpoint, "grown", [b"before"] * 3, is_new=True)
+    landed = str(tmp_path / "landed")
+    assert land(spark, endpoints[:1], "grown", landed) == 3
+    append(endpoints[0], "grown", [b"after"] * 2)
+    assert land(spark, endpoints, "grown", landed) == 5
+    assert land(spark, endpoints, "grown", landed) == 0
+    rows = spark.read.parquet(landed).collect()
+    sequences = sorted((endpoints.index(row.endpoint), row.sequence) for row in rows)
+    assert sequences == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 2), (1, 3)]
+
+
+def append(endpoint: str, name: str, bodies: list[bytes], *, is_new: bool = False) -> None:
+    with millrace.connect(endpoint) as client:
+        if is_new:
+            client.admin.create_channel(name)
+        client.channel(name).append(bodies)
+
+
+def land(spark: SparkSession, endpoints: list[str], channel: str, folder: str) -> int:
+    """Lands what there is; returns how many rows that was."""
+    stream = spark.readStream.format("millrace").option("endpoints", ",".join(endpoints)).option("channels", channel)
+    writer = stream.option("readerId", "grown").load().writeStream.format("parquet").option("path", folder)
+    query = writer.option("checkpointLocation", f"{folder}-checkpoint").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+_FIGURES = ("lag_events", "position_sequence", "next_sequence", "shard_reachable")
+
+
+def _shards(endpoints: list[str]) -> list[tuple[str, str]]:
+    return [(channel, endpoint) for channel in _CHANNELS for endpoint in endpoints]
+
+
+def _figure(listener: PrometheusListener, name: str, *shard: str) -> float | None:
+    labels = {"query": "many_shards"} | dict(zip(("channel", "endpoint"), shard, strict=False))
+    return listener.registry.get_sample_value(f"millrace_spark_{name}", labels)

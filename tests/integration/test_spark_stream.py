@@ -1,0 +1,276 @@
+"""`spark.readStream.format("millrace")` on real servers and a real Spark; each query checks many things."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import millrace_client as millrace
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+
+pytestmark = pytest.mark.spark
+
+_WAIT_SECONDS_MAX = 60.0
+# Far below any lease, and far above what it takes.
+_FREE_SECONDS_MAX = 2.5
+_names = (f"stream-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture
+def client(shared_server: Millraced) -> Iterator[millrace.Client]:
+    with millrace.connect(shared_server.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture
+def channel(client: millrace.Client) -> millrace.Channel:
+    """An empty channel of the test's own."""
+    return make_channel(client)
+
+
+def make_channel(client: millrace.Client, name: str | None = None, **config: Any) -> millrace.Channel:
+    name = name or next(_names)
+    client.admin.create_channel(name, millrace.ChannelConfig(capacity=100_000, transaction_capacity=10_000, **config))
+    return client.channel(name)
+
+
+def fill(channel: millrace.Channel, count: int, first: int = 1) -> list[bytes]:
+    """Appends numbered events; returns their bodies."""
+    bodies = [f"{channel.name} {number}".encode() for number in range(first, first + count)]
+    for start in range(0, count, 100):
+        channel.append(bodies[start : start + 100])
+    return bodies
+
+
+class Pipeline:
+    """A query from channels into Parquet, with a checkpoint, that may be started again and again."""
+
+    def __init__(self, spark: SparkSession, folder: Path, endpoints: str, channels: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.options: dict[str, str | int] = {"endpoints": endpoints, "channels": channels}
+
+    def events(self, **options: str | int) -> DataFrame:
+        return self.spark.readStream.format("millrace").options(**(self.options | options)).load()
+
+    def start(self, *, is_draining: bool = False, **options: str | int) -> StreamingQuery:
+        """Starts it; draining, it ends with what is there now."""
+        writer = self.events(**options).writeStream.format("parquet").option("path", str(self.folder / "out"))
+        writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        return (
+            writer.trigger(availableNow=True) if is_draining else writer.trigger(processingTime="0 seconds")
+        ).start()
+
+    def run_once(self, **options: str | int) -> None:
+        """Runs one micro-batch."""
+        writer = self.events(**options).writeStream.format("parquet").option("path", str(self.folder / "out"))
+        query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(once=True).start()
+        assert query.awaitTermination(int(_WAIT_SECONDS_MAX))
+
+    def drain(self, **options: str | int) -> StreamingQuery:
+        """Runs it until what was there is landed."""
+        query = self.start(is_draining=True, **options)
+        assert query.awaitTermination(int(_WAIT_SECONDS_MAX))
+        return query
+
+    def landed(self) -> list[bytes]:
+        """What is in the Parquet, in no order."""
+        rows = self.spark.read.schema("body binary").parquet(str(self.folder / "out")).collect()
+        return [bytes(row.body) for row in rows]
+
+    def forget_last_commit(self) -> dict[str, dict[str, int]]:
+        """Makes it look as if Spark had been killed before it logged the last micro-batch as done; gives its ranges."""
+        number = max(int(path.name) for path in (self.folder / "checkpoint/commits").iterdir() if path.name.isdigit())
+        # The sink's own log goes too; it would know the micro-batch, and not read it again.
+        for log in ("checkpoint/commits", "out/_spark_metadata"):
+            for name in (f"{number}", f".{number}.crc"):
+                (self.folder / log / name).unlink(missing_ok=True)
+        ranges: dict[str, dict[str, int]] = json.loads(
+            (self.folder / f"checkpoint/offsets/{number}").read_text().splitlines()[-1]
+        )
+        return ranges
+
+
+def queued_count(client: millrace.Client, channel: str) -> int:
+    return client.admin.get_channel(channel).gauges.queued_events
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def sentence_of(error: BaseException) -> str:
+    """What the connector said, somewhere in what Spark tells."""
+    said = [line for line in str(error).splitlines() if "millrace_spark.errors." in line]
+    assert said, str(error)
+    return said[-1].partition("Error: ")[2]
+
+
+def test_available_now_drains_several_servers_within_limits(
+    spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Every event lands once, no batch passes the limit, shards share it evenly, and channels end up empty and free."""
+    servers = [start_millraced() for _ in range(2)]
+    endpoints = ",".join(server.grpc for server in servers)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(millrace.connect(server.grpc)) for server in servers]
+        channels = [make_channel(client, name) for client in clients for name in ("orders-eu", "orders-us")]
+        make_channel(clients[0], "other").append([b"not asked for"])
+        counts = [500, 30, 120, 0]
+        bodies = [body for channel, count in zip(channels, counts, strict=True) for body in fill(channel, count)]
+        pipeline = Pipeline(spark, tmp_path, endpoints, "orders-*")
+        query = pipeline.drain(maxEventsPerTrigger=200, minPartitions=4, readerId="landing")
+        assert sorted(pipeline.landed()) == sorted(bodies)
+        for client in clients:
+            for name in ("orders-eu", "orders-us"):
+                info = client.admin.get_channel(name)
+                assert (info.gauges.queued_events, info.claim) == (0, None)
+        assert queued_count(clients[0], "other") == 1
+        batches = [progress for progress in query.recentProgress if progress.numInputRows]
+        assert [batch.numInputRows for batch in batches] == [200, 200, 200, 50]
+        first = json.loads(batches[0].sources[0].endOffset)
+        assert sorted(part["to"] - part["from"] for part in first.values()) == [0, 30, 85, 85]
+        seen = json.loads(batches[0].sources[0].latestOffset)
+        largest = f"orders-eu@{servers[0].grpc}"
+        assert (seen[largest]["position"], seen[largest]["next"], seen[largest]["lag"]) == (86, 501, 415)
+
+        # Once more, with a server that was not there before.
+        third = start_millraced()
+        client = stack.enter_context(millrace.connect(third.grpc))
+        more = fill(make_channel(client, "orders-asia"), 20) + fill(channels[0], 10, first=501)
+        pipeline.drain(endpoints=f"{endpoints},{third.grpc}", readerId="landing")
+        assert sorted(pipeline.landed()) == sorted(bodies + more)
+
+
+def test_restart_repeats_exactly_what_was_not_committed(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
+) -> None:
+    """The logged range is read again, whatever came since; of the first batch, which is one of `once`, and a later."""
+    pipeline = Pipeline(spark, tmp_path, client.endpoint, channel.name)
+    bodies = fill(channel, 10)
+    pipeline.run_once(maxEventsPerTrigger=3)
+    assert queued_count(client, channel.name) == 10
+    [part] = pipeline.forget_last_commit().values()
+    assert (part["from"], part["to"]) == (1, 11)
+    bodies += fill(channel, 5, first=11)
+    query = pipeline.drain(ackMode="never")
+    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [10, 5]
+    [part] = pipeline.forget_last_commit().values()
+    assert (part["from"], part["to"]) == (11, 16)
+    bodies += fill(channel, 3, first=16)
+    assert queued_count(client, channel.name) == 18
+    query = pipeline.drain()
+    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [5, 3]
+    assert sorted(pipeline.landed()) == sorted(bodies)
+    assert queued_count(client, channel.name) == 0
+
+
+def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped(
+    spark: SparkSession, client: millrace.Client, tmp_path: Path
+) -> None:
+    """Events are removed as they land, a new channel joins, a second query is refused, and stopping frees at once."""
+    prefix = next(_names)
+    channel = make_channel(client, f"{prefix}.a")
+    pipeline = Pipeline(spark, tmp_path, client.endpoint, f"{prefix}.*")
+    bodies = fill(channel, 10)
+    query = pipeline.start()
+    try:
+        wait_until(lambda: queued_count(client, channel.name) == 0)
+        claim = client.admin.get_channel(channel.name).claim
+        assert claim is not None
+        second = Pipeline(spark, tmp_path / "second", client.endpoint, channel.name).start()
+        with pytest.raises(StreamingQueryException) as refused:
+            second.awaitTermination(int(_WAIT_SECONDS_MAX))
+        told = sentence_of(refused.value)
+        assert told.startswith(f"channel {channel.name} at {client.endpoint}: reader {claim.reader_id!r} has claimed")
+        assert told.endswith("in Spark, by the option takeover")
+        joining = make_channel(client, f"{prefix}.b")
+        bodies += fill(joining, 7) + fill(channel, 5, first=11)
+        wait_until(lambda: queued_count(client, channel.name) + queued_count(client, joining.name) == 0)
+        assert query.isActive
+    finally:
+        query.stop()
+    stopped_at = time.monotonic()
+    names = (channel.name, joining.name)
+    wait_until(lambda: all(client.admin.get_channel(name).claim is None for name in names))
+    assert time.monotonic() - stopped_at < _FREE_SECONDS_MAX
+    assert sorted(pipeline.landed()) == sorted(bodies)
+
+
+def test_server_that_is_killed_under_a_running_query_is_waited_for(
+    spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The query goes on with the other server meanwhile, then with this one; nothing is lost, nothing comes twice."""
+    lasting, other = start_millraced(), start_millraced()
+    with millrace.connect(lasting.grpc) as client, millrace.connect(other.grpc) as other_client:
+        channel = make_channel(client, "orders", type=millrace.ChannelType.FILE)
+        other_channel = make_channel(other_client, "orders")
+        bodies = fill(channel, 50)
+        pipeline = Pipeline(spark, tmp_path, f"{lasting.grpc},{other.grpc}", "orders")
+        query = pipeline.start(readerId="landing")
+        try:
+            wait_until(lambda: queued_count(client, "orders") == 0)
+            lasting.kill()
+            bodies.append(b"meanwhile")
+            other_channel.append([b"meanwhile"])
+            wait_until(lambda: queued_count(other_client, "orders") == 0)
+            lasting = start_millraced(data_dir=lasting.data_dir, arguments=("--listen", lasting.grpc))
+            # Now it is killed when the query knows of events there, and perhaps reads them.
+            bodies += fill(channel, 2_000, first=51)
+            lasting.kill()
+            lasting = start_millraced(data_dir=lasting.data_dir, arguments=("--listen", lasting.grpc))
+            wait_until(lambda: queued_count(client, "orders") == 0)
+            assert query.isActive
+        finally:
+            query.stop()
+        assert sorted(pipeline.landed()) == sorted(bodies)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"endpoints": "127.0.0.1:1"}, "at 127.0.0.1:1: cannot reach"),
+        ({"channels": "no-such-*"}, "channel no-such-*: the pattern fits no channel on "),
+    ],
+)
+def test_stream_that_cannot_work_says_why(
+    spark: SparkSession, channel: millrace.Channel, tmp_path: Path, options: dict[str, str], sentence: str
+) -> None:
+    """One sentence that names what is wrong."""
+    endpoint = repr(channel).partition(" of ")[2].rstrip(">")
+    with pytest.raises(StreamingQueryException) as refused:
+        Pipeline(spark, tmp_path, endpoint, channel.name).drain(**options)
+    assert sentence in sentence_of(refused.value)
+
+
+def test_data_loss_is_told_or_passed_over(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
+) -> None:
+    """Events that others consumed between two runs end the query, unless it is told to go on."""
+    pipeline = Pipeline(spark, tmp_path, client.endpoint, channel.name)
+    # A restart goes on where it was, whatever a new query would begin with.
+    pipeline.options["startingSequences"] = f'{{"{channel.name}": 1}}'
+    bodies = fill(channel, 10)
+    pipeline.drain()
+    fill(channel, 5, first=11)
+    with channel.transaction() as txn:
+        txn.take(max_events=5)
+    bodies += fill(channel, 5, first=16)
+    with pytest.raises(StreamingQueryException) as refused:
+        pipeline.drain()
+    assert f"channel {channel.name}@{client.endpoint}: events 11 to 15 are gone" in sentence_of(refused.value)
+    pipeline.drain(failOnDataLoss="false")
+    assert sorted(pipeline.landed()) == sorted(bodies)
+    assert queued_count(client, channel.name) == 0

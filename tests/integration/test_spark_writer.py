@@ -1,0 +1,362 @@
+"""Saves and streams into channels, on real servers and a real Spark."""
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+
+import millrace_client as millrace
+from tests.conftest import StartMillraced
+from tests.millraced import Millraced
+
+pytestmark = pytest.mark.spark
+
+_QUERY_SECONDS_MAX = 60
+_names = (f"spark-write-{number}" for number in itertools.count(1))
+
+
+@pytest.fixture
+def client(shared_server: Millraced) -> Iterator[millrace.Client]:
+    with millrace.connect(shared_server.grpc) as connected:
+        yield connected
+
+
+@pytest.fixture
+def channel(client: millrace.Client) -> millrace.Channel:
+    """An empty channel of the test's own."""
+    return make_channel(client)
+
+
+def make_channel(client: millrace.Client, name: str | None = None, **limits: Any) -> millrace.Channel:
+    """A file channel with room for 100,000 events; 1,000 in each transaction."""
+    name = name or next(_names)
+    config = {"capacity": 100_000, "transaction_capacity": 1_000, "keep_alive_seconds": 0.2} | limits
+    client.admin.create_channel(name, millrace.ChannelConfig(type=millrace.ChannelType.FILE, **config))
+    return client.channel(name)
+
+
+def stored(client: millrace.Client, channel: str) -> list[tuple[bytes, dict[str, str]]]:
+    """All events in the order of the channel, with nobody's transactions left open."""
+    info = client.admin.get_channel(channel)
+    assert info.gauges.open_transactions == 0
+    batches = client.channel(channel).peek(max_events=max(info.gauges.queued_events, 1))
+    return [(event.body, dict(event.headers)) for batch in batches for event in batch]
+
+
+def bodies(client: millrace.Client, channel: str) -> list[bytes]:
+    return [body for body, _ in stored(client, channel)]
+
+
+def writer_to(rows: DataFrame, to: millrace.Channel, client: millrace.Client, **options: Any) -> Any:
+    defaults: dict[str, Any] = {"endpoints": client.endpoint, "channel": to.name, "retrySeconds": 5}
+    return rows.write.format("millrace").mode("append").options(**(defaults | options))
+
+
+def sentence_of(refused: pytest.ExceptionInfo[PySparkException]) -> str:
+    """The connector's own sentence in what Spark raises."""
+    found = re.findall(r"(?:MillraceSparkError|OptionError): (.*)", str(refused.value))
+    return str(found[0]) if found else str(refused.value)
+
+
+# Batch saves.
+
+
+def test_save_read_again_gives_the_same_rows(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """What three tasks write, into several transactions each, is what reading gives: all of it, once, in order."""
+    rows = spark.range(0, 10_000, 1, 3).select(
+        F.concat(F.lit("größe "), F.col("id").cast("string")).alias("body"),
+        F.when(
+            F.col("id") % 3 > 0,
+            F.create_map(
+                F.lit("host"), F.lit("mill-1"), F.lit("id"), F.when(F.col("id") % 2 == 0, F.col("id").cast("string"))
+            ),
+        ).alias("headers"),
+    )
+    writer_to(rows, channel, client).save()
+    events = stored(client, channel.name)
+    assert [body.decode() for body, _ in events] == [f"größe {number}" for number in range(10_000)]
+    assert [headers for _, headers in events[:5]] == [
+        {},
+        {"host": "mill-1"},
+        {"host": "mill-1", "id": "2"},
+        {},
+        {"host": "mill-1", "id": "4"},
+    ]
+    read = spark.read.format("millrace").options(endpoints=client.endpoint, channels=channel.name).load()
+    copy = make_channel(client)
+    # All columns that reading gives may be written; the option says to which channel.
+    writer_to(read, copy, client).save()
+    assert stored(client, copy.name) == events
+
+
+def test_save_under_a_producer_id_is_stored_once(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A save that is repeated with its id and number stores nothing; another number is another save."""
+    rows = spark.range(0, 100, 1, 2).select(F.col("id").cast("string").alias("body"))
+    for number in (0, 0, 1, 1, 0):
+        writer_to(rows, channel, client, producerId="nightly", batchNumber=number).save()
+    assert len(bodies(client, channel.name)) == 200
+    writer_to(rows, channel, client).save()
+    writer_to(rows, channel, client).save()
+    assert len(bodies(client, channel.name)) == 400
+
+
+def test_save_by_key_and_channel_shares_rows_out(
+    spark: SparkSession, client: millrace.Client, start_millraced: StartMillraced
+) -> None:
+    """Each row is once where its key and its channel say, keys keep together, and a null key is no loss."""
+    other = start_millraced()
+    first, second = next(_names), next(_names)
+    rows = spark.range(0, 3_000, 1, 2).select(
+        F.col("id").cast("string").alias("body"),
+        F.when(F.col("id") % 10 > 0, (F.col("id") % 50).cast("string")).alias("key"),
+        F.when(F.col("id") % 3 == 0, F.lit(first)).otherwise(F.lit(second)).alias("channel"),
+    )
+    with millrace.connect(other.grpc) as other_client:
+        clients = (client, other_client)
+        for each, name in itertools.product(clients, (first, second)):
+            make_channel(each, name)
+        rows.write.format("millrace").mode("append").option("endpoints", f"{client.endpoint},{other.grpc}").save()
+        homes: dict[int, int] = {}
+        found: list[int] = []
+        for (number, each), name in itertools.product(enumerate(clients), (first, second)):
+            ids = [int(body) for body in bodies(each, name)]
+            assert {value % 3 == 0 for value in ids} <= {name == first}
+            for value in ids:
+                assert value % 10 == 0 or homes.setdefault(value % 50, number) == number
+            found += ids
+    assert sorted(found) == list(range(3_000))
+    assert set(homes.values()) == {0, 1}
+
+
+def test_save_with_a_failing_task_stores_nothing(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Where one row of many cannot be written, nothing is stored, and no transaction is left open."""
+    rows = spark.range(0, 30_000, 1, 3).select(F.when(F.col("id") != 29_999, F.col("id").cast("string")).alias("body"))
+    with pytest.raises(PySparkException) as refused:
+        writer_to(rows, channel, client).save()
+    assert sentence_of(refused) == (
+        "column body: is null in a row; leave such rows out, or write coalesce(body, '') for an empty body"
+    )
+    assert stored(client, channel.name) == []
+
+
+def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: millrace.Client) -> None:
+    """A full channel is waited for; what can never fit is refused at once; neither leaves a transaction open."""
+    small = make_channel(client, capacity=1_000, transaction_capacity=500)
+    small.append([b"x"] * 500)
+    rows = spark.range(0, 800, 1, 1).select(F.col("id").cast("string").alias("body"))
+    with pytest.raises(PySparkException) as refused:
+        writer_to(rows, small, client, retrySeconds=1).save()
+    assert "no room for 800 more" in sentence_of(refused)
+    assert "for as long as retrySeconds says; let somebody consume" in sentence_of(refused)
+    with pytest.raises(PySparkException) as refused:
+        writer_to(spark.range(0, 1_001, 1, 1).selectExpr("cast(id as string) body"), small, client).save()
+    assert "it can never fit, however empty the channel is; give the channel more capacity" in sentence_of(refused)
+    assert len(bodies(client, small.name)) == 500
+
+
+def test_save_that_cannot_work_says_why(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """One sentence, before any task runs."""
+    for columns, options, sentence in (
+        ("'x' body", {"endpoints": "127.0.0.1:1"}, "at 127.0.0.1:1: cannot reach a Millrace server"),
+        ("'x' body", {"channel": "no-such"}, "channel no-such at .*: there is none called 'no-such'; create it"),
+        ("1 body", {}, r"column body: is int; it must be binary or string; cast it"),
+        ("'x' body", {"chanel": "x"}, r"option chanel: is unknown; did you mean channel\?"),
+        ("'x' body", {"startingSequences": "latest"}, "option startingSequences: is one of reading; the options of"),
+    ):
+        with pytest.raises(PySparkException) as refused:
+            writer_to(spark.range(1).selectExpr(columns), channel, client, **options).save()
+        assert re.match(f".*{sentence}", sentence_of(refused))
+    with pytest.raises(PySparkException) as refused:
+        writer_to(spark.range(1).selectExpr("'x' body"), channel, client).mode("overwrite").save()
+    assert sentence_of(refused).startswith("mode overwrite: does not go with channels")
+
+
+# Streams.
+
+
+def held_back(line: str, path: str) -> Callable[[str], Column]:
+    """A function that waits at one line until there is a file."""
+
+    def wait(body: str) -> str:
+        give_up = time.monotonic() + 60.0
+        while body == line and not os.path.exists(path) and time.monotonic() < give_up:  # noqa: PTH110 - shipped
+            time.sleep(0.05)
+        return body
+
+    return F.udf(wait, useArrow=False)
+
+
+class Lines:
+    """A folder of text files as a stream's input, and a checkpoint."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._input = folder / "lines"
+        self._input.mkdir()
+        self.checkpoint = folder / "checkpoint"
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """Writes one more file, which the next batch reads."""
+        lines = range(self._count, self._count + count)
+        self._count += count
+        part = self._input.parent / "part"
+        part.write_text("".join(f"{number}\n" for number in lines))
+        part.rename(self._input / f"{self._count:09}.txt")
+
+    def run(self, endpoints: str, channel: str, hold: tuple[bytes, Path] | None = None, **options: Any) -> None:
+        """Runs the query until all files are written; the task with the line to `hold` waits for the file."""
+        rows = self._spark.readStream.format("text").load(str(self._input)).withColumnRenamed("value", "body")
+        if hold is not None:
+            rows = rows.withColumn("body", held_back(hold[0].decode(), str(hold[1]))("body"))
+        query = (
+            rows.withColumn("key", F.col("body"))
+            .writeStream.format("millrace")
+            .queryName("lines")
+            .options(endpoints=endpoints, channel=channel, checkpointLocation=str(self.checkpoint), **options)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(_QUERY_SECONDS_MAX)
+        finally:
+            query.stop()
+
+    def forget_last_commit(self) -> None:
+        """Has the checkpoint look as if the driver had been killed after the sink's commit and before Spark's own."""
+        commits = self.checkpoint / "commits"
+        last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        (commits / f".{last.name}.crc").unlink(missing_ok=True)
+
+    @property
+    def expected(self) -> list[bytes]:
+        return [b"%d" % number for number in range(self._count)]
+
+
+@pytest.fixture
+def lines(spark: SparkSession, tmp_path: Path) -> Lines:
+    return Lines(spark, tmp_path)
+
+
+def test_stream_whose_batch_is_repeated_stores_it_once(
+    client: millrace.Client, channel: millrace.Channel, lines: Lines
+) -> None:
+    """A batch that was stored, and of which Spark does not know it, is repeated and not stored again."""
+    for count in (2_500, 10):
+        lines.add(count)
+        lines.run(client.endpoint, channel.name)
+    lines.forget_last_commit()
+    lines.add(1)
+    lines.run(client.endpoint, channel.name)
+    assert bodies(client, channel.name) == lines.expected
+    counters = client.admin.get_channel(channel.name).counters
+    assert (counters.deduplicated_count, counters.event_put_success_count) == (10, 2_511)
+
+
+def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
+    client: millrace.Client, lines: Lines, start_millraced: StartMillraced
+) -> None:
+    """One server commits, the other has no room: the repeated batch is stored by that one alone, each key at home."""
+    other = start_millraced()
+    with millrace.connect(other.grpc) as other_client:
+        name = next(_names)
+        make_channel(client, name)
+        make_channel(other_client, name, transaction_capacity=10)
+        endpoints = f"{client.endpoint},{other.grpc}"
+        lines.add(200)
+        lines.run(endpoints, name, retrySeconds=1)
+        lines.add(400)
+        full = millrace.ChannelConfig(capacity=len(bodies(other_client, name)))
+        assert other_client.admin.update_channel(name, full).applied
+        with pytest.raises(StreamingQueryException) as refused:
+            lines.run(endpoints, name, retrySeconds=1)
+        assert f"What goes to {name}@{client.endpoint} is stored" in str(refused.value)
+        here = bodies(client, name)
+        other_client.admin.update_channel(name, millrace.ChannelConfig(capacity=1_000))
+        lines.run(endpoints, name)
+        assert bodies(client, name) == here
+        there = bodies(other_client, name)
+        assert sorted(here + there, key=int) == lines.expected
+        assert min(len(here), len(there)) > 0
+
+
+def test_stream_whose_server_is_killed_before_the_commit_repeats_the_batch(
+    lines: Lines, start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """Open transactions go with the server; the query ends with a sentence, and its next run stores all, once."""
+    config = '[channels.orders]\ntype = "file"\n'
+    server = start_millraced(config)
+    lines.add(1_000)
+    lines.run(server.grpc, "orders")
+    go_on = tmp_path / "go-on"
+    # Two files are two tasks. One is done, and the other waits until the server has been started anew.
+    lines.add(500)
+    lines.add(500)
+
+    def restart() -> None:
+        try:
+            with millrace.connect(server.grpc) as client:
+                wait_until(lambda: client.admin.get_channel("orders").counters.event_put_attempt_count >= 1_500)
+            server.kill()
+            start_millraced(config, server.data_dir, ("--listen", server.grpc))
+        finally:
+            go_on.touch()
+
+    with ThreadPoolExecutor() as executor:
+        restarting = executor.submit(restart)
+        with pytest.raises(StreamingQueryException) as refused:
+            lines.run(server.grpc, "orders", hold=(b"1999", go_on))
+        restarting.result()
+    assert "the server was started anew, or leaseSeconds ran out" in str(refused.value)
+    assert "start the query again: it repeats the batch, and stores nothing twice" in str(refused.value)
+    lines.run(server.grpc, "orders")
+    with millrace.connect(server.grpc) as client:
+        assert sorted(bodies(client, "orders"), key=int) == lines.expected
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _QUERY_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < give_up, "never came"
+        time.sleep(0.05)
+
+
+def test_readme_programs_write_what_they_say(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
+) -> None:
+    """The connector's README saves and streams as its programs stand there, but with this server and channel."""
+    readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    (folder / "1.txt").write_text("a line\n")
+    section = readme.partition("## Writing\n")[2].partition("\n## ")[0]
+    programs = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        here = program.replace("mill-1:7070,mill-2:7070", client.endpoint).replace('"orders"', f'"{channel.name}"')
+        here = here.replace('"lines")', f'"{folder}")').replace("checkpoints/lines", f"{tmp_path}/checkpoint")
+        exec(here, {"spark": spark})  # noqa: S102 - the README's own program
+    assert sorted(stored(client, channel.name), key=itemgetter(0)) == [
+        (b"a hat", {}),
+        (b"a line", {"source": "lines"}),
+        (b"shoes, 1 pair", {}),
+    ]

@@ -1,0 +1,41 @@
+"""What a streaming query has written to files, as far as it has committed it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.parquet as pq
+
+_LOG = "_spark_metadata"
+
+
+def committed_rows(folder: Path, column: str) -> Iterator[bytes]:
+    """The values of one binary column, in all files that Spark's file sink holds for committed, as its readers do.
+
+    Files of batches that a kill has ended lie beside them, and count for nothing.
+    """
+    for path in committed_files(folder):
+        yield from pq.read_table(path, columns=[column])[column].to_pylist()
+
+
+def committed_files(folder: Path) -> list[Path]:
+    """The files themselves."""
+    logs = {_batch_number(path): path for path in (folder / _LOG).glob("[0-9]*")}
+    compact = max((number for number, path in logs.items() if path.suffix == ".compact"), default=-1)
+    paths = []
+    for number in sorted(logs):
+        if number >= compact:
+            # The first line names the format's version.
+            entries = [json.loads(line) for line in logs[number].read_text().splitlines()[1:]]
+            paths += [Path(unquote(urlsplit(entry["path"]).path)) for entry in entries if entry["action"] == "add"]
+    return paths
+
+
+def done_batches(checkpoint: Path) -> int:
+    """How many micro-batches of a query its checkpoint holds for done."""
+    return max((int(path.name) + 1 for path in (checkpoint / "commits").glob("[0-9]*")), default=0)
+
+
+def _batch_number(path: Path) -> int:
+    return int(path.name.removesuffix(".compact"))

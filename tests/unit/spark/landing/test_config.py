@@ -1,0 +1,181 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_spark.landing.config import BadLinesConfig, LandingConfig
+from millrace_spark.landing.config_file import ConfigError, check_config, load_config, parse_override
+
+GOOD: Mapping[str, Mapping[str, Any]] = {
+    "source": {"endpoints": ["mill-1:7070"], "channels": ["web"]},
+    "target": {"path": "/landed/web"},
+}
+
+
+def checked(**tables: Mapping[str, Any]) -> LandingConfig:
+    return check_config({name: {**GOOD.get(name, {}), **tables.get(name, {})} for name in {*GOOD, *tables}}, "web.toml")
+
+
+def problems(**tables: Mapping[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        checked(**tables)
+    return refused.value.problems
+
+
+def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
+    """Two tables suffice: lines as they are, bad ones in a folder beside the target."""
+    config = checked()
+    assert config.parse.type == "text"
+    assert config.bad_lines_path == "/landed/web.bad"
+    assert config.compaction.enabled
+    assert not config.run.follow
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"source": {"endpoints": ["mill"]}}, "source.endpoints: 'mill' is no host:port such as 127.0.0.1:7070"),
+        ({"source": {"endpoints": ["a:1", "a:1"]}}, "source.endpoints: a:1 comes twice; its events would too"),
+        ({"source": {"endpoints": []}}, "source.endpoints: is an array; it must have at least 1 entries"),
+        (
+            {"source": {"channels": ["A b"]}},
+            "source.channels: 'A b' is no channel's name, and no pattern such as web-*",
+        ),
+        ({"source": {"channel": "web"}}, "source.channel: is not known; did you mean channels?"),
+        ({"source": {"lease_seconds": 0}}, "source.lease_seconds: is 0; it must be a number above 0 to 3600"),
+        ({"source": {"events_per_batch_max": "many"}}, 'is "many"; it must be a whole number from 1 to 1000000000'),
+        ({"source": {"reader_id": "a b"}}, 'source.reader_id: is "a b"; it must match ^[!-~]+$'),
+        ({"parse": {"type": "csv"}}, 'type is "csv"; it must be text, json, regex, access_log or syslog'),
+        ({"parse": {}}, "parse: type is missing; it must be text, json, regex, access_log or syslog"),
+        ({"parse": {"type": "json"}}, "parse: must have columns, or columns_file, and not both"),
+        (
+            {"parse": {"type": "json", "columns": "a int", "columns_file": "b"}},
+            "parse: must have columns, or columns_file",
+        ),
+        ({"parse": {"type": "regex"}}, "parse.pattern: is missing; it must be text"),
+        ({"parse": {"type": "regex", "pattern": "(?P<a>"}}, "parse.pattern: is no regular expression: missing )"),
+        ({"parse": {"type": "regex", "pattern": "(a)"}}, "parse.pattern: has no named group"),
+        (
+            {"parse": {"type": "regex", "pattern": "(?P<a>.)", "types": {"a": "money"}}},
+            "parse.types: a is 'money'; it must",
+        ),
+        (
+            {"parse": {"type": "regex", "pattern": "(?P<a>.)", "types": {"b": "int"}}},
+            "types: b is no group of the pattern",
+        ),
+        ({"parse": {"type": "text", "pattern": "x"}}, "parse.pattern: is not known; allowed are"),
+        ({"target": {"path": ""}}, "target.path: is ''; it must be a folder of its own, such as landed/web"),
+        ({"target": {"path": "/"}}, "target.path: is '/'; it must be a folder of its own"),
+        ({"target": {"path": "s3a://bucket"}}, "it must be a folder below the root"),
+        ({"target": {"compression": "brotli"}}, 'it must be "zstd" or "snappy" or "gzip" or "lz4" or "none"'),
+        (
+            {"target": {"event_columns": ["key"]}},
+            "target.event_columns: 'key' is no column of events; these are channel,",
+        ),
+        ({"target": {"file_prefix": "_x"}}, "target.file_prefix: is '_x'; it must be letters, digits"),
+        (
+            {"target": {"work_path": "/landed/web/work"}},
+            "target.work_path: is /landed/web/work, which lies in target.path",
+        ),
+        ({"target": {"work_path": "hdfs://n/work"}}, "it must lie on the file system of target.path, /landed/web"),
+        ({"bad_lines": {"path": "/landed/web/bad"}}, "bad_lines.path: is /landed/web/bad, which lies in target.path"),
+        (
+            {"bad_lines": {"path": "/bad", "channel": "bad"}},
+            "bad_lines: has channel and path; it must have one of them",
+        ),
+        ({"bad_lines": {"endpoints": ["a:1"]}}, "bad_lines: has endpoints, but no channel there"),
+        ({"bad_lines": {"channel": "bad", "endpoints": ["a"]}}, "bad_lines.endpoints: 'a' is no host:port"),
+        (
+            {"partitions": {"by": ["date"]}},
+            "partitions.time: 'time' is no parsed column; these are line. Name one of them,",
+        ),
+        ({"partitions": {"by": ["status"]}}, "partitions.by: 'status' is neither a part of the time (year, month,"),
+        ({"partitions": {"by": ["date", "Date"]}}, "partitions.by: 'date' is empty or comes twice"),
+        ({"partitions": {"by": ["headers."]}}, "partitions.by: 'headers.' is empty or comes twice"),
+        ({"partitions": {"time_zone": "Berlin"}}, "it must be the name of a time zone, such as Europe/Berlin"),
+        (
+            {"partitions": {"round_minutes": 0}},
+            "partitions.round_minutes: is 0; it must be a whole number from 1 to 1440",
+        ),
+        ({"partitions": {"no_time": "drop"}}, 'partitions.no_time: is "drop"; it must be "landing" or "bad"'),
+        ({"compaction": {"files_min": 1}}, "compaction.files_min: is 1; it must be a whole number from 2 to 1000000"),
+        ({"run": {"follow": 1}}, "run.follow: is 1; it must be true or false"),
+        ({"spark": {"conf": {"spark.x": 1}}}, 'spark.conf."spark.x": is 1; it must be text'),
+        ({"sprak": {}}, "sprak: is not known; did you mean spark?"),
+    ],
+)
+def test_config_with_a_mistake_is_refused_by_a_sentence(tables: Mapping[str, Any], problem: str) -> None:
+    """The setting's path, what it was and what is allowed; nothing else is told."""
+    [told] = problems(**tables)
+    assert problem in told
+
+
+def test_config_with_many_mistakes_tells_all_at_once() -> None:
+    """Nobody has to mend one after the other."""
+    told = problems(source={"endpoints": ["x"]}, target={"format": "orc"}, run={"grace": 1})
+    assert [sentence.split(":")[0] for sentence in sorted(told)] == ["run.grace", "source.endpoints", "target.format"]
+
+
+@pytest.mark.parametrize("time", ["landing", "headers.timestamp", "at"])
+def test_config_takes_times_of_columns_headers_and_landing(time: str) -> None:
+    """Each is a time that rows can be sorted by."""
+    pattern = {"type": "regex", "pattern": "(?P<at>.*)"}
+    assert checked(parse=pattern, partitions={"by": ["date"], "time": time}).partitions.needs_time
+
+
+def test_config_of_json_leaves_columns_to_spark() -> None:
+    """Only Spark reads the schema, so its columns are no mistake yet."""
+    checked(parse={"type": "json", "columns": "at timestamp"}, partitions={"by": ["date", "shop"], "time": "at"})
+
+
+def test_load_config_reads_a_file_and_lets_options_count_instead(tmp_path: Path) -> None:
+    """What the command line says wins; a relative path begins at the working directory."""
+    file = tmp_path / "web.toml"
+    file.write_text('source = { endpoints = ["a:1"], channels = ["web"] }\ntarget.path = "landed"\n', encoding="utf-8")
+    overrides = [("run.follow", True), ("source.channels", ["x"]), ("spark.conf.spark.driver.memory", "4g")]
+    config = load_config(file, overrides)
+    assert (config.run.follow, config.source.channels) == (True, ["x"])
+    assert config.spark.conf == {"spark.driver.memory": "4g"}
+    assert config.target.path == str(Path.cwd() / "landed")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"\xff", "is not UTF-8"), (b"a = ", "is not TOML"), (b"x" * 2_000_000, "is larger than 1048576 bytes")],
+)
+def test_load_config_of_a_file_that_is_none_says_why(tmp_path: Path, content: bytes, problem: str) -> None:
+    """One sentence, with the file's name."""
+    file = tmp_path / "web.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem):
+        load_config(file)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_config(tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("run.follow=true", ("run.follow", True)),
+        ('partitions.by=["date"]', ("partitions.by", ["date"])),
+        ("partitions.time=at", ("partitions.time", "at")),
+        ("parse.pattern=a=b", ("parse.pattern", "a=b")),
+    ],
+)
+def test_parse_override_takes_toml_and_else_text(text: str, parsed: tuple[str, object]) -> None:
+    """Quotes are needed only where text would be something else."""
+    assert parse_override(text) == parsed
+
+
+def test_parse_override_without_a_value_is_refused() -> None:
+    """The sentence shows what it should be."""
+    with pytest.raises(ConfigError, match=r"it must be SETTING=VALUE, such as run\.follow=true"):
+        parse_override("run.follow")
+
+
+def test_bad_lines_config_checks_its_path() -> None:
+    """A folder like any other."""
+    assert BadLinesConfig(path="/x/../bad").path is not None
+    with pytest.raises(ValueError, match="it must be a folder of its own"):
+        BadLinesConfig(path="")

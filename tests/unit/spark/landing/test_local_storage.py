@@ -1,0 +1,72 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace_spark.landing.local_storage import LocalStorage, check_one_disk
+from millrace_spark.landing.storage import StorageError
+
+
+def test_files_finds_all_below_a_folder_in_order(tmp_path: Path) -> None:
+    """With size and time; a folder that is not there has none."""
+    storage = LocalStorage()
+    for name in ("b/2", "b/1", "a"):
+        storage.write(str(tmp_path / name), "abc")
+    os.utime(tmp_path / "a", (5, 5))
+    found = storage.files(str(tmp_path))
+    assert [Path(file.path).relative_to(tmp_path).as_posix() for file in found] == ["a", "b/1", "b/2"]
+    assert (found[0].size_bytes, found[0].modified_seconds) == (3, 5)
+    assert storage.files(str(tmp_path / "none")) == []
+
+
+def test_write_replaces_a_file_whole(tmp_path: Path) -> None:
+    """The old text or the new one, with nothing left beside it."""
+    storage = LocalStorage()
+    path = str(tmp_path / "x" / "record")
+    for text in ("first", "ünd"):
+        storage.write(path, text)
+        assert storage.read(path) == text
+    assert [file.path for file in storage.files(str(tmp_path))] == [path]
+
+
+def test_rename_makes_the_folders_above(tmp_path: Path) -> None:
+    """A partition's folder comes with its first file; sync takes it from there."""
+    storage = LocalStorage()
+    source, target = str(tmp_path / "a"), str(tmp_path / "date=1" / "hour=2" / "b")
+    storage.write(source, "x")
+    storage.rename(source, target)
+    storage.sync([target])
+    assert (storage.exists(source), storage.read(target)) == (False, "x")
+
+
+def test_remove_takes_files_folders_and_nothing(tmp_path: Path) -> None:
+    """A repeat does no harm, and what a link points to stays."""
+    storage = LocalStorage()
+    storage.write(str(tmp_path / "kept" / "a"), "x")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    for name in ("link", "link", "none"):
+        storage.remove(str(tmp_path / name))
+    assert storage.exists(str(tmp_path / "kept" / "a"))
+    storage.remove(str(tmp_path / "kept"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals_are_told_with_the_path(tmp_path: Path) -> None:
+    """One sentence, not a trace."""
+    storage = LocalStorage()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="none: No such file"):
+        storage.read(str(tmp_path / "none"))
+    with pytest.raises(StorageError, match=r"Not a directory|File exists"):
+        storage.write(str(tmp_path / "file" / "x"), "")
+    with pytest.raises(StorageError, match="No such file"):
+        storage.rename(str(tmp_path / "none"), str(tmp_path / "b"))
+    with pytest.raises(StorageError, match="No such file"):
+        storage.sync([str(tmp_path / "none")])
+
+
+def test_check_one_disk_refuses_a_target_on_another(tmp_path: Path) -> None:
+    """A folder that is not there yet lies where it will be made."""
+    check_one_disk(str(tmp_path / "work"), str(tmp_path / "a" / "b"), str(tmp_path))
+    with pytest.raises(StorageError, match=r"/proc/x: lies on another disk than .*; name a target\.work_path"):
+        check_one_disk(str(tmp_path / "work"), "/proc/x")

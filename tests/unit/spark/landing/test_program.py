@@ -1,0 +1,303 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from millrace_spark import OptionError
+from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.config_file import check_config, load_config
+from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
+from millrace_spark.landing.failures import sentence_of
+from millrace_spark.landing.folder_lock import FolderBusyError, folder_lock
+from millrace_spark.landing.formats import columns_of
+from millrace_spark.landing.landing_run import LandingState, check_package, lag_of, landing_name, source_options
+from millrace_spark.landing.overrides import LandOptions
+from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.program import app
+from millrace_spark.landing.report import report_json, report_table, shown_bytes
+from millrace_spark.landing.screen import Screen
+from millrace_spark.landing.stopping import StopSignals
+
+ROOT = Path(__file__).parents[4]
+
+
+def config(**tables: Mapping[str, Any]) -> LandingConfig:
+    source = {"endpoints": ["a:1", "b:2"], "channels": ["web", "x-*"], **tables.pop("source", {})}
+    return check_config({"source": source, "target": {"path": "/landed/web"}, **tables}, "web.toml")
+
+
+def test_import_of_the_connector_brings_nothing_of_the_command_line() -> None:
+    """A notebook that reads channels needs none of it."""
+    program = "import sys, millrace_spark; print(sorted({'pydantic', 'rich', 'typer'} & set(sys.modules)))"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert finished.stdout == "[]\n"
+
+
+def test_main_without_the_extra_says_how_to_get_it() -> None:
+    """One line and the code for a wrong usage, not a trace."""
+    program = "import sys; sys.modules['typer'] = None; from millrace_spark.cli import main; main()"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
+    assert (finished.returncode, finished.stderr.count("\n")) == (ExitCode.USAGE, 1)
+    assert "run `pip install 'millrace-spark[cli]'`" in finished.stderr
+
+
+def test_help_shows_each_exit_code() -> None:
+    """Scripts' authors find them there."""
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert set(MEANINGS) == set(ExitCode)
+    assert all(f"{code.value}  {meaning}" in shown for code, meaning in MEANINGS.items())
+
+
+def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
+    """One line each, and the exit code of a wrong usage."""
+    file = tmp_path / "web.toml"
+    file.write_text('[source]\nendpoints = ["x"]\nchannels = ["web"]\n[target]\npth = "y"\n')
+    checked = CliRunner().invoke(app, ["check", str(file)])
+    assert checked.exit_code == ExitCode.USAGE
+    assert len(checked.stderr.splitlines()) == 3
+    assert "target.pth: is not known; did you mean path?" in checked.stderr
+    mended = CliRunner().invoke(app, ["check", str(file), "--set", "source.endpoints=[]", "--set", "target.path=y"])
+    assert mended.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["land"], "source: is missing"),
+        (["land", "--conf", "x"], "it must be NAME=VALUE"),
+        (["land", "-e", "a:1", "-c", "web", "--to", "y", "--set", "target.format=delta"], "pip install delta-spark"),
+        (["compact", "/"], "FOLDER: is '/'; it must be a folder of its own"),
+    ],
+)
+def test_commands_with_wrong_arguments_start_nothing(arguments: list[str], told: str) -> None:
+    """A sentence and the exit code of a wrong usage."""
+    finished = CliRunner().invoke(app, arguments)
+    assert finished.exit_code == ExitCode.USAGE
+    assert told in finished.stderr
+
+
+def test_compact_of_a_folder_without_its_records_is_refused(tmp_path: Path) -> None:
+    """Else it could merge what the landing merges at the same time."""
+    compacted = CliRunner().invoke(app, ["compact", str(tmp_path / "web")])
+    assert compacted.exit_code == ExitCode.FAILED
+    assert "web.landing: is not there, and the landing into" in compacted.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_delta_without_its_package_is_refused_by_a_sentence() -> None:
+    """Which package, and what else can be done."""
+    with pytest.raises(OptionError, match=r'which the package delta-spark writes, .* or take "parquet"'):
+        check_package(config(target={"path": "/x", "format": "delta"}))
+
+
+def test_land_options_become_settings() -> None:
+    """What was not given stays as the file says."""
+    options = LandOptions(
+        endpoints=["a:1"],
+        channels=["web"],
+        path="/y",
+        parse_type="json",
+        columns="at timestamp",
+        partition_by=["date"],
+        follow=True,
+        conf=["spark.x.y=z"],
+        settings=["partitions.time=at"],
+    )
+    loaded = load_config(None, options.overrides())
+    assert (loaded.run.follow, loaded.partitions.time, loaded.spark.conf) == (True, "at", {"spark.x.y": "z"})
+    assert list(LandOptions().overrides()) == []
+    assert LandOptions(master="local[1]", conf=["a=b"]).spark_config().master == "local[1]"
+
+
+def test_source_options_are_those_of_the_data_source() -> None:
+    """Each setting of the source goes where it belongs; limits of waiting only where it follows."""
+    source = {"events_per_batch_min": 5, "lease_seconds": 9.0, "takeover": True}
+    options = source_options(config(source=source))
+    assert options["endpoints"] == "a:1,b:2"
+    assert options["channels"] == "web,x-*"
+    assert options["takeover"] == "true"
+    assert options["leaseSeconds"] == "9.0"
+    assert "minEventsPerTrigger" not in options
+    following = source_options(config(source=source, run={"follow": True}))
+    assert (following["minEventsPerTrigger"], following["maxTriggerDelay"]) == ("5", "900.0s")
+    from millrace_spark.options import parse_stream_options
+
+    assert parse_stream_options(following).claim.reader_id == landing_name(config())
+
+
+def test_landing_name_is_the_readers_where_one_is_given() -> None:
+    """Else each target has its own."""
+    assert landing_name(config(source={"reader_id": "nightly"})) == "nightly"
+    assert landing_name(config()).startswith("land-web-")
+
+
+@pytest.mark.parametrize(
+    ("progress", "lag"),
+    [
+        (None, None),
+        ({"sources": []}, None),
+        ({"sources": [{"latestOffset": None}]}, None),
+        ({"sources": [{"latestOffset": '{"web@a:1": {"lag": 3}, "web@b:2": {"lag": 4}}'}]}, 7),
+        ({"sources": [{"latestOffset": {"web@a:1": {"lag": 0}}}]}, 0),
+    ],
+)
+def test_lag_of_sums_all_shards(progress: Mapping[str, object] | None, lag: int | None) -> None:
+    """Unknown until the query tells."""
+    assert lag_of(progress) == lag
+
+
+def test_columns_of_formats_are_told_on_the_page() -> None:
+    """Whoever writes `partitions.by` finds them there."""
+    page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8")
+    for name in ("access_log", "syslog"):
+        columns = columns_of(config(parse={"type": name}).parse)
+        assert columns is not None
+        assert ", ".join(f"`{column}`" for column in columns) in page
+
+
+def test_settings_on_the_page_are_all_that_there_are() -> None:
+    """Each table of the file with each of its settings, and no other."""
+    page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8").partition("## All settings")[2]
+    for section in page.split("### ")[1:]:
+        table = section.partition("]`")[0].removeprefix("`[")
+        shown = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
+        if table == "parse":
+            assert {"type", "pattern", "columns", "invalid_utf8"} <= shown
+        else:
+            model = LandingConfig.model_fields[table].annotation
+            assert shown == set(getattr(model, "model_fields", {})), table
+    assert page.count("### ") == len(LandingConfig.model_fields)
+
+
+def test_options_of_flumes_hdfs_sink_are_all_on_the_page() -> None:
+    """Whoever comes from there finds each."""
+    page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8").partition("## From Flume")[2]
+    options = (
+        "path filePrefix fileSuffix inUsePrefix inUseSuffix emptyInUseSuffix rollInterval rollSize rollCount "
+        "idleTimeout batchSize codeC fileType maxOpenFiles minBlockReplicas writeFormat threadsPoolSize "
+        "rollTimerPoolSize kerberosPrincipal kerberosKeytab proxyUser round roundValue roundUnit timeZone "
+        "useLocalTimeStamp closeTries retryInterval callTimeout"
+    )
+    assert [name for name in options.split() if f"`hdfs.{name}`" not in page] == []
+    assert "`serializer`" in page
+
+
+def test_folder_lock_held_refuses_a_second_program(tmp_path: Path) -> None:
+    """It names the process that holds it, and is free again afterwards."""
+    work = WorkFolder(str(tmp_path / "work"))
+    with folder_lock(work), pytest.raises(FolderBusyError, match=f"process {os.getpid()}; stop it"), folder_lock(work):
+        pass
+    with folder_lock(work):
+        pass
+    with folder_lock(WorkFolder("hdfs://n/work")):
+        pass
+
+
+def test_stop_signals_ask_once_and_are_given_back() -> None:
+    """The first one asks; what was there before is there again in the end."""
+    former = signal.getsignal(signal.SIGTERM)
+    signals = StopSignals()
+    signals.install()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signals.uninstall()
+    assert signals.is_stopping.is_set()
+    assert signals.exit_code == ExitCode.TERMINATED
+    assert signal.getsignal(signal.SIGTERM) == former
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "Traceback\nmillrace_spark.errors.MillraceSparkError: channel web: is\n not there\n\tat org.x",
+            "channel web: is not there",
+        ),
+        (
+            "[FOO] boo\n\tat org.apache\nCaused by: java.io.IOException: No space left on device",
+            "No space left on device",
+        ),
+        ("Traceback\nValueError: no SQLSTATE: 38000", "no"),
+        ("[PATH_NOT_FOUND] Path does not exist: x.\nMore", "[PATH_NOT_FOUND] Path does not exist: x."),
+        ("", "Exception"),
+        ("x" * 2_000, "x" * 600 + "…"),
+    ],
+)
+def test_sentence_of_leaves_traces_out(text: str, told: str) -> None:
+    """The connector's own sentence, else the last cause, else the first line."""
+    sentence = sentence_of(Exception(text))
+    assert sentence.startswith(told)
+    assert "\n" not in sentence
+    assert "SQLSTATE" not in sentence
+
+
+def landed() -> LandingState:
+    state = LandingState(phase="landing a batch", lag=12)
+    state.account.batches, state.account.events, state.account.rows = 2, 2_000, 1_990
+    state.account.bad_lines, state.account.files, state.account.files_bytes = 10, 6, 3 * 1024 * 1024
+    state.account.partitions, state.account.decided_before, state.swaps_finished = 3, 1, 1
+    state.compaction.files_before, state.compaction.files_after = 16, 2
+    state.compaction.refusals = ("[bold]/x: no",)
+    return state
+
+
+def test_report_tells_what_was_landed() -> None:
+    """For people, and the same for scripts."""
+    written = StringIO()
+    Console(file=written, width=120).print(report_table(landed(), config(), 4.0))
+    for told in (
+        "/landed/web",
+        "2,000 in 2 batches",
+        "10 in /landed/web.bad",
+        "6 in 3 folders, 3.0 MiB",
+        "16 files into 2",
+        "1 batch and 1 compaction that a killed run had left half done",
+        "12 events",
+        "500 events/s",
+        "[bold]/x: no",
+    ):
+        assert told in written.getvalue()
+    told_json = json.loads(json.dumps(report_json(landed(), config(), 4.0, "done")))
+    assert (told_json["outcome"], told_json["events"], told_json["lag"]) == ("done", 2_000, 12)
+
+
+def test_shown_bytes_takes_the_unit_that_fits() -> None:
+    """From bytes on."""
+    assert [shown_bytes(size) for size in (0, 1023, 1024, 3 << 40, 1 << 60)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.0 KiB",
+        "3.0 TiB",
+        "1048576.0 TiB",
+    ]
+
+
+def test_screen_without_a_terminal_writes_a_line_now_and_then() -> None:
+    """Only where something is new, and with the rate of the last seconds."""
+    now = 0.0
+    written = StringIO()
+    with Screen(Console(file=written, width=40), lambda: now) as screen:
+        state = LandingState(phase="landing a batch")
+        screen.watch(state)
+        for second in range(40):
+            now = float(second)
+            if second < 20:
+                state.account.events += 100
+                state.account.batches = 1
+                state.account.bad_lines = 1
+            screen.look()
+    assert written.getvalue().splitlines() == [
+        "landing a batch · 1 batch · 1,100 events · 100/s · 0 files · 1 bad line",
+        "landing a batch · 1 batch · 2,000 events · 90/s · 0 files · 1 bad line",
+        "landing a batch · 1 batch · 2,000 events · 0/s · 0 files · 1 bad line",
+    ]

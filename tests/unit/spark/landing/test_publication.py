@@ -1,0 +1,183 @@
+import itertools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from millrace_spark.landing.compaction import Compactor
+from millrace_spark.landing.merges import CompactionLimits
+from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.publication import BatchRecord, Publisher, Written, finish_all, sync_checkpoint
+from millrace_spark.landing.storage import StorageError
+from tests.crashing_storage import CrashError, CrashingStorage, lines_below
+from tests.line_merger import merge_lines
+
+QUERY = "3f2a91c0-4b7d-4c11-9a55-0123456789ab"
+ROWS = {"date=1/part-0.zstd.parquet": ["a", "b"], "date=2/part-0.zstd.parquet": ["c"]}
+LANDED = ["a", "b", "c"]
+
+
+class Place:
+    """A target with its work folder, and what is written to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "web"
+        self.work = WorkFolder(str(folder / "web.landing"))
+        self.tries = 0
+
+    def publisher(self, storage: CrashingStorage) -> Publisher:
+        return Publisher(storage=storage, work=self.work, query_id=QUERY, targets={"rows": str(self.target)})
+
+    def write(self, staged: str) -> Written:
+        self.tries += 1
+        for name, lines in ROWS.items():
+            file = Path(staged) / "rows" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(f"{line}\n" for line in lines))
+        (Path(staged) / "rows" / "_SUCCESS").touch()
+        return Written(events=4, rows=3, bad_lines=1)
+
+    def lines(self) -> list[str]:
+        return lines_below(self.target)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def crashes(place_of: Iterable[Path], *, is_store: bool) -> Iterable[Place]:
+    """Places at which a batch crashed, one for each step that it takes."""
+    for step, folder in zip(itertools.count(), place_of, strict=False):
+        place = Place(folder)
+        try:
+            place.publisher(CrashingStorage(step, is_store=is_store)).publish(0, place.write)
+        except CrashError:
+            yield place
+        else:
+            # A batch syncs, writes its record, renames two files, and removes what is staged.
+            assert step >= 6
+            return
+
+
+def folders_below(folder: Path) -> Iterable[Path]:
+    return (folder / str(number) for number in itertools.count())
+
+
+def test_publish_gets_files_into_place_under_names_of_query_and_batch(place: Place) -> None:
+    """Folders of partitions stay, Spark's own marks do not come along, and nothing is left in staging."""
+    record, is_new = place.publisher(CrashingStorage()).publish(12, place.write)
+    assert is_new
+    assert record.written == Written(events=4, rows=3, bad_lines=1)
+    assert sorted(str(path.relative_to(place.target)) for path in place.target.rglob("*.*")) == [
+        "date=1/3f2a91c04b7d-b000000012-00000.zstd.parquet",
+        "date=2/3f2a91c04b7d-b000000012-00001.zstd.parquet",
+    ]
+    assert lines_below(Path(place.work.staging)) == []
+
+
+def test_publish_repeated_writes_nothing_again(place: Place) -> None:
+    """A batch that is decided is told as it was, and not written."""
+    first, _ = place.publisher(CrashingStorage()).publish(0, place.write)
+    again, is_new = place.publisher(CrashingStorage()).publish(0, place.write)
+    assert (again, is_new) == (first, False)
+    assert place.tries == 1
+    assert place.lines() == LANDED
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+def test_publish_after_a_crash_at_each_step_lands_each_line_once(tmp_path: Path, *, is_store: bool) -> None:
+    """Whatever step a batch was killed before, its next try ends with all of it, once, and never takes a file back."""
+    for place in crashes(folders_below(tmp_path), is_store=is_store):
+        seen = place.lines()
+        assert len(seen) == len(set(seen))
+        tries = place.tries
+        place.publisher(CrashingStorage(is_store=is_store)).publish(0, place.write)
+        assert place.lines() == LANDED
+        assert not seen or place.tries == tries
+        place.publisher(CrashingStorage(is_store=is_store)).publish(1, place.write)
+        assert place.lines() == sorted(2 * LANDED)
+        assert lines_below(Path(place.work.staging)) == []
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+def test_publish_after_a_crash_and_a_compaction_lands_each_line_once(tmp_path: Path, *, is_store: bool) -> None:
+    """What was merged between a crash and the batch's next try is not brought again."""
+    merged_count = 0
+    for place in crashes(folders_below(tmp_path), is_store=is_store):
+        older = place.target / "date=1" / "3f2a91c04b7d-b000000777-00000.zstd.parquet"
+        older.parent.mkdir(parents=True, exist_ok=True)
+        older.write_text("older\n")
+        storage = CrashingStorage(is_store=is_store)
+        finish_all(storage, place.work)
+        limits = CompactionLimits(files_min=2, quiet_seconds=0)
+        compactor = Compactor(storage, str(place.target), place.work, limits, merge_lines)
+        compactor.compact()
+        merged_count += compactor.account.files_after
+        place.publisher(storage).publish(0, place.write)
+        assert place.lines() == sorted([*LANDED, "older"])
+    # Where the crash came after the batch was decided.
+    assert merged_count >= 4
+
+
+def test_publish_removes_what_other_tries_of_its_query_have_left(place: Place) -> None:
+    """Staged files without a record count for nothing; those of another query are left to it."""
+    for name in (f"{QUERY}-4-x", "other-4-x"):
+        left = Path(place.work.staging) / name / "rows" / "part-0.parquet"
+        left.parent.mkdir(parents=True)
+        left.write_text("left\n")
+    place.publisher(CrashingStorage()).publish(4, place.write)
+    assert place.lines() == LANDED
+    assert [path.name for path in Path(place.work.staging).iterdir()] == ["other-4-x"]
+
+
+def test_publish_keeps_the_record_of_the_last_batch_alone(place: Place) -> None:
+    """Spark repeats no older one, so records do not heap up."""
+    publisher = place.publisher(CrashingStorage())
+    for batch_id in range(12):
+        publisher.publish(batch_id, place.write)
+    assert [path.name for path in Path(place.work.batches).iterdir()] == [f"{QUERY}-11.json"]
+
+
+def test_publish_of_an_empty_batch_is_decided_too(place: Place) -> None:
+    """A batch without files has a record like any other."""
+    record, _ = place.publisher(CrashingStorage()).publish(0, lambda staged: Written())
+    assert (record.moves, record.files_bytes) == ((), 0)
+    assert place.publisher(CrashingStorage()).publish(0, place.write) == (record, False)
+
+
+def test_record_of_somebody_else_is_refused() -> None:
+    """A file that is no record is told, not taken for one."""
+    for text in ("", "[]", "{}", '{"moves": [["a"]], "written": {}}'):
+        with pytest.raises(StorageError, match="is not what millrace-spark writes"):
+            BatchRecord.from_text(text)
+
+
+def test_sync_checkpoint_bears_files_that_spark_removes_meanwhile(place: Place) -> None:
+    """The newest are synced; one that is gone by then needs it no more, but one that cannot be synced is told."""
+
+    class Purging(CrashingStorage):
+        def __init__(self, *, is_gone: bool) -> None:
+            super().__init__()
+            self.is_gone = is_gone
+            self.synced: list[str] = []
+
+        def sync(self, paths: Iterable[str]) -> None:
+            [path] = paths
+            self.synced.append(Path(path).name)
+            if path.endswith("/9"):
+                if self.is_gone:
+                    Path(path).unlink()
+                raise StorageError("no such file")
+
+    offsets = Path(place.work.checkpoint) / "offsets"
+    offsets.mkdir(parents=True)
+    for number in range(20):
+        (offsets / str(number)).touch()
+        os.utime(offsets / str(number), (number, number))
+    with pytest.raises(StorageError):
+        sync_checkpoint(Purging(is_gone=False), place.work)
+    storage = Purging(is_gone=True)
+    sync_checkpoint(storage, place.work)
+    assert storage.synced == [str(number) for number in range(8, 20)]
