@@ -21,8 +21,8 @@ _LINE_BYTES_MAX = 16 << 20
 class RoundLimits:
     """How much each agent holds at once. A larger log is landed in several rounds, and waits in its file meanwhile."""
 
-    lines_max: int = 200_000
-    bytes_max: int = 128 << 20
+    lines_max: int = 1_000_000
+    bytes_max: int = 512 << 20
 
 
 @dataclass(frozen=True)

@@ -1,115 +1,96 @@
-"""From a log that grows through two agents into Parquet, every line accounted for, although both agents are killed."""
+"""From a log that grows through two agents into Parquet, every line accounted for, although all of them are killed."""
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 import millrace_client as millrace
 from examples.access_log import access_lines, plain_lines
 from examples.access_log.account import Account, tally
 from examples.access_log.agents import CHANNEL, Agents, RoundLimits
-from examples.access_log.crashes import crash_meanwhile, tell
-from examples.access_log.landing import Landing, LogKind, replaced
+from examples.access_log.crashes import crash_meanwhile
+from examples.access_log.landing import replaced
 from examples.access_log.live_log import LiveLog
+from examples.access_log.local_query import Landed, LocalQuery, QueryPlan, local_query
 from examples.access_log.local_server import ServerError
 from examples.access_log.log_file import LogFile
-from millrace_spark import claim_ranges
 
-READER_ID = "access-log-job"
-
+_BATCHES = 5
+"""So many batches land a round, so that a query that is killed has landed some of them."""
+_SHORT_RUN_BYTES_MAX = 256 << 20
 _LOOK_SECONDS = 0.05
 _STILL_SECONDS = 5.0
 """A round that is not full begins once nothing more has come for so long."""
 _SECONDS_TO_COME_MAX = 60.0
 
 
-class StoppedError(Exception):
-    """Returned when the job was told to stop."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Lets a log grow, and lands and acknowledges what the collector gets of it, in as many rounds as that needs.
+    """Lets a log grow, and has a streaming query land what the collector gets of it, in as many rounds as that needs.
 
-    The agents are killed while the log grows, first the edge and then the collector, and the collector once more when
-    Spark has claimed what it is to read.
+    The agents are killed while the log grows, first the edge and then the collector; and the query when it has landed
+    and acknowledged some of what the collector holds.
     """
 
     log: LogFile
     agents: Agents
-    spark: SparkSession
-    folder: Path
-    """Where the Parquet files go, in place of those of an earlier run."""
+    output: Path
+    """A folder for the Parquet files, in place of those of an earlier run, and for what helps to find mistakes."""
     console: Console
     limits: RoundLimits = field(default_factory=RoundLimits)
-    is_stopping: threading.Event = field(default_factory=threading.Event)
-    """Set where the job is to end soon."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the Parquet files and the query's checkpoint go."""
+        return self.output / "landed"
 
     def run(self) -> bool:
-        """Shows what it does; returns whether every line arrived, once, and the channels are empty.
+        """Shows what it does; returns whether every line is landed, once, and the channels are empty.
 
         Raises:
-            StoppedError: It was told to stop.
             ServerError: An agent did not come back, or no line comes any more.
+            QueryError: The query failed.
         """
-        kind: LogKind = access_lines if access_lines.matches(self.log.sample) else plain_lines
+        kind = access_lines if access_lines.matches(self.log.sample) else plain_lines
         self.console.print(
             f"{self.log.path}: {self.log.line_count:,} lines of {kind.NAME}", soft_wrap=True, markup=False
         )
-        with millrace.connect(self.agents.collector.endpoint) as collector, replaced(self.folder) as fresh:
-            landing = Landing(self.spark, fresh, kind)
-            account = self._land_all(collector, landing)
-            for table in kind.tables(landing.rows()):
-                self.console.print(table)
+        with millrace.connect(self.agents.collector.endpoint) as collector, replaced(self.folder):
+            account, landed = self._land_all(collector, "access" if kind is access_lines else "plain")
+            # Text, since what comes out of a log may look like rich's markup.
+            self.console.print(Text(landed.shown.rstrip("\n")), soft_wrap=True)
             self.console.print(account.table())
             queued_count = _queued_count(collector) + self._queued_at_edge()
-        told = f"Spark read in {landing.partition_count} partitions; the Parquet is in {self.folder}"
-        self.console.print(told, soft_wrap=True, markup=False)
+        self.console.print(f"The Parquet is in {self.folder / 'parquet'}", soft_wrap=True, markup=False)
         is_good = account.is_equal and not queued_count
         if is_good:
-            self.console.print("Every line arrived, once, and is acknowledged: both channels are empty.")
+            self.console.print("Every line is landed, once, and acknowledged: both channels are empty.")
         else:
             self.console.print(f"[bold red]The account is not equal[/]; {queued_count:,} events are not acknowledged.")
         return is_good
 
-    def _land_all(self, collector: millrace.Client, landing: Landing) -> Account:
+    def _land_all(self, collector: millrace.Client, kind: str) -> tuple[Account, Landed]:
         account = Account(in_file=tally(self.log.lines()))
         with self._progress() as progress:
             written = progress.add_task("into the live log", total=self.log.line_count)
-            landed = progress.add_task("through Spark", total=self.log.line_count)
+            acknowledged = progress.add_task("through Spark", total=self.log.line_count)
 
-            def on_written(line_count: int) -> None:
-                self._pause(0)
-                progress.advance(written, line_count)
+            def look() -> None:
+                progress.update(acknowledged, completed=_acknowledged_count(collector))
 
-            self._let_grow(collector, on_written)
-            is_first = True
-            while account.read.count < self.log.line_count:
-                self._wait_for(collector, self.log.line_count - account.read.count)
-                with claim_ranges(self.agents.collector.endpoint, CHANNEL, reader_id=READER_ID) as claimed:
-                    if is_first:
-                        again = self.agents.collector.kill_and_start()
-                        tell(
-                            self.console, self.agents.collector.name, "again, when Spark had claimed its channel", again
-                        )
-                        is_first = False
-                    account.read += landing.land(claimed)
-                    written_count = landing.rows().count()
-                    if written_count != account.read.count:
-                        break
-                    # Only now are the events of this round safe.
-                    claimed.acknowledge()
-                progress.update(landed, completed=written_count)
+            self._let_grow(collector, lambda line_count: progress.advance(written, line_count))
+            landed = self._land_round(collector, kind, look, is_killed=True)
+            while _acknowledged_count(collector) < self.log.line_count:
+                landed = self._land_round(collector, kind, look, is_killed=False)
         # A new channel gives sequences from 1 on. The server's counters begin anew when it does, this does not.
         account.events_committed = collector.admin.get_channel(CHANNEL).gauges.next_sequence - 1
-        account.written = landing.written()
-        return account
+        account.landed = landed.tally
+        return account, landed
 
     def _let_grow(self, collector: millrace.Client, on_written: Callable[[int], None]) -> None:
         live_log = LiveLog(self.agents.live_log, self.log)
@@ -120,6 +101,37 @@ class Job:
             live_log.write_up_to(0.7, on_written)
         with crash_meanwhile(self.agents.collector, self.console, "while the edge forwarded to it"):
             live_log.write_up_to(1.0, on_written)
+
+    def _land_round(
+        self, collector: millrace.Client, kind: str, look: Callable[[], None], *, is_killed: bool
+    ) -> Landed:
+        """Lands what the collector holds once it holds all that is missing, or as much as it can."""
+        before = _acknowledged_count(collector)
+        self._wait_for(collector, self.log.line_count - before)
+        count = _queued_count(collector)
+        plan = QueryPlan(
+            endpoint=self.agents.collector.endpoint,
+            folder=self.folder,
+            kind=kind,
+            batch_events_max=max(count // _BATCHES, 1),
+            spark_log=self.output / "spark.log",
+            is_short=self.log.size_bytes <= _SHORT_RUN_BYTES_MAX,
+            width=self.console.width,
+        )
+        if is_killed:
+            half_way = before + 2 * plan.batch_events_max
+            with local_query(plan) as query:
+                _wait_until(query, lambda: _acknowledged_count(collector) >= half_way, look)
+                if not query.is_running:
+                    return query.landed()
+            self.console.print(
+                f"Killed the query (SIGKILL) when {_acknowledged_count(collector) - before:,} lines were acknowledged; "
+                "the next one goes on from its checkpoint",
+                soft_wrap=True,
+            )
+        with local_query(plan) as query:
+            _wait_until(query, lambda: False, look)
+            return query.landed()
 
     def _wait_for(self, collector: millrace.Client, wanted_count: int) -> None:
         """Waits until the collector holds so many lines, or as many as it can."""
@@ -138,20 +150,28 @@ class Job:
                     f"{wanted_count - count:,} lines did not arrive within {_SECONDS_TO_COME_MAX:.0f} s; the logs of "
                     "edge and collector tell more"
                 )
-            self._pause(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
     def _queued_at_edge(self) -> int:
         with millrace.connect(self.agents.edge.endpoint) as edge:
             return _queued_count(edge)
-
-    def _pause(self, seconds: float) -> None:
-        if self.is_stopping.wait(seconds):
-            raise StoppedError
 
     def _progress(self) -> Progress:
         text, count = TextColumn("{task.description:<16}"), MofNCompleteColumn()
         return Progress(SpinnerColumn(), text, BarColumn(), count, TimeElapsedColumn(), console=self.console)
 
 
+def _wait_until(query: LocalQuery, is_enough: Callable[[], bool], look: Callable[[], None]) -> None:
+    """Waits until the query has ended, or it is enough."""
+    while query.is_running and not is_enough():
+        look()
+        time.sleep(_LOOK_SECONDS)
+
+
 def _queued_count(client: millrace.Client) -> int:
     return client.admin.get_channel(CHANNEL).gauges.queued_events
+
+
+def _acknowledged_count(client: millrace.Client) -> int:
+    gauges = client.admin.get_channel(CHANNEL).gauges
+    return gauges.next_sequence - 1 - gauges.queued_events

@@ -1,19 +1,20 @@
-"""Lands what a channel holds as Parquet."""
+"""Lands what a channel holds as Parquet, each event once."""
 
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
-from pyspark.sql.types import StructType
 from rich.table import Table
 
 from examples.access_log.account import Tally
-from millrace_spark import ClaimedRanges
+from examples.access_log.agents import CHANNEL
+
+READER_ID = "access-log-job"
 
 
 class LogKind(Protocol):
@@ -28,68 +29,76 @@ class LogKind(Protocol):
         """Shows what written rows say."""
 
 
+@dataclass(frozen=True)
 class Landing:
-    """A folder of Parquet files that grows by one claim's events at a time.
+    """A folder of Parquet files that grows by what comes into a channel.
 
-    Attributes:
-        partition_count: In how many partitions Spark has read so far, each a task that pulls its own range.
+    A streaming query writes them, and its checkpoint lies beside them: where it is killed, the next one goes on, and
+    Spark leaves out what files the killed one had not finished.
     """
 
-    def __init__(self, spark: SparkSession, folder: Path, kind: LogKind) -> None:
-        """Begins with no rows.
+    spark: SparkSession
+    folder: Path
+    kind: LogKind
+
+    @property
+    def parquet(self) -> Path:
+        """Where the rows are."""
+        return self.folder / "parquet"
+
+    def land(self, endpoint: str, batch_events_max: int) -> None:
+        """Lands all that the channel holds now, and acknowledges what is landed.
 
         Args:
-            spark: Who reads and writes.
-            folder: Where the rows go.
-            kind: What the lines are.
+            endpoint: The channel's server.
+            batch_events_max: The most events that one batch of the query takes.
         """
-        self.partition_count = 0
-        self._spark = spark
-        self._folder = folder
-        self._kind = kind
-        self._schema: StructType | None = None
-
-    def land(self, claimed: ClaimedRanges) -> Tally:
-        """Reads what was claimed, parses it and writes it; returns the rows that Spark read."""
-        count = sum(found.next_sequence - found.first_sequence for found in claimed.ranges)
-        share = math.ceil(count / self._spark.sparkContext.defaultParallelism)
-        self.partition_count += sum(len(list(found.split(share))) for found in claimed.ranges)
-        schema = "sequence bigint, body binary"
-        events = claimed.load(self._spark, schema=schema, max_events_per_partition=share)
+        events = (
+            self.spark.readStream.format("millrace")
+            .option("endpoints", endpoint)
+            .option("channels", CHANNEL)
+            .option("readerId", READER_ID)
+            .option("maxEventsPerTrigger", batch_events_max)
+            .schema("sequence bigint, body binary")
+            .load()
+        )
         # What is no UTF-8 is shown as such, and stops nothing.
         lines = events.select("sequence", F.make_valid_utf8(F.col("body").cast("string")).alias("line"))
-        read = Observation()
-        parsed = self._kind.parse(lines.observe(read, *_tally_columns()))
-        parsed.write.mode("append").parquet(str(self._folder))
-        self._schema = parsed.schema
-        return Tally(**read.get)
-
-    def written(self) -> Tally:
-        """The rows that are on disk, read again."""
-        (row,) = self.rows().agg(*_tally_columns()).collect()
-        return Tally(**row.asDict())
+        query = (
+            self.kind.parse(lines)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(self.parquet))
+        )
+        query.awaitTermination()
 
     def rows(self) -> DataFrame:
-        """All rows that are on disk."""
-        reader = self._spark.read
-        # Known where something was landed: it spares Spark a look into the files.
-        return (reader.schema(self._schema) if self._schema else reader).parquet(str(self._folder))
+        """All rows that are landed."""
+        return self.spark.read.parquet(str(self.parquet))
 
-
-def _tally_columns() -> tuple[Column, Column]:
-    """The fields of a tally, as `tally` has them of the file."""
-    numbered = F.concat(F.col("sequence").cast("string"), F.lit(" "), "line")
-    return F.count("*").alias("count"), F.coalesce(F.sum(F.crc32(numbered)), F.lit(0)).alias("checksum")
+    def tally(self) -> Tally:
+        """The rows that are landed, read again; counted as `account.tally` counts the lines of the file."""
+        numbered = F.concat(F.col("sequence").cast("string"), F.lit(" "), "line")
+        checksum = F.coalesce(F.sum(F.crc32(numbered)), F.lit(0))
+        (row,) = self.rows().agg(F.count("*").alias("count"), checksum.alias("checksum")).collect()
+        return Tally(**row.asDict())
 
 
 @contextmanager
-def replaced(folder: Path) -> Iterator[Path]:
-    """Gives a new folder that takes the place of an old one when the block succeeds, and vanishes when it fails."""
-    fresh = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        yield fresh
+def replaced(folder: Path) -> Iterator[None]:
+    """Begins a folder anew; what was there is gone when the block succeeds, and is back when it fails."""
+    earlier = folder.with_name(f"{folder.name}.earlier")
+    if earlier.exists():
+        # A run that was killed left it, and what it had made itself is not whole.
         shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    elif folder.exists():
+        folder.rename(earlier)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if earlier.exists():
+            earlier.rename(folder)
+        raise
+    shutil.rmtree(earlier, ignore_errors=True)

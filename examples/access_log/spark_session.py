@@ -36,8 +36,7 @@ _JAVA_STOP_SECONDS_MAX = 10.0
 def local_spark(log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
     """Runs Spark in this machine's cores for as long as the block runs; brings a Java where there is none.
 
-    Once in a process, since Spark's client goes on only with the Java that it began with. And in a thread, not in the
-    main one, since Spark's client does not bear Ctrl-C; `end_java` cuts it short.
+    Once in a process, since Spark's client goes on only with the Java that it began with.
 
     Args:
         log: Where Spark's log is written.
@@ -63,31 +62,21 @@ def local_spark(log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
             with contextlib.suppress(Py4JError, OSError):
                 session.stop()
         finally:
-            _wait_for_java()
+            _end_java()
 
 
-def end_java() -> None:
-    """Ends Spark's JVM, where it runs, and so whatever Spark is doing; callers of Spark get errors. Does not wait."""
-    if java := _java():
-        java.terminate()
-
-
-def _wait_for_java() -> None:
-    java = _java()
+def _end_java() -> None:
+    """Ends Spark's JVM, where it was started. Told so, it removes its temporary files."""
+    # Spark has no other name for it.
+    java: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - see above
     if java is None:
         return
-    # Told so, it removes its temporary files.
     java.terminate()
     try:
         java.wait(_JAVA_STOP_SECONDS_MAX)
     except subprocess.TimeoutExpired:
         java.kill()
         java.wait()
-
-
-def _java() -> "subprocess.Popen[bytes] | None":
-    """The JVM's process, which Spark's client keeps there; None before it was started."""
-    return getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - Spark has no other name for it
 
 
 @contextmanager

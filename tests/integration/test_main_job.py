@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,12 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 import millrace_client as millrace
-from examples.access_log import access_lines, job, main_job, plain_lines
+from examples.access_log import access_lines, job, local_query
 from examples.access_log.agents import CHANNEL, RoundLimits, collector_toml, two_agents
-from examples.access_log.job import Job, StoppedError
+from examples.access_log.job import Job
+from examples.access_log.landing import Landing, replaced
+from examples.access_log.local_query import Landed, LocalQuery, QueryError, QueryPlan
 from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
+from examples.access_log.query import KINDS
 
 pytestmark = pytest.mark.spark
 
@@ -47,15 +51,39 @@ def path_without_java(folder: Path) -> str:
     return str(folder)
 
 
+class SessionQuery(LocalQuery):
+    """A query that runs to its end in this process, when it is asked what it landed."""
+
+    is_running = False
+
+    def __init__(self, spark: SparkSession, plan: QueryPlan) -> None:
+        self._landing = Landing(spark, plan.folder, KINDS[plan.kind])
+        self._plan = plan
+
+    def landed(self) -> Landed:
+        self._landing.land(self._plan.endpoint, self._plan.batch_events_max)
+        return Landed(self._landing.tally(), "what is landed\n")
+
+
 @contextmanager
-def job_on(spark: SparkSession, log: Path, folder: Path, limits: RoundLimits) -> Iterator[tuple[Job, io.StringIO]]:
-    """A job with agents of its own, and what it shows."""
+def job_on(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: Path, limits: RoundLimits
+) -> Iterator[tuple[Job, list[QueryPlan], io.StringIO]]:
+    """A job with agents of its own and queries in this process; the queries that it plans, and what it shows."""
     shown = io.StringIO()
-    with two_agents(folder, limits) as agents:
+    plans: list[QueryPlan] = []
+
+    @contextmanager
+    def query_here(plan: QueryPlan) -> Iterator[LocalQuery]:
+        plans.append(plan)
+        yield SessionQuery(spark, plan)
+
+    monkeypatch.setattr(job, "local_query", query_here)
+    with two_agents(log.parent, limits) as agents:
         console = Console(file=shown, width=200)
-        parquet = folder / "parquet"
         yield (
-            Job(log=open_log_file(log), agents=agents, spark=spark, folder=parquet, console=console, limits=limits),
+            Job(log=open_log_file(log), agents=agents, output=log.parent, console=console, limits=limits),
+            plans,
             shown,
         )
 
@@ -90,16 +118,17 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
     assert (ran.returncode, ran.stderr) == (0, "")
     for told in ("2,500 lines of a web server's access log", "404", "/page/1", "23:00", "other lines"):
         assert told in ran.stdout
-    for counted in ("lines in the file", "events committed", "rows read", "rows written"):
+    for counted in ("lines in the file", "events committed", "rows landed"):
         assert f"{counted:<17}   2,500" in ran.stdout
     assert "Killed the edge (SIGKILL) while the log went on to grow: after " in ran.stdout
     assert "Killed the collector (SIGKILL) while the edge forwarded to it: after " in ran.stdout
-    assert "Killed the collector (SIGKILL) again, when Spark had claimed its channel: after " in ran.stdout
-    assert "with 2,500 events, which it read from its log in " in ran.stdout
-    assert "Every line arrived, once, and is acknowledged: both channels are empty." in ran.stdout
+    killed = re.search(r"Killed the query \(SIGKILL\) when ([\d,]+) lines were acknowledged", ran.stdout)
+    assert killed
+    assert 0 < int(killed[1].replace(",", "")) < 2_500
+    assert "Every line is landed, once, and acknowledged: both channels are empty." in ran.stdout
     output = tmp_path / "build" / "access_log" / "access.log"
-    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "parquet", "spark.log"]
-    for name, start_count in (("edge", 2), ("collector", 3)):
+    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "landed", "spark.log"]
+    for name, start_count in (("edge", 2), ("collector", 2)):
         events = events_of(output / f"{name}.log")
         assert (events.count("serving"), events.count("channel opened")) == (start_count, start_count)
         assert (events[-1], events.count("stopped")) == ("stopped", 1), "the others were killed"
@@ -108,7 +137,7 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    "moment", ["The edge listens", "lines of a web server's access log", "grow", "again", "Status codes"]
+    "moment", ["The edge listens", "lines of a web server's access log", "grow", "Killed the query", "Status codes"]
 )
 def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment: str) -> None:
     """Ctrl-C at any time, which a terminal sends to all, ends Spark, its Java and the agents in one sentence."""
@@ -117,14 +146,14 @@ def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment
     assert told == "run: stopped; the agents and Spark are stopped too\n"
     output = tmp_path / "build" / "access_log" / "access.log"
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
-    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "spark.log"]
+    assert {path.name for path in output.iterdir()} <= {"collector.log", "edge.log", "spark.log"}
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
 def test_run_when_it_is_terminated_at_once_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM while the agents and Spark are starting stops whatever has started."""
+    """SIGTERM while the agents are starting stops whatever has started."""
     log = write_access_log(tmp_path / "access.log", 100)
-    told = stop_at(tmp_path, log, "Starting two agents and Spark", signal.SIGTERM)
+    told = stop_at(tmp_path, log, "Starting two agents", signal.SIGTERM)
     assert told == "run: stopped; the agents and Spark are stopped too\n"
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
@@ -158,46 +187,33 @@ def test_main_when_it_is_interrupted_stops_the_agents(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py", str(log)])
 
-    @contextmanager
-    def interrupted_spark(_log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
-        assert is_short_run
+    def interrupted(_job: Job) -> bool:
         raise KeyboardInterrupt
-        yield
 
-    monkeypatch.setattr(main_job, "local_spark", interrupted_spark)
+    monkeypatch.setattr(Job, "run", interrupted)
     assert main() == EXIT_STOPPED
     output = tmp_path / "build" / "access_log" / "access.log"
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
 
 
-def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(spark: SparkSession, tmp_path: Path) -> None:
+def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each round's events make room for the next; text of any kind is landed, odd bytes and empty lines too."""
     lines = [b"2024-05-17 10:05:03,123 Collecting thing-%d" % n for n in range(2_495)]
     lines += [b"", b"\xff\xfe not utf-8", b"WARNING: careful", "größe".encode(), b"x" * 5_000]
     log = tmp_path / "setup.log"
     log.write_bytes(b"\r\n".join(lines))
-    with job_on(spark, log, tmp_path, RoundLimits(lines_max=1_000)) as (rounds_job, shown):
+    with job_on(spark, monkeypatch, log, RoundLimits(lines_max=1_000)) as (rounds_job, plans, shown):
         assert rounds_job.run()
-    rows = spark.read.parquet(str(tmp_path / "parquet")).orderBy("sequence").collect()
+    rows = spark.read.parquet(str(tmp_path / "landed" / "parquet")).orderBy("sequence").collect()
     assert [row.sequence for row in rows] == list(range(1, 2_501))
     assert [row.line for row in rows] == [line.decode(errors="replace") for line in lines]
     assert (rows[0].first_word, str(rows[0].time)) == ("Collecting", "2024-05-17 10:05:03")
     assert (rows[2_497].level, rows[2_499].characters) == ("WARNING", 5_000)
     assert "2,500 lines of text" in shown.getvalue()
-    assert "Spark read in 6 partitions" in shown.getvalue()
-    assert shown.getvalue().count("Killed the collector") == 2
-
-
-def test_job_that_is_told_to_stop_lets_the_log_grow_no_more(spark: SparkSession, tmp_path: Path) -> None:
-    """It ends at the next piece, and there is no result."""
-    log = tmp_path / "some.log"
-    log.write_text("line\n" * 2_500)
-    with job_on(spark, log, tmp_path, RoundLimits()) as (stopped_job, _):
-        stopped_job.is_stopping.set()
-        with pytest.raises(StoppedError):
-            stopped_job.run()
-        assert stopped_job.agents.live_log.read_bytes().count(b"\n") == 500
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "some.log"]
+    assert (len(plans), plans[0].batch_events_max) == (3, 200)
+    assert shown.getvalue().count("Killed the collector") == 1
 
 
 class LossyLines:
@@ -212,41 +228,70 @@ class LossyLines:
         yield from ()
 
 
-def test_job_that_loses_lines_says_so_and_acknowledges_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counts that differ fail the job, and all events stay in the channel."""
-    monkeypatch.setattr(job, "plain_lines", LossyLines())
+def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts that differ fail the job."""
+    monkeypatch.setitem(KINDS, "plain", LossyLines())
     log = tmp_path / "some.log"
     log.write_text("line\n" * 100)
-    with job_on(spark, log, tmp_path, RoundLimits()) as (lossy_job, shown):
+    with job_on(spark, monkeypatch, log, RoundLimits()) as (lossy_job, _, shown):
         assert not lossy_job.run()
-        with millrace.connect(lossy_job.agents.collector.endpoint) as client:
-            assert client.admin.get_channel(CHANNEL).gauges.queued_events == 100
-    assert "The account is not equal; 100 events are not acknowledged." in shown.getvalue()
-    assert f"{'rows written':<17}      90" in shown.getvalue()
+    assert "The account is not equal; 0 events are not acknowledged." in shown.getvalue()
+    assert f"{'rows landed':<17}      90" in shown.getvalue()
 
 
-def test_job_that_fails_keeps_the_earlier_result(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_whose_query_fails_keeps_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run landed is replaced by a whole result or not at all."""
-    (tmp_path / "parquet").mkdir()
-    (tmp_path / "parquet" / "earlier").write_text("")
+    (tmp_path / "landed").mkdir()
+    (tmp_path / "landed" / "earlier").write_text("")
     log = tmp_path / "some.log"
     log.write_text("line\n")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with two_agents(tmp_path, RoundLimits()) as agents:
+        console = Console(file=io.StringIO())
+        failing_job = Job(log=open_log_file(log), agents=agents, output=tmp_path, console=console)
+        with pytest.raises(QueryError, match="the query ended with 1"):
+            failing_job.run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "landed", "some.log"]
+    assert [path.name for path in (tmp_path / "landed").iterdir()] == ["earlier"]
 
-    def fail(_lines: DataFrame) -> DataFrame:
-        raise RuntimeError("no way")
 
-    monkeypatch.setattr(plain_lines, "parse", fail)
-    with (
-        job_on(spark, log, tmp_path, RoundLimits()) as (failing_job, _),
-        pytest.raises(RuntimeError, match="no way"),
-    ):
-        failing_job.run()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "parquet", "some.log"]
-    assert [path.name for path in (tmp_path / "parquet").iterdir()] == ["earlier"]
+def test_local_query_that_fails_tells_why(tmp_path: Path) -> None:
+    """What the query complains of is the error, in one sentence."""
+    plan = QueryPlan(
+        endpoint="127.0.0.1:1",
+        folder=tmp_path / "landed",
+        kind="nonsense",
+        batch_events_max=1,
+        spark_log=tmp_path / "spark.log",
+        is_short=True,
+        width=80,
+    )
+    with local_query.local_query(plan) as query, pytest.raises(QueryError, match="invalid choice: 'nonsense'"):
+        query.landed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replaced_after_a_run_that_was_killed_keeps_the_result_before_it(tmp_path: Path) -> None:
+    """What a killed run had made is not whole, and what it had set aside is."""
+    folder, earlier = tmp_path / "landed", tmp_path / "landed.earlier"
+    for kept in (folder, earlier):
+        kept.mkdir()
+        (kept / kept.name).write_text("")
+    with pytest.raises(OSError, match="full"):
+        land_badly(folder)
+    assert [path.name for path in folder.iterdir()] == ["landed.earlier"]
+    with replaced(folder):
+        folder.mkdir()
+    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def land_badly(folder: Path) -> None:
+    """Begins a folder anew and fails."""
+    with replaced(folder):
+        assert not folder.exists()
+        folder.mkdir()
+        raise OSError("full")
 
 
 def test_access_lines_are_parsed_whole(spark: SparkSession) -> None:
