@@ -30,6 +30,8 @@ class Contender:
     """Makes ready for so many operations."""
     tidy: Callable[[int], Awaitable[None]] = _nothing
     """Cleans up after so many operations, and checks that they were done."""
+    share: float = 1.0
+    """How much of the scenario's operations it does: less than all where it is so slow that they would take long."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ def of_slower(least: float) -> Target:
     return Target(least, "slower of echo, loop", lambda rates: min(rates[ECHO], rates[LOOP]))
 
 
+def of_fastest_peer(names: Sequence[str]) -> Target:
+    """More than the fastest of others' clients and servers does."""
+    return Target(1.0, "fastest peer", lambda rates: max(rates[name] for name in names))
+
+
 def of_both_in_turn(least: float) -> Target:
     """A share of what a bare echo and then a bare loop would do: RPC, then disk."""
     return Target(least, "echo then loop", lambda rates: 1 / (1 / rates[ECHO] + 1 / rates[LOOP]))
@@ -76,15 +83,19 @@ class Scenario:
     """A bare server that carries the bytes only the way that Millrace does: a harder yardstick."""
     loops: Sequence[Contender] = ()
     """Bare loops that write the same bytes to the disk, without RPC."""
+    peers: Sequence[Contender] = ()
+    """What others use for the same."""
     target: Target | None = None
     """What the first of ours is to reach."""
+    notes: Sequence[str] = ()
+    """What is to be known of the contenders, such as why one is left out."""
     remarks: Callable[[], Mapping[str, float]] = dict
     """Further figures of the first of ours, once all rounds are done, by what they are."""
 
     @property
     def contenders(self) -> list[Contender]:
         """All who have their turn."""
-        return [*self.ours, self.echo, *([self.one_way] if self.one_way else []), *self.loops]
+        return [*self.ours, self.echo, *([self.one_way] if self.one_way else []), *self.loops, *self.peers]
 
 
 @dataclass
@@ -133,13 +144,15 @@ async def measure(scenario: Scenario, rounds: int, scale: float, on_round: Calla
     contenders = scenario.contenders
     figures = {contender.name: Figures() for contender in contenders}
     operations = max(round(scenario.operations * scale), 1)
+    shares = {contender.name: max(round(operations * contender.share), 1) for contender in contenders}
     for contender in contenders:
-        await _take_turn(contender, max(operations // 5, 1))
+        await _take_turn(contender, max(shares[contender.name] // 5, 1))
     for number in range(rounds):
         shift = number % len(contenders)
         for contender in contenders[shift:] + contenders[:shift]:
-            seconds, microseconds = await _take_turn(contender, operations)
-            figures[contender.name].events_per_second.append(operations * scenario.events_per_operation / seconds)
+            event_count = shares[contender.name] * scenario.events_per_operation
+            seconds, microseconds = await _take_turn(contender, shares[contender.name])
+            figures[contender.name].events_per_second.append(event_count / seconds)
             figures[contender.name].server_microseconds.append(microseconds)
         on_round()
     return figures

@@ -37,6 +37,8 @@ class Report:
     memory: MemoryFigures | None = None
     restart: list[Section] = field(default_factory=list)
     taildir: list[Section] = field(default_factory=list)
+    spark: list[Section] = field(default_factory=list)
+    producer_costs: list[Section] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
         """Prints the tables."""
@@ -51,6 +53,10 @@ class Report:
             console.print(_table("File channels coming back", self.restart))
         if self.taildir:
             console.print(_table("Files coming in", self.taildir))
+        if self.producer_costs:
+            console.print(_table("What the producer costs", self.producer_costs))
+        if self.spark:
+            console.print(_table("Spark", self.spark))
         console.print(EXPLANATION)
 
     def _rates(self) -> Table:
@@ -59,6 +65,7 @@ class Report:
         for heading in ("events/s", "of echo", "of one way", "CPU us"):
             table.add_column(heading, justify="right")
         table.add_column("target")
+        notes: list[str] = []
         for scenario, figures in self.results:
             table.add_section()
             table.add_row(f"[b]{scenario.title}[/b]")
@@ -74,6 +81,9 @@ class Report:
                 )
             for what, value in scenario.remarks().items():
                 table.add_row(f"    {what}", f"{value:,.0f}")
+            notes += [f"{words}." for words in scenario.notes]
+        table.caption = "\n".join(notes) or None
+        table.caption_justify = "left"
         return table
 
     def save(self, path: Path) -> None:
@@ -91,6 +101,8 @@ class Report:
             else {"body_bytes": self.memory.body_bytes, "resident_bytes": self.memory.resident_bytes},
             "restart": [asdict(section) for section in self.restart],
             "taildir": [asdict(section) for section in self.taildir],
+            "spark": [asdict(section) for section in self.spark],
+            "producer_costs": [asdict(section) for section in self.producer_costs],
         }
 
 
@@ -116,6 +128,7 @@ def _plain_scenario(scenario: Scenario, figures: Mapping[str, Figures]) -> dict[
             for name, measured in figures.items()
         },
         "remarks": dict(scenario.remarks()),
+        "notes": list(scenario.notes),
     }
 
 

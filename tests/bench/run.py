@@ -20,6 +20,7 @@ from tests.bench.scenarios.append import append_scenario
 from tests.bench.scenarios.append_in_rows import append_in_rows_scenario
 from tests.bench.scenarios.append_stream import append_stream_scenario
 from tests.bench.scenarios.consume import consume_scenario
+from tests.bench.scenarios.consumer import file_consumer_scenario
 from tests.bench.scenarios.durable import (
     file_append_100_scenario,
     file_append_scenario,
@@ -31,10 +32,17 @@ from tests.bench.scenarios.durable import (
 )
 from tests.bench.scenarios.forwarding import file_forward_chain_scenario, file_forward_scenario
 from tests.bench.scenarios.memory import measure_memory
+from tests.bench.scenarios.peers import file_peers_scenario
 from tests.bench.scenarios.producer import file_producer_scenario
+from tests.bench.scenarios.producer_costs import (
+    QUICK_PRODUCER_COSTS_PLAN,
+    ProducerCostsPlan,
+    measure_producer_costs,
+)
 from tests.bench.scenarios.put_and_take import file_put_and_take_scenario, file_put_and_take_stream_scenario
 from tests.bench.scenarios.restart import QUICK_PLAN, RestartPlan, measure_restart
 from tests.bench.scenarios.small_calls import small_calls_scenario
+from tests.bench.scenarios.spark import QUICK_SPARK_PLAN, SparkPlan, measure_spark
 from tests.bench.scenarios.taildir import QUICK_TAILDIR_PLAN, TaildirPlan, measure_taildir
 from tests.bench.scenarios.take import take_in_rows_scenario, take_scenario
 from tests.bench.world import World, running_world
@@ -57,10 +65,12 @@ SCENARIOS = {
     "file_put_and_take_stream": file_put_and_take_stream_scenario,
     "file_put_and_take_calls": file_put_and_take_scenario,
     "file_producer": file_producer_scenario,
+    "file_peers": file_peers_scenario,
+    "file_consumer": file_consumer_scenario,
     "file_forward": file_forward_scenario,
     "file_forward_chain": file_forward_chain_scenario,
 }
-_OTHERS = ("memory", "file_restart", "taildir")
+_OTHERS = ("memory", "producer_costs", "file_restart", "taildir", "spark")
 _QUICK_SCALE = 0.25
 _QUICK_ROUNDS = 3
 _WIDTH = 120
@@ -97,9 +107,14 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
     report = Report(rounds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        if set(names) - {"file_restart", "taildir"}:
+        if set(names) - {"file_restart", "taildir", "spark"}:
             async with running_world(_made(scratch / "world")) as world:
                 await _measure_world(names, world, report, progress, scale)
+                if "producer_costs" in names:
+                    costs_plan = QUICK_PRODUCER_COSTS_PLAN if is_quick else ProducerCostsPlan()
+                    shown = progress.add_task("Producer: costs", total=costs_plan.step_count)
+                    on_step = partial(progress.advance, shown)
+                    report.producer_costs = await measure_producer_costs(world, costs_plan, on_step)
         if "file_restart" in names:
             plan = QUICK_PLAN if is_quick else RestartPlan()
             shown = progress.add_task("File: restart", total=plan.step_count)
@@ -110,6 +125,11 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
             shown = progress.add_task("taildir", total=taildir_plan.step_count)
             on_step = partial(progress.advance, shown)
             report.taildir = await asyncio.to_thread(measure_taildir, _made(scratch / "taildir"), taildir_plan, on_step)
+        if "spark" in names:
+            spark_plan = QUICK_SPARK_PLAN if is_quick else SparkPlan()
+            shown = progress.add_task("Spark", total=spark_plan.step_count)
+            on_step = partial(progress.advance, shown)
+            report.spark = await asyncio.to_thread(measure_spark, _made(scratch / "spark"), spark_plan, on_step)
     return report
 
 

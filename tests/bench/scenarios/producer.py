@@ -1,7 +1,7 @@
 """The producer: Python objects in, events on a disk out."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from millrace_client import Event, Producer
 from tests.bench.measuring import Contender, Scenario, of_echo
@@ -15,7 +15,19 @@ _OPERATIONS = 300
 def file_producer_scenario(world: World) -> Scenario:
     """One thread sends events, singly or many at once; the echo gets the same bytes in batches of 1,000."""
     world = world.on(FILE_CHANNEL)
-    made = [Event(row.body, dict(row.headers)) for row in rows(BATCH_EVENTS)]
+    return Scenario(
+        name="file_producer",
+        title="File: Producer, Python objects in",
+        events_per_operation=BATCH_EVENTS,
+        operations=_OPERATIONS,
+        ours=producer_contenders(world, [Event(row.body, dict(row.headers)) for row in rows(BATCH_EVENTS)]),
+        echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),
+        target=of_echo(0.4),
+    )
+
+
+def producer_contenders(world: World, made: Sequence[Event]) -> list[Contender]:
+    """Ways to send 1,000 events in each operation: one by one, many at once, and making each as it is sent."""
 
     def send_made(producer: Producer, operations: int) -> None:
         send = producer.send
@@ -32,19 +44,11 @@ def file_producer_scenario(world: World) -> Scenario:
         for number in range(operations * BATCH_EVENTS):
             send(Event(body, {"host": host, "timestamp": str(1_700_000_000_000 + number)}))
 
-    return Scenario(
-        name="file_producer",
-        title="File: Producer, Python objects in",
-        events_per_operation=BATCH_EVENTS,
-        operations=_OPERATIONS,
-        ours=[
-            _contender("Producer", world, send_made),
-            _contender("Producer, send_many", world, send_many_made),
-            _contender("Producer, and making the events", world, send_building),
-        ],
-        echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),
-        target=of_echo(0.4),
-    )
+    return [
+        _contender("Producer", world, send_made),
+        _contender("Producer, send_many", world, send_many_made),
+        _contender("Producer, and making the events", world, send_building),
+    ]
 
 
 def _contender(name: str, world: World, send: Callable[[Producer, int], None]) -> Contender:

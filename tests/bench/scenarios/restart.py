@@ -27,7 +27,6 @@ _REPLAY_SHARE_MIN = 0.5
 _IN_FLIGHT = 8
 _READ_BYTES = 8 << 20
 _MIB = 1 << 20
-_BACKLOG_TAIL = 64
 
 _CONFIG_TOML = f"""
 [server]
@@ -57,6 +56,8 @@ class RestartPlan:
     """What the log holds behind its checkpoint, in MiB."""
     backlog_shares: Sequence[float] = (1.0, 0.5, 0.0)
     """How much of what is queued is left."""
+    backlog_tail: int = 64
+    """What the log holds behind its checkpoint meanwhile, in MiB."""
 
     @property
     def step_count(self) -> int:
@@ -64,7 +65,9 @@ class RestartPlan:
         return 4 + len(self.tails) + len(self.backlog_shares)
 
 
-QUICK_PLAN = RestartPlan(batches=50, settling_seconds=0.5, openings=1, tails=(0, 16), backlog_shares=(1.0,))
+QUICK_PLAN = RestartPlan(
+    batches=20, settling_seconds=0.1, openings=1, tails=(2,), backlog_shares=(1.0,), backlog_tail=2
+)
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ async def measure_restart(scratch: Path, plan: RestartPlan, on_step: Callable[[]
     on_step()
     for share in plan.backlog_shares:
         await backlog.shrink_to(round(plan.batches * share))
-        opening = await backlog.killed_behind(_BACKLOG_TAIL * _MIB)
-        what = f"{backlog.batches * BATCH_EVENTS:,} queued, {_BACKLOG_TAIL} MiB behind"
+        opening = await backlog.killed_behind(plan.backlog_tail * _MIB)
+        what = f"{backlog.batches * BATCH_EVENTS:,} queued, {plan.backlog_tail} MiB behind"
         by_backlog += _lines(what, [opening], _KILLED_SECONDS_MAX)
         on_step()
     return [

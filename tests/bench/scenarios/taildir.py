@@ -17,7 +17,6 @@ LINES_PER_SECOND_MIN = 200_000
 _CHANNEL_TYPES = {"memory": LINES_PER_SECOND_MIN, "file": None}
 """What is measured, and what is to be reached."""
 _LOOK_SECONDS = 0.02
-_IDLE_SECONDS = 3.0
 _IDLE_SHARE_MAX = 0.02
 _LINES_AT_ONCE = 10_000
 
@@ -44,6 +43,8 @@ class TaildirPlan:
     """In each file."""
     rounds: int = 5
     """Files, one after the other, into each type of channel."""
+    idle_seconds: float = 3.0
+    """How long it is looked at what the source costs once all is read."""
 
     @property
     def step_count(self) -> int:
@@ -51,7 +52,7 @@ class TaildirPlan:
         return self.rounds * len(_CHANNEL_TYPES)
 
 
-QUICK_TAILDIR_PLAN = TaildirPlan(lines=200_000, rounds=2)
+QUICK_TAILDIR_PLAN = TaildirPlan(lines=200_000, rounds=1, idle_seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def _measure(scratch: Path, channel_type: str, plan: TaildirPlan, on_step: Calla
                 readings.append(_read_one(server, client, logs / f"{number}.log", range(number, number + plan.lines)))
                 on_step()
             idle_from = cpu_seconds(server.process.pid)
-            time.sleep(_IDLE_SECONDS)
-            idle_share = (cpu_seconds(server.process.pid) - idle_from) / _IDLE_SECONDS
+            time.sleep(plan.idle_seconds)
+            idle_share = (cpu_seconds(server.process.pid) - idle_from) / plan.idle_seconds
     finally:
         server.kill()
     lines = _lines(readings, idle_share, _CHANNEL_TYPES[channel_type])

@@ -1,0 +1,88 @@
+"""A peer's server on loopback, with its data in a temporary directory, which ends when the measuring does."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+_START_SECONDS_MAX = 60.0
+_LOOK_SECONDS = 0.05
+_END_SECONDS_MAX = 20.0
+
+
+class MissingPeerError(Exception):
+    """Returned where a peer cannot be measured here; the message says what is missing."""
+
+
+def check_installed(program: str, library: str, package: str) -> str:
+    """The path of a server's program.
+
+    Raises:
+        MissingPeerError: It is not there, or the client's library is not.
+    """
+    path = shutil.which(program)
+    if path is None:
+        raise MissingPeerError(f"the program {program} is not installed")
+    if importlib.util.find_spec(library) is None:
+        raise MissingPeerError(f"the Python package {package} is not installed")
+    return path
+
+
+def free_port() -> int:
+    """A port on loopback that nobody uses now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def start_peer(
+    running: ExitStack,
+    command: Sequence[str | Path],
+    port: int,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Starts a server and waits until it listens; returns its process id.
+
+    Args:
+        running: Ends it.
+        command: What to run.
+        port: Where it will listen.
+        log: Takes its output.
+        environment: What it gets beside this process's own.
+
+    Raises:
+        MissingPeerError: It does not start.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*map(str, command)],
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    running.callback(_end, process)
+    give_up = time.monotonic() + _START_SECONDS_MAX
+    while time.monotonic() < give_up and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process.pid
+        time.sleep(_LOOK_SECONDS)
+    last_lines = log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise MissingPeerError(f"{Path(command[0]).name} does not start: {' / '.join(last_lines)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # With all that it has begun itself: some servers are scripts around others.
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(_END_SECONDS_MAX)
