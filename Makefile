@@ -19,6 +19,10 @@ WORKERS ?= 2
 # How long `make fuzz` goes on with each fuzz test.
 FUZZ_SECONDS ?= 60
 
+# Python keeps compiled modules beside their sources, whatever the surroundings say: tests start hundreds of processes,
+# and each would compile all of them again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup run test cover check proto docs fmt lint type bench torture fuzz lock clean
 
 help: ## lists the targets

@@ -55,7 +55,7 @@ class TestSource:
         try:
             if self.error is not None:
                 raise self.error
-            intake.is_ready()
+            intake.note_ready()
             while True:
                 body = await self.bodies.get()
                 await intake.deliver(EventTable([body]), intake.numbered(1))

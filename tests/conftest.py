@@ -1,24 +1,48 @@
 """Fixtures for all tests."""
 
 import itertools
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.millraced import Millraced
+from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
 # How long one example takes says nothing on a machine that does other things too; pytest's timeout bounds the test.
 settings.register_profile("millrace", parent=settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("millrace")
 
+# Tests start hundreds of processes; without kept bytecode each of them would compile all modules again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell without job control has what it starts in the background ignore Ctrl-C, and children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnOneWorker | None:
+    """Has workers take files in the order of their collection, in which the many small ones come last."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return SparkOnOneWorker(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where there are several workers, what one of them must run alone and takes longest comes first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not uses_shared_spark(item.nodeid))
+
 
 StartMillraced = Callable[..., Millraced]
 """`start_millraced(config_toml="", data_dir=None, arguments=(), stdin=DEVNULL)`; see the fixture."""

@@ -16,7 +16,7 @@ from millrace_server.agent.components import Component, ComponentKind, Component
 from millrace_server.agent.outlet import Outlet, OutletLimits
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.files.sink import FilesSink
-from millrace_server.agent.sinks.files.store import FileStore
+from millrace_server.agent.sinks.files.store import EventFiles
 from millrace_server.agent.sinks.sink import SinkPlace
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
@@ -151,7 +151,7 @@ def documents_below(root: Path) -> Iterator[dict[str, Any]]:
     return map(json.loads, lines_below(root))
 
 
-def make_store(config: FilesSinkConfig, directory: Path) -> FileStore:
+def make_store(config: FilesSinkConfig, directory: Path) -> EventFiles:
     """What the sink's thread would work with; not open yet."""
     sink = config.make(SinkPlace(SINK, directory))
     assert isinstance(sink, FilesSink)

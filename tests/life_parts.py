@@ -23,7 +23,7 @@ class CountingSource:
         self._ended = Path(ended) if ended else None
 
     async def run(self, intake: Intake) -> None:
-        intake.is_ready()
+        intake.note_ready()
         for number in range(self._count):
             await intake.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), intake.numbered(1))
         try:

@@ -28,7 +28,7 @@ class LineSource:
     async def run(self, intake: Intake) -> None:
         lines = await asyncio.to_thread(lambda: self._path.read_bytes().splitlines(keepends=True))
         starts = list(accumulate(map(len, lines), initial=0))
-        intake.is_ready()
+        intake.note_ready()
         while True:
             ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in intake.accepted(_PRODUCER_ID)]
             first = starts.index(min(ends))
@@ -38,4 +38,4 @@ class LineSource:
                 break
             bodies = [line.rstrip(b"\n") for line in lines[first:last]]
             await intake.deliver(EventTable(bodies), Stamp(_PRODUCER_ID, starts[first], starts[last] - 1))
-        intake.has_ended("all lines are stored")
+        intake.note_ended("all lines are stored")

@@ -4,13 +4,18 @@ import os
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_USER_TICKS, _SYSTEM_TICKS = 11, 12
+_PARENT, _USER_TICKS, _SYSTEM_TICKS = 1, 11, 12
 
 
 def cpu_seconds(pid: int) -> float:
     """Time on a processor so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _fields(pid)
     return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / _TICKS
+
+
+def parent_of(pid: int) -> int:
+    """The process that it belongs to."""
+    return int(_fields(pid)[_PARENT])
 
 
 def resident_bytes(pid: int) -> int:
@@ -21,6 +26,11 @@ def resident_bytes(pid: int) -> int:
 def thread_count(pid: int) -> int:
     """Threads that it has."""
     return int(_status(pid, "Threads"))
+
+
+def _fields(pid: int) -> list[str]:
+    """What stands in `stat` behind the program's name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _status(pid: int, field: str) -> str:

@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 RUN = Path(__file__).resolve().parents[1] / "bench" / "run.py"
 
 
-def _bench(scratch: Path, *names: str) -> tuple[str, dict[str, Any]]:
+def _bench(scratch: Path, *names: str, seconds_max: float = 100.0) -> tuple[str, dict[str, Any]]:
     """What a quick run shows, and what it saves."""
     saved = scratch / "bench.json"
     result = subprocess.run(
@@ -15,7 +17,7 @@ def _bench(scratch: Path, *names: str) -> tuple[str, dict[str, Any]]:
         capture_output=True,
         check=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=seconds_max,
     )
     return result.stdout, json.loads(saved.read_text())
 
@@ -45,7 +47,7 @@ def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> N
     shown, report = _bench(tmp_path, "file_restart")
     assert "after SIGKILL, by what came after the checkpoint" in shown
     sections = report["restart"]
-    assert [len(section["lines"]) for section in sections] == [5, 4, 2, 6]
+    assert [len(section["lines"]) for section in sections] == [5, 2, 2, 6]
     assert all(line["value"] > 0 for section in sections[1:] for line in section["lines"])
 
 
@@ -55,3 +57,25 @@ def test_bench_of_taildir_tells_how_fast_lines_are_read(tmp_path: Path) -> None:
     assert "taildir: lines of 200 bytes into a file channel" in shown
     assert [len(section["lines"]) for section in report["taildir"]] == [4, 4]
     assert all(section["lines"][0]["value"] > 0 for section in report["taildir"])
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(900)
+def test_bench_of_spark_tells_of_batches_and_streams(tmp_path: Path) -> None:
+    """It measures each beside what Spark does natively, or beside no servers at all, and says what it reached."""
+    shown, report = _bench(tmp_path, "spark", seconds_max=800.0)
+    assert "the same rows natively from Parquet" in shown
+    assert [len(section["lines"]) for section in report["spark"]] == [3, 3, 3, 1, 3]
+    assert all(line["value"] > 0 for section in report["spark"] for line in section["lines"])
+
+
+def test_bench_without_peers_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer is measured all the same, and what it costs a program."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shown, report = _bench(tmp_path, "file_peers", "producer_costs")
+    assert "JetStream is left out: the program nats-server is not installed." in shown
+    scenario = report["scenarios"]["file_peers"]
+    assert set(scenario["contenders"]) == {"Producer", "Producer, send_many", "bare echo"}
+    assert scenario["target"] is None
+    assert [len(section["lines"]) for section in report["producer_costs"]] == [2, 5]
+    assert all(line["value"] > 0 for section in report["producer_costs"] for line in section["lines"])

@@ -15,7 +15,8 @@ from tests.conftest import StartMillraced
 from tests.millrace_program import wait_for
 from tests.millraced import Millraced, run_millraced
 
-ROUNDS = 4
+ROUNDS_IN_THE_SUITE = 2
+ROUNDS = 12
 
 CONFIG = """
 [channels.orders]
@@ -98,9 +99,10 @@ def held(server: Millraced) -> dict[int, bytes]:
         return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [ROUNDS_IN_THE_SUITE, pytest.param(ROUNDS, marks=pytest.mark.torture)])
 def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledged(
-    start_millraced: StartMillraced, tmp_path: Path
+    start_millraced: StartMillraced, tmp_path: Path, rounds: int
 ) -> None:
     """Segments come and go all the while; each backup is the channel as it was at one moment, and opens."""
     server = start_millraced(CONFIG)
@@ -109,7 +111,7 @@ def test_backup_and_verify_under_load_find_no_damage_and_all_that_was_acknowledg
     with connect(server.grpc) as client:
         wait_for(client, "orders", lambda channel: channel.state is ChannelState.OPEN)
     with under_load(server) as load:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             before.append((load.taken_through, load.acknowledged_through))
             answered("backup", home, tmp_path / f"backup-{number}")
             assert answered("log", "verify", home)["is_good"]

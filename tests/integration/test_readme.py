@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import millrace_client as millrace
+from millrace_server.cli import app
 from tests.conftest import StartMillraced
 from tests.daemon_flows import wait_until
 from tests.fenced_blocks import blocks_of
@@ -121,8 +123,8 @@ def test_configuration_blocks_checked_are_good(tmp_path: Path) -> None:
     config = tmp_path / "millrace.toml"
     for block in blocks("check"):
         config.write_text(block, encoding="utf-8")
-        checked = run_millraced("check", config)
-        assert checked.returncode == 0, checked.stderr
+        checked = CliRunner().invoke(app, ["check", str(config)])
+        assert checked.exit_code == 0, checked.output
 
 
 def test_first_configuration_block_served_has_its_channels(start_millraced: StartMillraced) -> None:

@@ -106,11 +106,11 @@ async def test_events_in_memory_cost_little_more_than_their_bytes(server: Millra
 
 
 async def test_abandoned_transactions_give_their_memory_back(server: Millraced) -> None:
-    """10,000 transactions that nobody ends are gone with their leases, and so is what they held."""
+    """2,000 transactions that nobody ends are gone with their leases, and so is what they held."""
     pid = server.process.pid
-    count, callers, body_bytes = 10_000, 50, 10_000
+    count, callers, body_bytes = 2_000, 50, 50_000
     async with connected(server.grpc) as rpc:
-        name = await rpc.make_channel(open_transactions_max=count, lease=seconds(10))
+        name = await rpc.make_channel(open_transactions_max=count, lease=seconds(3))
         before = resident_bytes(pid)
         most = before
 

@@ -12,7 +12,7 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.channels.config import EncryptionConfig
 from millrace_server.channels.directory_lock import DirectoryInUseError, lock_directory
 from millrace_server.log_tools import view
-from millrace_server.log_tools.backing_up import BackupTools, Target, back_up, restore
+from millrace_server.log_tools.backing_up import BackupTools, RestoreTarget, back_up, restore
 from millrace_server.log_tools.errors import DamagedError, ToolError, UnavailableError, UsageError
 from millrace_server.log_tools.progress import NoProgress
 from millrace_server.log_tools.verifying import Report
@@ -52,8 +52,8 @@ def backup(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-def target_of(*directories: Path, name: str | None = None) -> Target:
-    return Target(data_dirs=directories, checkpoint_dir=directories[0], name=name)
+def target_of(*directories: Path, name: str | None = None) -> RestoreTarget:
+    return RestoreTarget(data_dirs=directories, checkpoint_dir=directories[0], name=name)
 
 
 # Backup.
@@ -266,7 +266,7 @@ def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, t
 def test_restore_to_several_directories_spreads_the_segments(made: Path, backup: Path, tmp_path: Path) -> None:
     """As a server does: each segment where its number says; checkpoints may lie apart."""
     data_dirs = [tmp_path / disk / NAME for disk in ("disk-a", "disk-b", "disk-c")]
-    target = Target(data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-d" / NAME)
+    target = RestoreTarget(data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-d" / NAME)
     report, _ = restore(backup, target, TOOLS)
     assert report.is_good
     for index, directory in enumerate(data_dirs):

@@ -1,0 +1,59 @@
+"""A storage that crashes at a chosen step, as a killed process does."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from millrace_spark.landing.local_storage import LocalStorage
+
+
+class CrashError(Exception):
+    """The process was killed here."""
+
+
+class CrashingStorage(LocalStorage):
+    """Crashes before the step with a number; from 0 on, never where it is None.
+
+    Attributes:
+        steps: How many steps it took.
+        is_store: Renames as object stores do: a copy, then a removal, with a step between.
+    """
+
+    def __init__(self, crash_at: int | None = None, *, is_store: bool = False) -> None:
+        self.steps = 0
+        self.is_store = is_store
+        self._crash_at = crash_at
+
+    def write(self, path: str, text: str) -> None:
+        self._step()
+        super().write(path, text)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step()
+        if not self.is_store:
+            super().rename(source, target)
+            return
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+        self._step()
+        Path(source).unlink()
+
+    def remove(self, path: str) -> None:
+        self._step()
+        super().remove(path)
+
+    def sync(self, paths: Iterable[str]) -> None:
+        # A crash of the process alone does not show what was synced; so tests need not wait for the disk.
+        self._step()
+        assert all(Path(path).is_file() for path in paths)
+
+    def _step(self) -> None:
+        if self.steps == self._crash_at:
+            raise CrashError
+        self.steps += 1
+
+
+def lines_below(folder: Path) -> list[str]:
+    """What readers see: the lines of all files, ordered."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(line for file in files for line in file.read_text().splitlines())

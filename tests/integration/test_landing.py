@@ -1,0 +1,142 @@
+"""`millrace-spark land` against real servers, killed on its way."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+import millrace_client as millrace
+from tests.conftest import StartMillraced
+from tests.fenced_blocks import blocks_of
+from tests.millraced import Millraced
+
+PAGE = Path(__file__).parents[2] / "docs" / "landing.md"
+CHANNELS = 'channels.web.type = "file"\nchannels.web-rejected.type = "file"'
+EVENTS = 2_500
+BAD_EVERY = 400
+RUN_SECONDS_MAX = 240.0
+
+# Short runs gain nothing from the second compiler.
+SMALL = (
+    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    *("--conf", "spark.driver.memory=512m", "--master", "local[2]"),
+)
+
+
+def line(number: int) -> bytes:
+    """A line of an access log, or a bad one; of three hours."""
+    if number % BAD_EVERY == 0:
+        return b"bad line %d" % number
+    time = f"17/May/2015:{10 + number % 3:02}:05:03 +0000"
+    return f'83.149.9.216 - - [{time}] "GET /{number} HTTP/1.1" 200 {number} "-" "Mozilla"'.encode()
+
+
+class LandProgram:
+    """The documented commands, in a folder of the test's own."""
+
+    def __init__(self, folder: Path, servers: Sequence[Millraced]) -> None:
+        self.folder = folder
+        [config] = blocks_of(PAGE, "land")
+        for number, server in enumerate(servers, start=1):
+            config = config.replace(f"mill-{number}:7070", server.grpc)
+        (folder / "web.toml").write_text(config, encoding="utf-8")
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "millrace_spark.cli", *arguments],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def staged_batches(self) -> set[int]:
+        """The numbers of batches that are being written."""
+        staging = self.folder / "landed" / "web.landing" / "staging"
+        return {int(path.name.split("-")[-2]) for path in staging.glob("*-*-*")}
+
+
+def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """Waits until something holds, or the process has ended."""
+    give_up = time.monotonic() + RUN_SECONDS_MAX
+    while process.poll() is None and not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def queued(servers: Sequence[Millraced], channel: str) -> int:
+    count = 0
+    for server in servers:
+        with millrace.connect(server.grpc) as client:
+            count += client.admin.get_channel(channel).gauges.queued_events
+    return count
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
+    start_millraced: StartMillraced, tmp_path: Path
+) -> None:
+    """The page's commands: killed with -9, then followed until Ctrl-C; each row and bad line is there once."""
+    servers = [start_millraced(CHANNELS) for _ in range(2)]
+    for server in servers:
+        server.wait_for("channel opened")
+        with millrace.connect(server.grpc) as client:
+            client.channel("web").append([line(number) for number in range(EVENTS)])
+    program = LandProgram(tmp_path, servers)
+    check, land = (command.split()[1:] for command in blocks_of(PAGE, "shell")[0].splitlines())
+    checked = program.start(*check)
+    assert b"web.toml: good; lands web in" in checked.communicate(timeout=RUN_SECONDS_MAX)[0]
+
+    small_batches = ("--set", "source.events_per_batch_max=1000")
+    with program.start(*land, *SMALL, *small_batches) as killed:
+        try:
+            wait_until(killed, lambda: max(program.staged_batches(), default=0) >= 1)
+        finally:
+            killed.kill()
+        told = killed.communicate()[1]
+    assert killed.returncode == -signal.SIGKILL, told
+    assert queued(servers, "web") > 0
+
+    at_once = ("--set", "run.trigger_seconds=0", "--json")
+    with program.start(*land, *SMALL, "--follow", *at_once) as followed:
+        try:
+            wait_until(followed, lambda: queued(servers, "web") == 0)
+            followed.send_signal(signal.SIGINT)
+            told_report, told = followed.communicate(timeout=RUN_SECONDS_MAX)
+        finally:
+            followed.kill()
+    assert followed.returncode == 0, told
+    report = json.loads(told_report)
+    assert report["outcome"] == "stopped"
+    assert 0 < report["events"] <= 2 * EVENTS
+
+    bad = {number for number in range(EVENTS) if number % BAD_EVERY == 0}
+    wanted = {(server.grpc, number + 1) for server in servers for number in range(EVENTS) if number not in bad}
+    landed = ds.dataset(tmp_path / "landed" / "web", partitioning="hive").to_table()
+    rows = Counter(zip(landed["endpoint"].to_pylist(), landed["sequence"].to_pylist(), strict=True))
+    assert rows == Counter(wanted)
+    assert set(landed["hour"].to_pylist()) == {10, 11, 12}
+    assert landed["bytes"].to_pylist() == [sequence - 1 for sequence in landed["sequence"].to_pylist()]
+    assert sorted(rejected(servers)) == sorted(line(number) for number in bad for _ in servers)
+    assert queued(servers, "web") == 0
+
+
+def rejected(servers: Sequence[Millraced]) -> list[bytes]:
+    """The bodies of all dead letters; each says why it is there."""
+    bodies = []
+    for server in servers:
+        with millrace.connect(server.grpc) as client:
+            for batch in client.channel("web-rejected").peek(1, EVENTS):
+                for event in batch:
+                    assert event.headers["millrace.dead_letter.reason"] == "is no line of an access log"
+                    assert event.headers["millrace.dead_letter.channel"] == "web"
+                    bodies.append(event.body)
+    return bodies

@@ -1,0 +1,19 @@
+"""Which tests run on one worker, together."""
+
+import pytest
+
+from tests.scheduling import uses_shared_spark
+
+
+@pytest.mark.parametrize(
+    ("file", "is_sharing"),
+    [
+        ("tests/integration/test_spark_reader.py", True),
+        ("tests/integration/test_main_job.py", True),
+        ("tests/integration/test_rpc_consume.py", False),
+        ("tests/unit/spark/test_options.py", False),
+    ],
+)
+def test_uses_shared_spark_tells_files_with_the_fixture(file: str, *, is_sharing: bool) -> None:
+    """One that it missed would have a second worker start a Spark of its own."""
+    assert uses_shared_spark(f"{file}::test_it[a]") is is_sharing
