@@ -1,18 +1,25 @@
 """`millrace-spark land` against real servers, killed on its way."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import millrace_client as millrace
+from millrace_spark.landing import land_command
+from millrace_spark.landing.program import app
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
@@ -82,7 +89,7 @@ def queued(servers: Sequence[Millraced], channel: str) -> int:
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
-    start_millraced: StartMillraced, tmp_path: Path
+    start_millraced: StartMillraced, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's commands: killed with -9, then followed until Ctrl-C; each row and bad line is there once."""
     servers = [start_millraced(CHANNELS) for _ in range(2)]
@@ -105,16 +112,13 @@ def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
     assert killed.returncode == -signal.SIGKILL, told
     assert queued(servers, "web") > 0
 
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(land_command, "spark_session", lambda *_, **__: nullcontext(spark))
     at_once = ("--set", "run.trigger_seconds=0", "--json")
-    with program.start(*land, *SMALL, "--follow", *at_once) as followed:
-        try:
-            wait_until(followed, lambda: queued(servers, "web") == 0)
-            followed.send_signal(signal.SIGINT)
-            told_report, told = followed.communicate(timeout=RUN_SECONDS_MAX)
-        finally:
-            followed.kill()
-    assert followed.returncode == 0, told
-    report = json.loads(told_report)
+    with interrupted_when(lambda: queued(servers, "web") == 0):
+        followed = CliRunner().invoke(app, [*land, "--follow", *at_once])
+    assert followed.exit_code == 0, followed.output
+    report = json.loads(followed.stdout)
     assert report["outcome"] == "stopped"
     assert 0 < report["events"] <= 2 * EVENTS
 
@@ -127,6 +131,28 @@ def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
     assert landed["bytes"].to_pylist() == [sequence - 1 for sequence in landed["sequence"].to_pylist()]
     assert sorted(rejected(servers)) == sorted(line(number) for number in bad for _ in servers)
     assert queued(servers, "web") == 0
+
+
+@contextmanager
+def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
+    """Does what Ctrl-C does, once something holds, or after too long a time."""
+    give_up = time.monotonic() + RUN_SECONDS_MAX
+    is_over = threading.Event()
+
+    def interrupt() -> None:
+        while not condition() and time.monotonic() < give_up and not is_over.wait(0.05):
+            pass
+        # Only while the program is there: nobody else in this process bears it.
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt, daemon=True)
+    waiting.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        waiting.join()
 
 
 def rejected(servers: Sequence[Millraced]) -> list[bytes]:

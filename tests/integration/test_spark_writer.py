@@ -21,7 +21,7 @@ from tests.millraced import Millraced
 
 pytestmark = pytest.mark.spark
 
-_QUERY_SECONDS_MAX = 60
+_QUERY_SECONDS_MAX = 90
 _names = (f"spark-write-{number}" for number in itertools.count(1))
 
 
@@ -196,7 +196,7 @@ def held_back(line: str, path: str) -> Callable[[str], Column]:
     """A function that waits at one line until there is a file."""
 
     def wait(body: str) -> str:
-        give_up = time.monotonic() + 60.0
+        give_up = time.monotonic() + 90.0
         while body == line and not os.path.exists(path) and time.monotonic() < give_up:  # noqa: PTH110 - shipped
             time.sleep(0.05)
         return body

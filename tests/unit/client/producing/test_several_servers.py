@@ -148,7 +148,9 @@ def test_by_key_while_a_home_is_sick_uses_another(
 ) -> None:
     """Keys come back when their home is well; a home that is merely full keeps them."""
     other = more_channels()
-    producer = producer_of(channels, other, routing=Routing.BY_KEY)
+    # Long enough that a busy machine does not sleep through the rest of a sick home.
+    slow = {"backoff_seconds": 0.2, "backoff_seconds_max": 0.5}
+    producer = producer_of(channels, other, routing=Routing.BY_KEY, **slow)
     producer.send(b"first").result(10)
     wait_connected(producer, 2)
     by_address = {channels.address: channels, other.address: other}
