@@ -25,6 +25,7 @@ _PROGRESS_SECONDS_MAX = 240.0
 _FAILURES_MAX = 3
 _EVENTS_MAX = 10_000_000
 _FEED_BATCH = 20
+_FEED_EVENTS_MAX = 2_000
 _FEED_PAUSE_SECONDS = 0.1
 _CALM = Tears(cut_upwards=0.0, cut_downwards=0.0, delay=0.0)
 
@@ -113,6 +114,9 @@ class Scene:
             ]
             while not self._is_fed.wait(_FEED_PAUSE_SECONDS):
                 start = len(self.sent)
+                # How slow the machine is must not decide how much is left in the end.
+                if start >= _FEED_EVENTS_MAX * (1 + self.kill_counts.total()):
+                    continue
                 bodies = [b"event %08d" % number for number in range(start, start + _FEED_BATCH)]
                 for producer in producers:
                     producer.send_many(bodies)
@@ -135,6 +139,7 @@ class Scene:
 
     def start_driver(self) -> None:
         """Starts the queries, or has them go on."""
+        self._forget_driver()
         plan = self.folder / "plan.json"
         Plan(master="local[2,4]", flows=self._flows()).save(plan)
         with (self.folder / "driver.log").open("ab") as log:
@@ -156,9 +161,7 @@ class Scene:
                 os.kill(pid, signal.SIGKILL)
         else:
             os.killpg(self._driver.pid, signal.SIGKILL)
-        self._driver.wait()
-        assert self._driver.stdin is not None
-        self._driver.stdin.close()
+        self._forget_driver()
 
     def stop_driver(self) -> None:
         """Has the queries stop as they should."""
@@ -170,6 +173,15 @@ class Scene:
         """Ends what is left of the driver."""
         if self._driver is not None and self._driver.poll() is None:
             self.kill_driver("all")
+        self._forget_driver()
+
+    def _forget_driver(self) -> None:
+        """Clears away what is left of a driver that has ended, or is about to."""
+        if self._driver is not None:
+            self._driver.wait()
+            assert self._driver.stdin is not None
+            self._driver.stdin.close()
+            self._driver = None
 
     def done_batches(self) -> int:
         """Micro-batches that all queries together hold for done."""

@@ -66,9 +66,20 @@ def put(client: millrace.Client, channel: millrace.Channel, *batches: pa.RecordB
 
 
 def commit(
-    puts: Sequence[ShardPuts], number: int = 0, *, retry_seconds: float = 1.0, is_streaming: bool = True
+    puts: Sequence[ShardPuts],
+    number: int = 0,
+    *,
+    retry_seconds: float = 1.0,
+    is_streaming: bool = True,
+    keeps_places: bool = True,
 ) -> None:
-    said = BatchCommit(producer_id="query", number=number, is_streaming=is_streaming, retry_seconds=retry_seconds)
+    said = BatchCommit(
+        producer_id="query",
+        number=number,
+        is_streaming=is_streaming,
+        keeps_places=keeps_places,
+        retry_seconds=retry_seconds,
+    )
     commit_all(puts, said)
 
 
@@ -258,7 +269,7 @@ def test_commit_all_of_too_many_transactions_says_so(
 def test_commit_all_with_one_server_away_says_what_is_stored(
     client: millrace.Client, channel: millrace.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others store their share; a save is told how to have the rest stored alone."""
+    """The others store their share; a save whose rows go where they went is told how to have the rest stored alone."""
     caplog.set_level(logging.INFO, "millrace_spark")
     puts = put(client, channel, rows(0, 1))
     away = replace(puts[0], shard=replace(puts[0].shard, endpoint="127.0.0.1:1"))
@@ -268,6 +279,8 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
     assert f'What goes to {puts[0].shard} is stored; saving again with option("producerId", "query")' in str(
         refused.value
     )
+    with pytest.raises(MillraceSparkError, match=f"What goes to {puts[0].shard} is stored$"):
+        commit([*puts, away], retry_seconds=0.1, is_streaming=False, keeps_places=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)
     assert f"{puts[0].shard}: stored batch 0 of producer query, 2 events from sequence 1 to 2" in caplog.text

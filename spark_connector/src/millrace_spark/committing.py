@@ -31,6 +31,8 @@ class BatchCommit:
     """The batch's number, in the stamp."""
     is_streaming: bool
     """Whether Spark repeats the batch where this fails."""
+    keeps_places: bool
+    """Whether the same rows under the same producer go to the same servers again."""
     retry_seconds: float
     """How long each shard is tried again."""
 
@@ -58,7 +60,7 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     told = ". Also, ".join(failed)
     if stored:
         told += f". What goes to {', '.join(stored)} is stored"
-        if not commit.is_streaming:
+        if commit.keeps_places and not commit.is_streaming:
             told += f'; saving again with option("producerId", "{commit.producer_id}") stores the rest alone'
     raise MillraceSparkError(told)
 

@@ -140,6 +140,7 @@ def _commit(
         producer_id=stamp_producer_id(producer_id, options),
         number=number,
         is_streaming=is_streaming,
+        keeps_places=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,
     )
     commit_all(puts, commit)
