@@ -9,9 +9,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from millrace.v1 import event_pb2
-from millrace_spark.arrow import EventOrigin, record_batches
-from millrace_spark.options import EVENTS_PER_PARTITION
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.reading.arrow import EventOrigin, record_batches
+from millrace_spark.reading.options import EVENTS_PER_PARTITION
+from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.bench.payloads import BATCH_EVENTS, columns
 
 _ORIGIN = EventOrigin("memory", "127.0.0.1:0")

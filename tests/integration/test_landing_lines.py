@@ -28,7 +28,7 @@ from millrace_spark.landing.publication import Publisher, Written
 from millrace_spark.landing.rows import rows_of
 from millrace_spark.landing.spark_merger import spark_merger
 from millrace_spark.landing.storage import StorageError
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.crashing_storage import CrashError, CrashingStorage
 from tests.fenced_blocks import blocks_of
 

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 import millrace_client as millrace
-from millrace_spark import MillraceSparkError, committing, writing
-from millrace_spark.committing import BatchCommit, commit_all
-from millrace_spark.put_notes import ShardPuts
-from millrace_spark.rollback import roll_back
-from millrace_spark.write_options import WriteOptions, WriteRouting, parse_write_options
-from millrace_spark.writing import put_all
+from millrace_spark import MillraceSparkError
+from millrace_spark.writing import committing
+from millrace_spark.writing import tasks as writing
+from millrace_spark.writing.committing import BatchCommit, commit_all
+from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
+from millrace_spark.writing.put_notes import ShardPuts
+from millrace_spark.writing.rollback import roll_back
+from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
 from tests.millraced import Millraced

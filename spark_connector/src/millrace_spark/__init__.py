@@ -17,8 +17,8 @@ A schema of your own, `.schema("sequence bigint, body binary")`, leaves columns 
 all options. While the query runs it holds a claim on each channel, so that nobody else consumes from it; events are
 removed once Spark has logged their micro-batch as done, and a restart with the same checkpoint reads exactly what was
 not. Stopping the query frees the channels. Progress is in `query.lastProgress["sources"][0]["latestOffset"]`, as
-`millrace_spark.progress` tells. Triggers: processing time, availableNow, once; continuous ones Spark has for sources in
-Java only.
+`millrace_spark.reading.progress` tells. Triggers: processing time, availableNow, once; continuous ones Spark has for
+sources in Java only.
 
 Looking, without consuming anything:
 
@@ -61,15 +61,15 @@ all options. A batch is in a channel wholly or not at all, and a stream's once, 
 Spark finds `format("millrace")` by itself where this package is installed; `register(spark)` makes it known elsewhere.
 """
 
-from millrace_spark.claims import ClaimedRanges, claim_ranges
 from millrace_spark.errors import DataLossError, MillraceSparkError, OptionError
 from millrace_spark.java import ensure_java
 from millrace_spark.listener import PrometheusListener
-from millrace_spark.options import OPTIONS
-from millrace_spark.ranges import ClaimedRange
+from millrace_spark.reading.claims import ClaimedRanges, claim_ranges
+from millrace_spark.reading.options import OPTIONS
+from millrace_spark.reading.ranges import ClaimedRange
 from millrace_spark.shipping import ship
 from millrace_spark.source import MillraceDataSource, register
-from millrace_spark.write_options import WRITE_OPTIONS
+from millrace_spark.writing.options import WRITE_OPTIONS
 
 __all__ = [
     "OPTIONS",

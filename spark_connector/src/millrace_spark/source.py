@@ -9,16 +9,22 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from millrace_spark.batch_bounds import bounded
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.options import BatchOptions, ClaimOptions, check_options, parse_batch_options, parse_stream_options
-from millrace_spark.ranges import RangePartition, split_among_tasks
 from millrace_spark.reader_id import reader_id_of
-from millrace_spark.schema import EVENT_SCHEMA, check_schema
+from millrace_spark.reading.batch_bounds import bounded
+from millrace_spark.reading.options import (
+    BatchOptions,
+    ClaimOptions,
+    check_options,
+    parse_batch_options,
+    parse_stream_options,
+)
+from millrace_spark.reading.ranges import RangePartition, split_among_tasks
+from millrace_spark.reading.schema import EVENT_SCHEMA, check_schema
+from millrace_spark.reading.stream_reader import MillraceStreamReader
 from millrace_spark.shipping import require_modules
-from millrace_spark.sink import MillraceStreamWriter, MillraceWriter
-from millrace_spark.stream_reader import MillraceStreamReader
 from millrace_spark.worker_python import check_worker_python
+from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +94,7 @@ class MillraceReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         ranges = self._options.source
         if isinstance(ranges, ClaimOptions):
-            from millrace_spark.reading import claim_all
+            from millrace_spark.reading.tasks import claim_all
 
             ranges = bounded(claim_all(ranges), self._options)
         limits = self._options.partitions
@@ -101,6 +107,6 @@ class MillraceReader(DataSourceReader):
         require_modules()
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        from millrace_spark.reading import read_partition
+        from millrace_spark.reading.tasks import read_partition
 
         return read_partition(partition, to_arrow_schema(self._schema), self._options.retry_seconds)

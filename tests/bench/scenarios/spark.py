@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import millrace_client as millrace
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace_spark.arrow import EventOrigin, record_batches
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.reading.arrow import EventOrigin, record_batches
+from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES, columns
 from tests.bench.spark_world import SparkWorld, rate_of, spark_world

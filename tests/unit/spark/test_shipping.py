@@ -17,7 +17,8 @@ def test_pack_gives_a_zip_that_imports_without_an_installation(tmp_path: Path) -
     """A Python that knows neither package nor client has both from the zip, with all that reading and writing takes."""
     program = (
         "import sys; sys.path += sys.argv[1:]\n"
-        "import millrace_spark.reading, millrace_spark.sink, millrace_spark.stream, pyspark_millrace, millrace_client\n"
+        "import millrace_spark.reading.tasks, millrace_spark.reading.stream, millrace_spark.writing.sink\n"
+        "import millrace_client, pyspark_millrace\n"
         "for name in ('millrace_spark', 'millrace_client', 'millrace.columns', 'pyspark_millrace'):\n"
         "    assert sys.modules[name].__file__.startswith(sys.argv[1]), sys.modules[name].__file__\n"
     )

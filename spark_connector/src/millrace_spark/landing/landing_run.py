@@ -26,7 +26,7 @@ from millrace_spark.landing.publication import Publisher, finish_all, sync_check
 from millrace_spark.landing.rows import rows_of
 from millrace_spark.landing.spark_merger import spark_merger
 from millrace_spark.landing.storage import Storage, StorageError
-from millrace_spark.schema import EVENT_SCHEMA
+from millrace_spark.reading.schema import EVENT_SCHEMA
 
 _LOOK_SECONDS = 0.25
 

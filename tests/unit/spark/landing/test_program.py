@@ -129,7 +129,7 @@ def test_source_options_are_those_of_the_data_source() -> None:
     assert "minEventsPerTrigger" not in options
     following = source_options(config(source=source, run={"follow": True}))
     assert (following["minEventsPerTrigger"], following["maxTriggerDelay"]) == ("5", "900.0s")
-    from millrace_spark.options import parse_stream_options
+    from millrace_spark.reading.options import parse_stream_options
 
     assert parse_stream_options(following).claim.reader_id == landing_name(config())
 

@@ -1,0 +1,88 @@
+"""What goes into a micro-batch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from millrace_spark.reading.offsets import Offsets, ShardOffset
+from millrace_spark.reading.options import TriggerLimits
+from millrace_spark.reading.sharing import rotated, shares
+from millrace_spark.shards import Shard
+
+
+@dataclass
+class BatchPlanner:
+    """Plans micro-batches within limits, for all shards together.
+
+    Attributes:
+        limits: What the user asked for.
+    """
+
+    limits: TriggerLimits
+    _turn: int = 0
+    _held_since: float | None = field(default=None)
+
+    def next_batch(
+        self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int], body_bytes: Mapping[Shard, float]
+    ) -> Offsets:
+        """The next micro-batch's part of each shard, within the limits to the event.
+
+        Args:
+            positions: Where each shard stands: its `to_sequence`.
+            ends: How far it may be read; a shard that is not in it, not at all.
+            body_bytes: The mean size of each shard's bodies; a shard that is not in it counts no bytes.
+        """
+        order = sorted(positions)
+        available = {shard: max(ends.get(shard, 0) - positions[shard].to_sequence, 0) for shard in order}
+        given = self._within_bytes(self._within_events(available), body_bytes)
+        self._turn += 1
+        return {shard: _advanced(positions[shard], given[shard]) for shard in order}
+
+    def all_there_is(self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int]) -> Offsets:
+        """The next micro-batch where no limit holds."""
+        return {
+            shard: _advanced(offset, max(ends.get(shard, 0) - offset.to_sequence, 0))
+            for shard, offset in positions.items()
+        }
+
+    @staticmethod
+    def nothing(positions: Mapping[Shard, ShardOffset]) -> Offsets:
+        """An empty micro-batch."""
+        return {shard: _advanced(offset, 0) for shard, offset in positions.items()}
+
+    def _within_events(self, available: Mapping[Shard, int]) -> dict[Shard, int]:
+        if self.limits.events_max is None:
+            return dict(available)
+        return shares(available, self.limits.events_max, self._turn)
+
+    def _within_bytes(self, available: Mapping[Shard, int], body_bytes: Mapping[Shard, float]) -> dict[Shard, int]:
+        if self.limits.bytes_max is None:
+            return dict(available)
+        sizes = {shard: max(body_bytes.get(shard, 0.0), 1.0) for shard in available}
+        wanted_bytes = {shard: math.ceil(count * sizes[shard]) for shard, count in available.items()}
+        if sum(wanted_bytes.values()) <= self.limits.bytes_max:
+            return dict(available)
+        allowed_bytes = shares(wanted_bytes, self.limits.bytes_max, self._turn)
+        given = {shard: min(int(allowed_bytes[shard] / sizes[shard]), count) for shard, count in available.items()}
+        # An event that is larger than its shard's share would wait for ever, if it did not go when its turn comes.
+        first = next((shard for shard in rotated(list(available), self._turn) if available[shard]), None)
+        if first is not None:
+            given[first] = max(given[first], 1)
+        return given
+
+    def is_held(self, event_count: int, now: float) -> bool:
+        """Whether so many events are to wait for more, at a time on a monotonic clock."""
+        if not event_count or event_count >= self.limits.events_min:
+            self._held_since = None
+            return False
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < self.limits.delay_seconds_max:
+            return True
+        self._held_since = None
+        return False
+
+
+def _advanced(position: ShardOffset, event_count: int) -> ShardOffset:
+    start = position.to_sequence
+    return ShardOffset(position.channel_id, start, start + event_count)

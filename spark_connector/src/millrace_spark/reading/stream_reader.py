@@ -1,0 +1,121 @@
+"""`spark.readStream.format("millrace")`, as Spark drives it.
+
+The order of Spark's calls, on which acknowledging relies, was found by experiment: when it calls `latestOffset(start)`,
+all that lies before `start` stands in its commit log. So that is when events are removed from their channels, and a
+channel is drained fully, by the last call of an AvailableNow run too.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from millrace_spark.reading.options import StreamOptions
+from millrace_spark.reading.ranges import RangePartition
+from millrace_spark.shipping import require_modules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace_spark.reading.stream import Stream
+
+
+class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads channels as a stream; see `millrace_spark` for what is promised.
+
+    Spark makes several: one lives in a process of its own for as long as the query runs and does all but reading,
+    others are pickled into the tasks and read. So this holds nothing but options until it is asked for offsets.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._stream: Stream | None = None
+
+    # Offsets are plain JSON to Spark, whatever its base class says of them.
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._opened().fix_end()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        # Spark gives it back where the trigger knows limits, and else ReadAllAvailable. It holds one limit only; the
+        # stream itself respects all that were given.
+        limits = self._options.limits
+        if limits.events_max is not None:
+            return ReadMaxRows(limits.events_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
+        return ReadMinRows(limits.events_min) if limits.events_min > 1 else ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._opened().initial_offset()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._opened().next_offset(start, is_limited=not isinstance(limit, ReadAllAvailable))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return self._opened().progress()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        del start  # An offset says by itself where it begins.
+        return self._opened().partitions(end)
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        # Where there are no parts Spark makes one of its own, and wants no rows for it.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        require_modules()
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from millrace_spark.reading.tasks import read_partition
+
+        return read_partition(partition, to_arrow_schema(self._schema), self._options.claim.retry_seconds)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._opened().commit(end)
+
+    def stop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _opened(self) -> "Stream":
+        if self._stream is None:
+            from millrace_spark.log_lines import show_log_lines
+            from millrace_spark.reading.stream import Stream
+
+            show_log_lines()
+            self._release_on_sigterm()
+            self._stream = Stream(self._options)
+        return self._stream
+
+    def _release_on_sigterm(self) -> None:
+        """Spark ends this process by SIGTERM when a query is stopped, and does not call `stop`."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        former = signal.getsignal(signal.SIGTERM)
+
+        def release(number: int, _frame: FrameType | None) -> None:
+            # Spark sends it twice; the second one must not cut the releases short.
+            signal.signal(number, signal.SIG_IGN)
+            if self._stream is None:
+                # It is just being opened, which releases what it has claimed so far when it fails.
+                raise SystemExit(128 + number)
+            self.stop()
+            signal.signal(number, former)
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, release)

@@ -1,0 +1,105 @@
+"""What Spark's planner and tasks ask of servers."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+import millrace_client as millrace
+from millrace_spark.errors import MillraceSparkError
+from millrace_spark.lookup import connected, find_shards
+from millrace_spark.patience import Patience
+from millrace_spark.reading.arrow import EventOrigin, record_batches
+from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
+from millrace_spark.reading.ranges import ClaimedRange, RangePartition
+from millrace_spark.refusals import explained
+from millrace_spark.shards import Shard
+
+
+def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
+    """Claims the channels on each endpoint for a look, and leaves the claims to their leases.
+
+    Raises:
+        MillraceSparkError: A server cannot be reached, or refuses.
+    """
+    with connected(options.endpoints) as clients:
+        return tuple(
+            _claim(shard, clients[shard.endpoint], options) for shard in find_shards(clients, options.channels)
+        )
+
+
+def _claim(shard: Shard, client: millrace.Client, options: ClaimOptions) -> ClaimedRange:
+    with explained(shard.endpoint, shard.channel):
+        channel = client.channel(shard.channel)
+        try:
+            claim = channel.claim(options.reader_id, options.lease_seconds)
+        except millrace.ChannelClaimedError:
+            if not options.takeover:
+                raise
+            # Only another reader's claim is taken over; this reader's own may be that of another read in the query.
+            claim = channel.claim(options.reader_id, options.lease_seconds, takeover=True)
+        return claimed_range(shard.endpoint, claim, is_held=False)
+
+
+def claimed_range(endpoint: str, claim: millrace.Claim, *, is_held: bool) -> ClaimedRange:
+    """What a claim found."""
+    return ClaimedRange(
+        endpoint=endpoint,
+        channel=claim.channel,
+        reader_id=claim.reader_id,
+        channel_id=claim.channel_id,
+        epoch=claim.epoch,
+        first_sequence=claim.first_sequence,
+        next_sequence=claim.next_sequence,
+        lease_seconds=claim.lease_seconds,
+        is_held=is_held,
+    )
+
+
+def read_partition(
+    partition: RangePartition, schema: pa.Schema, retry_seconds: float = RETRY_SECONDS
+) -> Iterator[pa.RecordBatch]:
+    """Reads a part of a claimed range.
+
+    A server that cannot be reached is tried again, and reading goes on behind the last batch that came.
+
+    Args:
+        partition: Which part.
+        schema: The columns; see `record_batches`.
+        retry_seconds: How long to try again without any batch coming.
+
+    Raises:
+        MillraceSparkError: The claim has ended, the events are gone, or the server cannot be reached.
+    """
+    claimed = partition.claimed
+    with explained(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
+        batches = _batches(client.channel(claimed.channel), partition, Patience(retry_seconds))
+        columns = ((batch.first_sequence, batch.columns) for batch in batches)
+        yield from record_batches(columns, EventOrigin(claimed.channel, claimed.endpoint), schema)
+
+
+def _batches(channel: millrace.Channel, partition: RangePartition, patience: Patience) -> Iterator[millrace.Batch]:
+    claimed = partition.claimed
+    position = partition.from_sequence
+    while True:
+        try:
+            epoch = claimed.epoch if claimed.is_held else _epoch_of_a_look(channel, claimed)
+            for batch in channel.read(
+                claimed.reader_id, from_sequence=position, to_sequence=partition.to_sequence, epoch=epoch
+            ):
+                patience.succeed()
+                yield batch
+                position = batch.first_sequence + len(batch)
+        except millrace.MillraceError as error:
+            patience.wait(error)
+        else:
+            return
+
+
+def _epoch_of_a_look(channel: millrace.Channel, claimed: ClaimedRange) -> int:
+    """Claims again: nothing keeps a look's claim alive from one action on a DataFrame to the next."""
+    claim = channel.claim(claimed.reader_id, claimed.lease_seconds)
+    if claim.channel_id != claimed.channel_id:
+        raise MillraceSparkError(
+            f"channel {claimed.channel} at {claimed.endpoint}: was made anew since this read was planned; load anew"
+        )
+    return claim.epoch

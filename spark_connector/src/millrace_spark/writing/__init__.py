@@ -1,0 +1,1 @@
+"""DataFrames into channels: batch saves and streams."""

@@ -1,0 +1,112 @@
+"""To which server and channel each row goes."""
+
+from array import array
+from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate, pairwise
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace_client.producing.lanes import LANES
+from millrace_client.producing.routing import ranked
+from millrace_spark.errors import MillraceSparkError
+from millrace_spark.shards import Shard
+from millrace_spark.writing.options import WriteOptions, WriteRouting
+
+_EVENT_COLUMNS = ("body", "headers")
+
+assert not LANES & (LANES - 1), "lanes are masked out of a hash"
+
+
+class RowRouter:
+    """Shares rows out among shards, those of each in their order.
+
+    A key goes to the server that a `Producer` with routing by key calls its home: where a server comes or goes, only
+    the keys move that come to it or leave it.
+
+    Args:
+        options: Where to.
+        turn: Chooses the server of rows that have no key: a number that a repeat of the same rows has, too.
+    """
+
+    def __init__(self, options: WriteOptions, turn: int) -> None:
+        self._endpoints = options.endpoints
+        self._channel = options.channel
+        self._is_by_key = len(options.endpoints) > 1 and options.routing is WriteRouting.KEY
+        self._turn = turn % len(options.endpoints)
+
+    def route(self, rows: pa.RecordBatch) -> Iterator[tuple[Shard, pa.RecordBatch]]:
+        """For each shard its rows, with the columns `body` and `headers` alone.
+
+        Raises:
+            MillraceSparkError: A row names no channel.
+        """
+        columns = {name.lower(): rows.column(position) for position, name in enumerate(rows.schema.names)}
+        events = pa.RecordBatch.from_arrays(
+            [columns[name] for name in _EVENT_COLUMNS if name in columns],
+            names=[name for name in _EVENT_COLUMNS if name in columns],
+        )
+        if not rows.num_rows:
+            return
+        channels, channel_numbers = self._channels(columns)
+        server_numbers = self._servers(columns)
+        if channel_numbers is None and server_numbers is None:
+            yield Shard(channels[0], self._endpoints[self._turn]), events
+            return
+        numbers = _numbers(channel_numbers, server_numbers, self._turn, len(self._endpoints))
+        # Stable, so that the rows of each shard stay in their order.
+        order = pc.array_sort_indices(numbers)
+        counts = {counted["values"]: counted["counts"] for counted in pc.value_counts(numbers).to_pylist()}
+        ends = accumulate((counts[number] for number in sorted(counts)), initial=0)
+        for number, (start, stop) in zip(sorted(counts), pairwise(ends), strict=True):
+            channel_number, server_number = divmod(number, len(self._endpoints))
+            shard = Shard(channels[channel_number], self._endpoints[server_number])
+            # Not a slice, which would keep all rows in memory for as long as a few of them wait for more.
+            yield shard, events.take(order.slice(start, stop - start))
+
+    def _channels(self, columns: dict[str, pa.Array]) -> tuple[list[str], pa.Array | None]:
+        """The channels, and for each row the number of its own; None where all rows have the first."""
+        if self._channel:
+            return [self._channel], None
+        names = columns["channel"]
+        if names.null_count:
+            raise MillraceSparkError(
+                "column channel: is null in a row; fill it in, or give the option channel, which is for all rows"
+            )
+        encoded = _plain(names).cast(pa.string()).dictionary_encode()
+        return encoded.dictionary.to_pylist(), None if len(encoded.dictionary) == 1 else encoded.indices
+
+    def _servers(self, columns: dict[str, pa.Array]) -> pa.Array | None:
+        """For each row the number of its server; None where all rows have this turn's."""
+        if not self._is_by_key:
+            return None
+        keys = _plain(columns["key"]).cast(pa.binary()).dictionary_encode()
+        # Where each event has another key, this is done for each of them; so it is C code that loops.
+        hashes = array("I", map(crc32, keys.dictionary.to_pylist()))
+        lanes = pc.bit_wise_and(
+            pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)]),
+            pa.scalar(LANES - 1, pa.uint32()),
+        )
+        homes = _homes(self._endpoints).take(lanes)
+        return homes.take(keys.indices).fill_null(self._turn)
+
+
+@cache
+def _homes(endpoints: tuple[str, ...]) -> pa.Array:
+    """For each lane of keys the number of its server."""
+    return pa.array([endpoints.index(ranked(lane, endpoints)[0]) for lane in range(LANES)], pa.int32())
+
+
+def _numbers(channels: pa.Array | None, servers: pa.Array | None, turn: int, server_count: int) -> pa.Array:
+    """One number for each row's channel and server."""
+    if servers is None:
+        servers = pa.scalar(turn, pa.int32())
+    if channels is None:
+        return servers
+    return pc.add(pc.multiply(channels, pa.scalar(server_count, pa.int32())), servers)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values

@@ -1,0 +1,153 @@
+"""`df.write.format("millrace")` and `df.writeStream.format("millrace")`, as Spark drives them.
+
+Tasks put rows into open transactions and tell the driver which; the driver commits all transactions of a server's
+channel in one call, stamped with the producer's id and the batch's number. So a channel has a batch wholly or not at
+all, and a batch that is repeated is stored once: a task that failed or ran twice has left nothing but open
+transactions, which nobody commits, and a commit that is repeated is known by its stamp.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Self
+from zlib import crc32
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from millrace_spark.errors import OptionError
+from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
+from millrace_spark.writing.put_notes import TaskPuts, gathered, told
+from millrace_spark.writing.schema import options_for
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class MillraceWriter(DataSourceArrowWriter):
+    """Saves a DataFrame. Made once in the driver, then shipped to tasks and back."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._producer_id = options.producer_id or f"spark-save-{secrets.token_hex(16)}"
+
+    @classmethod
+    def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
+        """The writer for what a user asks for, which is looked at before any task runs.
+
+        Raises:
+            MillraceSparkError: It cannot be written; says why.
+        """
+        if is_overwrite:
+            raise OptionError('mode overwrite: does not go with channels, which are queues; use mode("append")')
+        from millrace_spark.writing.targets import check_targets
+
+        planned = options_for(schema, parse_write_options(options, is_streaming=False))
+        check_targets(planned)
+        return cls(planned)
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
+        from millrace_spark.writing.tasks import put_all
+
+        return TaskPuts(self._producer_id, put_all(iterator, self._options, self._turn()))
+
+    def _turn(self) -> int:
+        if self._options.producer_id:
+            # A save that may be repeated goes where it went before, however many tasks there are; and so do others of
+            # its producer, whose numbers would else have a gap in them on each server.
+            return crc32(self._producer_id.encode())
+        context = TaskContext.get()
+        assert context is not None, "Spark writes in tasks"
+        return context.partitionId()
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _commit(self._options, messages, self._producer_id, self._options.batch_number, is_streaming=False)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _abort(messages)
+
+
+class MillraceStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream's batches. Spark makes it anew for each of them, and again for its commit."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    @classmethod
+    def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
+        """The writer for what a user asks for, which is looked at before the first batch.
+
+        Raises:
+            MillraceSparkError: It cannot be written; says why.
+        """
+        if is_overwrite:
+            raise OptionError(
+                "outputMode complete: does not go with channels, which are queues; use append, or update, which "
+                "appends each changed row"
+            )
+        from millrace_spark.writing.targets import check_targets_once
+
+        planned = options_for(schema, parse_write_options(options, is_streaming=True))
+        check_targets_once(planned)
+        return cls(planned)
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
+        from millrace_spark.writing.tasks import put_all
+
+        context = TaskContext.get()
+        assert context is not None, "Spark writes in tasks"
+        # The driver's commit is told the batch, but not the query: so the tasks tell it.
+        producer_id = self._options.producer_id or f"spark-{context.getLocalProperty('sql.streaming.queryId')}"
+        turn = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        return TaskPuts(producer_id, put_all(iterator, self._options, turn))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        for message in told(messages)[:1]:
+            _commit(self._options, messages, message.producer_id, batchId, is_streaming=True)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        del batchId  # The transactions say all.
+        _abort(messages)
+
+
+def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
+    """The producer's id as it stands in stamps.
+
+    Where a batch's rows are shared out by key, a server's share depends on which servers there are. So then another set
+    of servers is another producer: a batch that is repeated with it is stored once more, and no row of it is taken for
+    stored because the server had another share of the batch before.
+    """
+    if len(options.endpoints) == 1 or options.routing is not WriteRouting.KEY:
+        return producer_id
+    return f"{producer_id}/{blake2b(','.join(options.endpoints).encode(), digest_size=6).hexdigest()}"
+
+
+def _commit(
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    producer_id: str,
+    number: int,
+    *,
+    is_streaming: bool,
+) -> None:
+    puts = gathered(messages)
+    if not puts:
+        return
+    from millrace_spark.writing.committing import BatchCommit, commit_all
+
+    commit = BatchCommit(
+        producer_id=stamp_producer_id(producer_id, options),
+        number=number,
+        is_streaming=is_streaming,
+        keeps_places=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
+        retry_seconds=options.retry_seconds,
+    )
+    commit_all(puts, commit)
+
+
+def _abort(messages: Sequence[WriterCommitMessage | None]) -> None:
+    if puts := gathered(messages):
+        from millrace_spark.writing.rollback import roll_back
+
+        roll_back(puts)

@@ -1,0 +1,219 @@
+"""What a task does: puts its rows into open transactions, which the driver commits."""
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+import millrace_client as millrace
+from millrace.columns import ColumnsCutter
+from millrace.v1 import event_pb2
+from millrace_spark.errors import MillraceSparkError
+from millrace_spark.patience import PASSING, Patience
+from millrace_spark.refusals import explained
+from millrace_spark.shards import Shard
+from millrace_spark.writing.event_columns import BYTES_MAX, ROWS_MAX, event_columns
+from millrace_spark.writing.leases import LeaseKeeper
+from millrace_spark.writing.options import WriteOptions
+from millrace_spark.writing.put_notes import ShardPuts
+from millrace_spark.writing.refusals import ROOM_REASONS, put_advice
+from millrace_spark.writing.rollback import roll_back
+from millrace_spark.writing.routing import RowRouter
+
+SHARDS_MAX = 1_000
+"""Channels and servers that one task writes to; each has an open transaction and rows in memory."""
+
+GATHERED_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of rows that a task holds back, all shards together, until there are enough for a message."""
+
+_CALL_SECONDS_MIN = 10.0
+"""A call may take so long, however short retrySeconds are."""
+
+
+def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int) -> tuple[ShardPuts, ...]:
+    """Puts rows into open transactions, which live for `leaseSeconds` more when this returns.
+
+    Args:
+        batches: The rows; see `millrace_spark.writing.schema` for their columns.
+        options: Where to, and how.
+        turn: Chooses the server of rows that have no key.
+
+    Returns:
+        For each shard what was put there.
+
+    Raises:
+        MillraceSparkError: A row cannot be stored, or a server refuses or cannot be reached. What was put is rolled
+            back, where that is possible, and else goes when its lease ends.
+    """
+    router = RowRouter(options, turn)
+    with ExitStack() as stack:
+        puts = _TaskPuts(options, stack)
+        try:
+            for rows in batches:
+                for shard, events in router.route(rows):
+                    puts.add(shard, events)
+            return puts.finish()
+        except BaseException:
+            puts.abandon()
+            raise
+
+
+class _TaskPuts:
+    """All shards of one task."""
+
+    def __init__(self, options: WriteOptions, stack: ExitStack) -> None:
+        self._options = options
+        self._stack = stack
+        self._keeper = LeaseKeeper(options.lease_seconds)
+        self._clients: dict[str, millrace.Client] = {}
+        self._shards: dict[Shard, _ShardWriter] = {}
+        self._gathered_bytes = 0
+
+    def add(self, shard: Shard, events: pa.RecordBatch) -> None:
+        writer = self._shards.get(shard)
+        if writer is None:
+            writer = self._shards[shard] = self._writer(shard)
+        self._gathered_bytes -= writer.gathered_bytes
+        writer.add(events)
+        self._gathered_bytes += writer.gathered_bytes
+        if self._gathered_bytes > GATHERED_BYTES_MAX:
+            self._put_gathered()
+
+    def finish(self) -> tuple[ShardPuts, ...]:
+        self._put_gathered()
+        self._keeper.stop(is_for_commit=True)
+        return self._puts()
+
+    def abandon(self) -> None:
+        self._keeper.stop(is_for_commit=False)
+        roll_back(self._puts())
+
+    def _puts(self) -> tuple[ShardPuts, ...]:
+        return tuple(writer.puts for writer in self._shards.values() if writer.puts.txn_ids)
+
+    def _put_gathered(self) -> None:
+        for writer in self._shards.values():
+            writer.put_gathered()
+        self._gathered_bytes = 0
+
+    def _writer(self, shard: Shard) -> "_ShardWriter":
+        if len(self._shards) >= SHARDS_MAX:
+            raise MillraceSparkError(
+                f"column channel: a task writes to more than {SHARDS_MAX:,} channels; repartition by channel, or write "
+                "fewer channels at once"
+            )
+        client = self._clients.get(shard.endpoint)
+        if client is None:
+            # It waits for a server that is away, within the time that a call may take.
+            connected = millrace.connect(
+                shard.endpoint,
+                timeout_seconds=max(self._options.retry_seconds, _CALL_SECONDS_MIN),
+                wait_for_ready=True,
+            )
+            client = self._clients[shard.endpoint] = self._stack.enter_context(connected)
+        return _ShardWriter(client, shard, self._options, self._keeper)
+
+
+class _ShardWriter:
+    """Puts into one channel of one server, one transaction after the other."""
+
+    def __init__(self, client: millrace.Client, shard: Shard, options: WriteOptions, keeper: LeaseKeeper) -> None:
+        self.gathered_bytes = 0
+        self._client = client
+        self._shard = shard
+        self._options = options
+        self._keeper = keeper
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_count = 0
+        self._txn: millrace.Transaction | None = None
+        self._txn_ids: list[str] = []
+        self._capacity: int | None = None
+        self._room = 0
+        self._message_events_max = sys.maxsize
+        self._event_count = 0
+
+    @property
+    def puts(self) -> ShardPuts:
+        """What was put so far."""
+        return ShardPuts(self._shard, tuple(self._txn_ids), self._event_count)
+
+    def add(self, events: pa.RecordBatch) -> None:
+        """Holds rows back until there are enough for a message."""
+        self._gathered.append(events)
+        self._gathered_count += events.num_rows
+        self.gathered_bytes += events.nbytes
+        if self._gathered_count >= ROWS_MAX or self.gathered_bytes >= BYTES_MAX:
+            self.put_gathered()
+
+    def put_gathered(self) -> None:
+        """Puts what was held back."""
+        gathered, self._gathered = self._gathered, []
+        self._gathered_count = self.gathered_bytes = 0
+        if not gathered:
+            return
+        joined = pa.Table.from_batches(gathered).combine_chunks().to_batches() if len(gathered) > 1 else gathered
+        with explained(self._shard.endpoint, self._shard.channel, advice_by_reason=put_advice()):
+            for rows in joined:
+                for columns in event_columns(rows):
+                    self._put(columns)
+
+    def _put(self, columns: event_pb2.EventColumns) -> None:
+        cutter: ColumnsCutter | None = None
+        start = 0
+        while start < columns.count:
+            if not self._room:
+                self._begin()
+            stop = min(start + min(self._room, self._message_events_max), columns.count)
+            part = columns
+            if stop - start < columns.count:
+                cutter = cutter or ColumnsCutter(columns)
+                part = cutter.cut(start, stop)
+            try:
+                self._put_into_txn(part)
+            except millrace.TxnCapacityError:
+                # What the channel takes in a transaction may have become less since it was asked for.
+                known, self._capacity = self._capacity, None
+                self._begin()
+                if self._room >= (known or 0):
+                    raise
+                continue
+            except millrace.MessageTooLargeError:
+                # The server takes smaller messages than others. It has not seen this one; but the transaction cannot
+                # know that, and takes no more.
+                if part.count == 1:
+                    raise
+                self._message_events_max = part.count // 2
+                self._begin()
+                continue
+            self._room -= stop - start
+            self._event_count += stop - start
+            start = stop
+
+    def _begin(self) -> None:
+        channel = self._client.channel(self._shard.channel)
+        patience = Patience(self._options.retry_seconds, PASSING | ROOM_REASONS)
+        while True:
+            try:
+                if self._capacity is None:
+                    self._capacity = self._client.admin.get_channel(channel.name).config.transaction_capacity
+                self._txn = channel.transaction(self._options.lease_seconds).begin()
+                break
+            except millrace.MillraceError as error:
+                patience.wait(error)
+        self._room = self._capacity
+        self._txn_ids.append(self._txn.txn_id)
+        self._keeper.add(self._txn)
+
+    def _put_into_txn(self, columns: event_pb2.EventColumns) -> None:
+        assert self._txn is not None, "there is room only in a transaction"
+        patience = Patience(self._options.retry_seconds, ROOM_REASONS)
+        while True:
+            try:
+                with self._keeper.lock:
+                    self._txn.put_columns(columns)
+            except millrace.MillraceError as error:
+                # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
+                patience.wait(error)
+            else:
+                return

@@ -1,0 +1,124 @@
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from millrace.columns import columns_from_events
+from millrace.v1 import event_pb2
+from millrace_spark.reading import arrow
+from millrace_spark.reading.arrow import EventOrigin, record_batches
+from millrace_spark.reading.schema import EVENT_SCHEMA
+
+Event = tuple[dict[str, str], bytes]
+
+ORIGIN = EventOrigin("orders", "127.0.0.1:7070")
+SCHEMA = to_arrow_schema(EVENT_SCHEMA)
+
+EVENTS = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from(["host", "größe", "", "id"]), st.text(max_size=5)), st.binary(max_size=9)
+    ),
+    max_size=12,
+)
+
+
+def column_batches(
+    events: Sequence[Sequence[Event]], first_sequence: int = 1
+) -> list[tuple[int, event_pb2.EventColumns]]:
+    """Batches with contiguous sequences, one for each sequence of events, as a Read answers them."""
+    batches = []
+    for batch in events:
+        for columns in columns_from_events(batch):
+            batches.append((first_sequence, columns))
+            first_sequence += columns.count
+    return batches
+
+
+def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, object]]:
+    for batch in batches:
+        batch.validate(full=True)
+    return [{**row, "headers": dict(row["headers"])} for batch in batches for row in batch.to_pylist()]
+
+
+@given(st.lists(EVENTS, max_size=5))
+def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) -> None:
+    """Whatever headers come, constant, sparse or none, and however batches are cut, each event becomes its row."""
+    expected = [event for batch in events for event in batch]
+    assert rows(list(record_batches(column_batches(events, first_sequence=7), ORIGIN, SCHEMA))) == [
+        {"channel": "orders", "endpoint": "127.0.0.1:7070", "sequence": 7 + index, "headers": headers, "body": body}
+        for index, (headers, body) in enumerate(expected)
+    ]
+
+
+def test_record_batches_have_the_schema_that_spark_compares() -> None:
+    """Spark refuses the first RecordBatch unless its schema is the wanted one exactly."""
+    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), ORIGIN, SCHEMA))
+    assert [batch.schema.equals(SCHEMA) for batch in batches] == [True]
+
+
+def test_record_batches_when_batches_are_small_gathers_them() -> None:
+    """A channel that was filled event by event becomes one RecordBatch, not one for each event."""
+    batches = column_batches([[({"id": str(index)}, b"x")] for index in range(1_000)])
+    assert [batch.num_rows for batch in record_batches(batches, ORIGIN, SCHEMA)] == [1_000]
+
+
+def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathering ends at `ROWS_MAX` rows, and no event is lost at the border."""
+    monkeypatch.setattr(arrow, "ROWS_MAX", 10)
+    batches = list(record_batches(column_batches([[({}, b"x")] * 4] * 6), ORIGIN, SCHEMA))
+    assert [batch.num_rows for batch in batches] == [8, 8, 8]
+    assert [row["sequence"] for row in rows(batches)] == list(range(1, 25))
+
+
+def test_record_batches_above_bytes_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathering ends once there are `BYTES_MAX` bytes of bodies."""
+    monkeypatch.setattr(arrow, "BYTES_MAX", 100)
+    batches = list(record_batches(column_batches([[({}, b"x" * 60)]] * 5), ORIGIN, SCHEMA))
+    assert [batch.num_rows for batch in batches] == [2, 2, 1]
+
+
+def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that each bring header keys of their own do not blow the table of keys times events up."""
+    monkeypatch.setattr(arrow, "HEADER_CELLS_MAX", 100)
+    events = [[({f"key-{index}": "v"}, b"")] for index in range(40)]
+    batches = list(record_batches(column_batches(events), ORIGIN, SCHEMA))
+    assert [batch.num_rows for batch in batches] == [10, 10, 10, 10]
+    assert [row["headers"] for row in rows(batches)] == [headers for [(headers, _)] in events]
+
+
+def test_record_batches_when_one_batch_is_large_keeps_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch above `ROWS_MAX` is not cut: cutting would cost and gain nothing."""
+    monkeypatch.setattr(arrow, "ROWS_MAX", 10)
+    batches = list(record_batches(column_batches([[({}, b"x")] * 25]), ORIGIN, SCHEMA))
+    assert [batch.num_rows for batch in batches] == [25]
+
+
+def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value that holds for all events travels once but stands in each row: the rows are spread over batches."""
+    monkeypatch.setattr(arrow, "BYTES_MAX", 1_000)
+    batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), ORIGIN, SCHEMA))
+    assert [batch.num_rows for batch in batches] == [6, 4]
+    assert [(row["sequence"], row["headers"]) for row in rows(batches)] == [
+        (sequence, {"trace": "x" * 300}) for sequence in range(1, 11)
+    ]
+
+
+def test_record_batches_with_a_hole_keep_their_sequences() -> None:
+    """Where events were consumed before the claim, the rows behind the hole have their own sequences."""
+    batches = column_batches([[({}, b"a")] * 2]) + column_batches([[({}, b"b")] * 2], first_sequence=10)
+    assert [row["sequence"] for row in rows(list(record_batches(batches, ORIGIN, SCHEMA)))] == [1, 2, 10, 11]
+
+
+def test_record_batches_of_some_columns_have_only_these_in_their_order() -> None:
+    """A user's own schema may leave columns out, order them anew, and write their names in another case."""
+    schema = pa.schema([SCHEMA.field("body").with_name("Body"), SCHEMA.field("sequence")])
+    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), ORIGIN, schema))
+    assert [batch.to_pylist() for batch in batches] == [[{"Body": b"x", "sequence": 1}]]
+
+
+def test_record_batches_of_nothing_are_none() -> None:
+    """An empty range makes no RecordBatch."""
+    assert list(record_batches([], ORIGIN, SCHEMA)) == []

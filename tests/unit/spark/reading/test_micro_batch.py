@@ -1,0 +1,85 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace_spark.reading.micro_batch import BatchPlanner
+from millrace_spark.reading.offsets import ShardOffset
+from millrace_spark.reading.options import TriggerLimits
+from millrace_spark.shards import Shard
+
+A, B, C = (Shard("orders", f"{name}:1") for name in "abc")
+POSITIONS = {A: ShardOffset("id-a", 1, 5), B: ShardOffset("id-b", 2, 7), C: ShardOffset("id-c", 1, 1)}
+
+
+def planner(
+    events_max: int | None = None, bytes_max: int | None = None, events_min: int = 1, delay_seconds_max: float = 10.0
+) -> BatchPlanner:
+    return BatchPlanner(
+        TriggerLimits(
+            events_max=events_max, bytes_max=bytes_max, events_min=events_min, delay_seconds_max=delay_seconds_max
+        )
+    )
+
+
+def test_next_batch_without_limits_takes_all_there_is() -> None:
+    """Each part begins at its shard's position; a shard that may not be read stays where it is."""
+    batch = planner().next_batch(POSITIONS, {A: 15, C: 1}, {})
+    assert batch == {A: ShardOffset("id-a", 5, 15), B: ShardOffset("id-b", 7, 7), C: ShardOffset("id-c", 1, 1)}
+
+
+def test_next_batch_within_a_limit_takes_turns() -> None:
+    """With a limit below the number of shards, none is left out twice before the others have been."""
+    planning = planner(events_max=2)
+    positions = {shard: ShardOffset("id", 1, 1) for shard in (A, B, C)}
+    given_out = []
+    for _ in range(3):
+        positions = planning.next_batch(positions, dict.fromkeys(positions, 100), {})
+        given_out.append({shard for shard, offset in positions.items() if offset.event_count})
+    assert given_out == [{A, B}, {B, C}, {A, C}]
+
+
+@given(
+    st.dictionaries(st.sampled_from([A, B, C]), st.tuples(st.integers(0, 500), st.floats(0, 5_000)), min_size=1),
+    st.integers(1, 20_000),
+    st.integers(1, 300),
+)
+def test_next_batch_within_bytes_passes_them_by_one_event_at_most(
+    there: dict[Shard, tuple[int, float]], bytes_max: int, events_max: int
+) -> None:
+    """By the mean sizes; and as long as there is something, something goes."""
+    positions = {shard: ShardOffset("id", 1, 1) for shard in there}
+    ends = {shard: 1 + count for shard, (count, _) in there.items()}
+    sizes = {shard: size for shard, (_, size) in there.items()}
+    batch = planner(events_max=events_max, bytes_max=bytes_max).next_batch(positions, ends, sizes)
+    counts = {shard: offset.event_count for shard, offset in batch.items()}
+    assert sum(counts.values()) <= events_max
+    assert bool(sum(counts.values())) == any(count for count, _ in there.values())
+    largest = max(max(size, 1.0) for size in sizes.values())
+    assert sum(counts[shard] * max(sizes[shard], 1.0) for shard in counts) <= bytes_max + largest
+
+
+def test_next_batch_of_large_and_small_events_starves_neither() -> None:
+    """An event that is larger than its shard's share of the bytes goes when its turn comes."""
+    planning = planner(bytes_max=1_000)
+    positions = {shard: ShardOffset("id", 1, 1) for shard in (A, B)}
+    for _ in range(4):
+        positions = planning.next_batch(positions, {A: 1_000_000, B: 100}, {A: 1.0, B: 5_000.0})
+    assert positions[A].to_sequence > 1_000
+    assert positions[B].to_sequence == 3
+
+
+def test_is_held_until_there_are_enough() -> None:
+    """Events wait for others, but not longer than they may, and each batch counts anew."""
+    planning = planner(events_min=10, delay_seconds_max=5.0)
+    assert not planning.is_held(0, now=0.0)
+    assert planning.is_held(9, now=100.0)
+    assert planning.is_held(9, now=104.9)
+    assert not planning.is_held(9, now=105.0)
+    assert planning.is_held(3, now=106.0)
+    assert not planning.is_held(10, now=107.0)
+    assert planning.is_held(9, now=111.5)
+
+
+def test_all_there_is_knows_no_limit() -> None:
+    """Where Spark gives no limit none holds."""
+    batch = planner(events_max=1).all_there_is(POSITIONS, {A: 15, B: 8, C: 1})
+    assert [batch[shard].event_count for shard in (A, B, C)] == [10, 1, 0]

@@ -1,0 +1,216 @@
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from millrace_spark import OPTIONS, ClaimedRange, OptionError
+from millrace_spark.reading.bounds import Bounds
+from millrace_spark.reading.options import (
+    AckMode,
+    BatchOptions,
+    ClaimOptions,
+    PartitionLimits,
+    StreamOptions,
+    TriggerLimits,
+    check_options,
+    parse_batch_options,
+    parse_stream_options,
+)
+from millrace_spark.reading.ranges import ranges_to_json
+
+RANGE = ClaimedRange(
+    endpoint="a:1",
+    channel="orders",
+    reader_id="r",
+    epoch=3,
+    first_sequence=5,
+    next_sequence=9,
+    lease_seconds=30.0,
+    channel_id="id",
+    is_held=True,
+)
+
+
+LEAST = {"endpoints": "a:1", "channels": "orders"}
+"""The options that must be there."""
+
+
+def claim(**changes: object) -> ClaimOptions:
+    values: dict[str, object] = {
+        "endpoints": ("a:1",),
+        "channels": ("orders",),
+        "reader_id": "somebody",
+        "lease_seconds": 5.0,
+        "takeover": False,
+        "retry_seconds": 120.0,
+    }
+    return ClaimOptions(**(values | changes))  # type: ignore[arg-type] # the fields, by name
+
+
+def test_parse_batch_options_with_the_least_takes_defaults() -> None:
+    """Endpoints and channels are enough."""
+    assert parse_batch_options(LEAST, "somebody") == BatchOptions(
+        source=claim(),
+        partitions=PartitionLimits(events_max=50_000, count_min=1),
+        starting=Bounds("earliest"),
+        ending=Bounds("latest"),
+        fail_on_data_loss=True,
+        retry_seconds=120.0,
+    )
+
+
+def test_parse_stream_options_with_the_least_takes_defaults() -> None:
+    """Endpoints and channels are enough; the process that claims makes the reader's name."""
+    assert parse_stream_options(LEAST) == StreamOptions(
+        claim=claim(reader_id="", lease_seconds=30.0),
+        partitions=PartitionLimits(events_max=50_000, count_min=1),
+        limits=TriggerLimits(events_max=None, bytes_max=None, events_min=1, delay_seconds_max=900.0),
+        starting=Bounds("earliest"),
+        ack_mode=AckMode.PROGRESS,
+        fail_on_data_loss=True,
+    )
+
+
+def test_parse_batch_options_with_all_takes_them() -> None:
+    """Each option arrives, whatever the case of its name and the spaces around its value."""
+    options = CaseInsensitiveDict(
+        {
+            "EndPoints": "a:1, [::1]:7070 ,b.example:2",
+            "CHANNELS": "orders, audit-*",
+            "startingsequences": '{"orders": 7, "audit-1@a:1": "LATEST"}',
+            "ENDINGsequences": '{"orders": 9}',
+            "readerid": "nightly",
+            "LEASEseconds": "12.5",
+            "takeOver": "TRUE",
+            "maxEventsPerPartition": " 7 ",
+            "minPartitions": "3",
+            "failOnDataLoss": "False",
+            "retrySeconds": "2m",
+            "ACK": "Never",
+        }
+    )
+    assert parse_batch_options(options, "somebody") == BatchOptions(
+        source=claim(
+            endpoints=("a:1", "[::1]:7070", "b.example:2"),
+            channels=("orders", "audit-*"),
+            reader_id="nightly",
+            lease_seconds=12.5,
+            takeover=True,
+            retry_seconds=120.0,
+        ),
+        partitions=PartitionLimits(events_max=7, count_min=3),
+        starting=Bounds("earliest", {"orders": 7, "audit-1@a:1": "latest"}),
+        ending=Bounds("latest", {"orders": 9}),
+        fail_on_data_loss=False,
+        retry_seconds=120.0,
+    )
+
+
+def test_parse_stream_options_with_limits_takes_them() -> None:
+    """What a micro-batch may and must hold."""
+    options = parse_stream_options(
+        LEAST
+        | {
+            "maxeventspertrigger": "100",
+            "maxBytesPerTrigger": "1000",
+            "minEventsPerTrigger": "10",
+            "maxTriggerDelay": "1500ms",
+            "ackMode": "COMMIT",
+            "startingSequences": "Latest",
+        }
+    )
+    assert options.limits == TriggerLimits(events_max=100, bytes_max=1_000, events_min=10, delay_seconds_max=1.5)
+    assert (options.ack_mode, options.starting) == (AckMode.COMMIT, Bounds("latest"))
+
+
+def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
+    """What `claim_ranges` gave comes back whole."""
+    options = parse_batch_options({"ranges": ranges_to_json([RANGE]), "maxeventsperpartition": "2"}, "somebody")
+    assert (options.source, options.partitions.events_max) == ((RANGE,), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"channels": "orders"}, "option endpoints: is missing; give servers that hold the channels: host:port"),
+        ({"endpoints": "", "channels": "orders"}, "option endpoints: is missing"),
+        ({"endpoints": "a:1"}, "option channels: is missing; give channels to read"),
+        ({"endpoints": "a:1", "channel": "orders"}, "option channel: is unknown; did you mean channels?"),
+        ({"endpoints": "a:1", "path": "orders"}, "option path: is unknown; the options are endpoints, channels,"),
+        (
+            LEAST | {"tlsCaFile": "x"},
+            "option tlsCaFile: is reserved for TLS and tokens, which Millrace does not have yet",
+        ),
+        (LEAST | {"token": "x"}, "option token: is reserved for TLS and tokens"),
+        (LEAST | {"endpoints": "a"}, "option endpoints: 'a' is no host:port such as 127.0.0.1:7070"),
+        (LEAST | {"endpoints": "a:1,"}, "option endpoints: '' is no host:port"),
+        (LEAST | {"endpoints": "http://a:1"}, "option endpoints: 'http://a:1' is no host:port"),
+        (LEAST | {"endpoints": "a:1,a:1"}, "option endpoints: a:1 comes twice"),
+        (LEAST | {"channels": "orders,"}, "option channels: is 'orders,'; it must be names with commas between"),
+        (LEAST | {"channels": "orders,orders"}, "option channels: orders comes twice"),
+        (LEAST | {"leaseSeconds": "soon"}, "option leaseSeconds: is 'soon'; it must be a number of seconds above 0"),
+        (LEAST | {"leaseSeconds": "-1"}, "option leaseSeconds: is '-1'; it must be a"),
+        (LEAST | {"leaseSeconds": "0"}, "option leaseSeconds: is '0'; it must be a"),
+        (LEAST | {"leaseSeconds": "nan"}, "option leaseSeconds: is 'nan'; it must be a"),
+        (LEAST | {"takeover": "yes"}, "is 'yes'; it must be true or false"),
+        (LEAST | {"maxEventsPerPartition": "0"}, "is '0'; it must be a whole number"),
+        (LEAST | {"maxEventsPerPartition": "1e3"}, "is '1e3'; it must be a whole number"),
+        (LEAST | {"startingSequences": "first"}, "is 'first'; it must be earliest, latest, or JSON such as"),
+        (LEAST | {"startingSequences": '{"orders": 0}'}, "it must be earliest, latest, or JSON such as"),
+        (LEAST | {"startingSequences": '{"orders": true}'}, "it must be earliest, latest, or JSON such as"),
+        (LEAST | {"startingSequences": "[7]"}, "it must be earliest, latest, or JSON such as"),
+        (LEAST | {"endingSequences": "earliest"}, "option endingSequences: is 'earliest'; it must be latest, or JSON"),
+        (LEAST | {"ack": "always"}, "option ack: is 'always'; it must be never or onSuccess"),
+        (LEAST | {"ack": "onSuccess"}, "with millrace_spark.claim_ranges(..., ack='onSuccess') as claimed:"),
+        ({"ranges": "[]", "channels": "orders"}, "option ranges: says what was claimed already; leave out channels"),
+        ({"ranges": "{"}, "option ranges: is not what millrace_spark.claim_ranges() gives"),
+        ({"ranges": '[{"endpoint": "a:1"}]'}, "option ranges: is not what millrace_spark.claim_ranges() gives"),
+        ({"ranges": "7"}, "option ranges: is not what millrace_spark.claim_ranges() gives"),
+        (LEAST | {"ackMode": "soon"}, "option ackMode: is 'soon'; it must be progress or commit or never"),
+        (LEAST | {"maxTriggerDelay": "5s"}, "option maxTriggerDelay: goes with minEventsPerTrigger only"),
+        (
+            LEAST | {"minEventsPerTrigger": "5", "maxEventsPerTrigger": "4"},
+            "option minEventsPerTrigger: is 5, above maxEventsPerTrigger, which is 4; make it no larger",
+        ),
+    ],
+)
+def test_check_options_that_are_not_allowed_is_refused(options: dict[str, str], sentence: str) -> None:
+    """The sentence names the option, what it was, and what is allowed."""
+    with pytest.raises(OptionError) as refused:
+        check_options(options)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_options_tell_of_each_option() -> None:
+    """What is documented is what is understood."""
+    for name in OPTIONS:
+        with pytest.raises(OptionError) as refused:
+            check_options({name: "?"})
+        assert "unknown" not in str(refused.value)
+
+
+def test_options_tell_for_what_each_option_is() -> None:
+    """Those that are for streams or batch reads only are refused by the other, and say so in the table."""
+    for name, text in OPTIONS.items():
+        is_stream_only, is_batch_only = text.startswith("streams: "), text.startswith("batch: ")
+        for is_refused, parse in (
+            (is_stream_only, lambda options: parse_batch_options(options, "somebody")),
+            (is_batch_only, parse_stream_options),
+        ):
+            try:
+                parse(LEAST | {name: "?"})
+            except OptionError as error:
+                told = str(error)
+            else:
+                told = ""
+            assert ("is for streams" in told or "is for batch reads" in told) == is_refused, name
+
+
+def test_readme_tells_of_each_option() -> None:
+    """The README's table is the one that `OPTIONS` holds."""
+    readme = (Path(__file__).resolve().parents[4] / "spark_connector" / "README.md").read_text()
+    section = readme.partition("## Options of reading")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    assert {name: text.replace("`", "") for name, text in rows} == dict(OPTIONS)

@@ -1,0 +1,327 @@
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import millrace_client as millrace
+from millrace_spark import MillraceSparkError
+from millrace_spark.errors import DataLossError, OptionError
+from millrace_spark.reading import stream_claims
+from millrace_spark.reading.offsets import OffsetJson
+from millrace_spark.reading.options import parse_stream_options
+from millrace_spark.reading.stream import Stream
+from tests.unit.spark.fake_mill import FakeMill
+
+_WAIT_SECONDS_MAX = 20.0
+
+MakeStream = Callable[..., Stream]
+"""`make_stream(**options)`; reads `orders` on `a:1` and `b:1` unless the options say otherwise."""
+
+
+@pytest.fixture
+def mill(monkeypatch: pytest.MonkeyPatch) -> FakeMill:
+    fake = FakeMill()
+    monkeypatch.setattr(millrace, "connect", fake.connect)
+    return fake
+
+
+@pytest.fixture
+def make_stream(mill: FakeMill) -> Iterator[MakeStream]:
+    made: list[Stream] = []
+
+    def make(**options: str) -> Stream:
+        defaults = {"endpoints": "a:1,b:1", "channels": "orders", "readerId": "me"}
+        made.append(Stream(parse_stream_options(defaults | options)))
+        return made[-1]
+
+    yield make
+    for stream in made:
+        stream.close()
+
+
+def next_batch(stream: Stream, start: OffsetJson, *, is_limited: bool = True) -> OffsetJson:
+    """The next micro-batch, once there is one."""
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while (end := stream.next_offset(start, is_limited=is_limited)) is start:
+        assert time.monotonic() < give_up
+    return end
+
+
+def ranges(offset: OffsetJson) -> dict[str, tuple[str | int, str | int]]:
+    return {name: (part["from"], part["to"]) for name, part in offset.items()}
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < give_up
+        threading.Event().wait(0.005)
+
+
+def test_next_offset_acknowledges_what_spark_has_done(mill: FakeMill, make_stream: MakeStream) -> None:
+    """What lies before the start is removed on each server; what is being read is not."""
+    a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=3)
+    stream = make_stream()
+    first = next_batch(stream, stream.initial_offset())
+    assert ranges(first) == {"orders@a:1": (1, 6), "orders@b:1": (1, 4)}
+    assert (a.acknowledged, b.acknowledged) == ([], [])
+    b.next = 9
+    second = next_batch(stream, first)
+    assert ranges(second) == {"orders@a:1": (6, 6), "orders@b:1": (4, 9)}
+    wait_until(lambda: (a.first, b.first) == (6, 4))
+    assert stream.next_offset(second, is_limited=True) is second
+    wait_until(lambda: (a.first, b.first) == (6, 9))
+
+
+def test_next_offset_without_events_waits_and_gives_the_start_itself(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Spark compares offsets, and asks again at once; events that come meanwhile are seen at once."""
+    a = mill.make("a:1")
+    mill.make("b:1")
+    stream = make_stream()
+    start = stream.initial_offset()
+    began_at = time.monotonic()
+    assert stream.next_offset(start, is_limited=True) is start
+    assert time.monotonic() - began_at > 0.5
+    threading.Timer(0.05, lambda: setattr(a, "next", 2)).start()
+    began_at = time.monotonic()
+    assert ranges(next_batch(stream, start)) == {"orders@a:1": (1, 2), "orders@b:1": (1, 1)}
+    assert time.monotonic() - began_at < 0.9
+
+
+def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Each time the same; nothing that is not there yet, or not any more."""
+    a, b = mill.make("a:1", event_count=9), mill.make("b:1", event_count=9)
+    a.first = 3
+    stream = make_stream(startingSequences='{"orders": 5, "orders@b:1": "latest"}')
+    start = stream.initial_offset()
+    assert ranges(start) == {"orders@a:1": (5, 5), "orders@b:1": (10, 10)}
+    a.next = b.next = 20
+    assert stream.initial_offset() is start
+    first = next_batch(stream, start)
+    assert ranges(first) == {"orders@a:1": (5, 20), "orders@b:1": (10, 20)}
+    # What is left out is not removed before something is done.
+    assert (a.acknowledged, b.acknowledged) == ([], [])
+    stream.close()
+    with pytest.raises(
+        OptionError, match="is 21 for orders@a:1, whose next event will be 20; ask for no more than that"
+    ):
+        make_stream(startingSequences='{"orders": 21}').initial_offset()
+    with pytest.raises(DataLossError, match="orders@a:1: events 2 to 2 are gone"):
+        make_stream(startingSequences='{"orders": 2}').initial_offset()
+    with pytest.raises(OptionError, match="startingSequences: names orders@c:1, which is not read; what is read is"):
+        make_stream(startingSequences='{"orders@c:1": 2}').initial_offset()
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_next_offset_respects_limits_unless_spark_knows_none(
+    mill: FakeMill, make_stream: MakeStream, *, is_limited: bool
+) -> None:
+    """Trigger.Once takes all there is."""
+    mill.make("a:1", event_count=50)
+    mill.make("b:1", event_count=2)
+    stream = make_stream(maxEventsPerTrigger="10")
+    end = next_batch(stream, stream.initial_offset(), is_limited=is_limited)
+    expected = {"orders@a:1": (1, 9), "orders@b:1": (1, 3)}
+    assert ranges(end) == (expected if is_limited else {"orders@a:1": (1, 51), "orders@b:1": (1, 3)})
+
+
+def test_next_offset_within_bytes_counts_the_mean_size(mill: FakeMill, make_stream: MakeStream) -> None:
+    """A channel's bytes are told by what it holds."""
+    mill.make("a:1", event_count=50).body_bytes = 5_000
+    stream = make_stream(endpoints="a:1", maxBytesPerTrigger="1000")
+    assert ranges(next_batch(stream, stream.initial_offset())) == {"orders@a:1": (1, 11)}
+
+
+def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStream) -> None:
+    """They go together with others, or when they have waited long enough."""
+    a = mill.make("a:1", event_count=3)
+    stream = make_stream(endpoints="a:1", minEventsPerTrigger="10", maxTriggerDelay="60s")
+    start = stream.initial_offset()
+    assert stream.next_offset(start, is_limited=True) is start
+    a.next = 11
+    first = next_batch(stream, start)
+    assert ranges(first) == {"orders@a:1": (1, 11)}
+    stream.close()
+    impatient = make_stream(endpoints="a:1", minEventsPerTrigger="10", maxTriggerDelay="300ms")
+    a.next = 12
+    assert ranges(next_batch(impatient, first)) == {"orders@a:1": (11, 12)}
+
+
+def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: MakeStream) -> None:
+    """What comes later is for another run, and the last call has removed the last batch when it returns."""
+    a = mill.make("a:1", event_count=5)
+    stream = make_stream(endpoints="a:1", minEventsPerTrigger="100")
+    stream.fix_end()
+    a.next = 9
+    end = next_batch(stream, stream.initial_offset())
+    assert ranges(end) == {"orders@a:1": (1, 6)}
+    assert stream.next_offset(end, is_limited=True) is end
+    assert (a.first, a.next) == (6, 9)
+
+
+def test_fixed_end_waits_for_a_server_that_is_away(mill: FakeMill, make_stream: MakeStream) -> None:
+    """The run is not over while a server holds events of it."""
+    mill.make("a:1", event_count=5)
+    mill.make("b:1", event_count=5)
+    stream = make_stream()
+    stream.fix_end()
+    mill.away.add("b:1")
+    start = stream.initial_offset()
+    wait_until(lambda: not stream.progress()["orders@b:1"]["reachable"])
+    first = stream.next_offset(start, is_limited=True)
+    assert ranges(first) == {"orders@a:1": (1, 6), "orders@b:1": (1, 1)}
+    threading.Timer(0.2, mill.away.clear).start()
+    assert ranges(stream.next_offset(first, is_limited=True)) == {"orders@a:1": (6, 6), "orders@b:1": (1, 6)}
+
+
+def test_server_that_is_away_too_long_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
+    """With the sentence that the client has for it."""
+    mill.make("a:1")
+    stream = make_stream(endpoints="a:1", retrySeconds="0.2")
+    start = stream.initial_offset()
+    mill.away.add("a:1")
+    with pytest.raises(MillraceSparkError, match="channel orders at a:1: cannot reach a:1"):
+        next_batch(stream, start)
+
+
+def test_claim_whose_lease_ran_out_is_begun_anew(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Where nobody has taken anything, the query goes on under a new epoch."""
+    a = mill.make("a:1", event_count=5)
+    stream = make_stream(endpoints="a:1")
+    first = next_batch(stream, stream.initial_offset())
+    [before] = stream.partitions(first)
+    a.reader_id, a.next = None, 8
+    second = next_batch(stream, first)
+    assert ranges(second) == {"orders@a:1": (6, 8)}
+    wait_until(lambda: a.first == 6)
+    [after] = stream.partitions(second)
+    assert after.claimed.epoch == a.epoch > before.claimed.epoch
+
+
+@pytest.mark.parametrize("reader_id", ["me", "another"])
+def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: MakeStream, reader_id: str) -> None:
+    """Neither another query nor another run of this one is fought; the sentence names it."""
+    a = mill.make("a:1")
+    stream = make_stream(endpoints="a:1")
+    start = stream.initial_offset()
+    with mill.lock:
+        a.reader_id, a.epoch = reader_id, a.epoch + 1
+    with pytest.raises(
+        MillraceSparkError, match=rf"^channel orders@a:1: reader '{reader_id}' has taken over the claim"
+    ):
+        next_batch(stream, start)
+
+
+def test_channel_that_is_made_anew_under_the_query_is_told(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Its sequences begin again; going on in silence would leave events out, and acknowledge others."""
+    mill.make("a:1", event_count=5)
+    stream = make_stream(endpoints="a:1")
+    first = next_batch(stream, stream.initial_offset())
+    mill.make("a:1", event_count=9)
+    with pytest.raises(DataLossError, match="was made anew"):
+        next_batch(stream, first)
+    stream.close()
+    lenient = make_stream(endpoints="a:1", failOnDataLoss="false")
+    anew = mill.make("a:1", event_count=9)
+    assert ranges(next_batch(lenient, first)) == {"orders@a:1": (1, 10)}
+    assert anew.acknowledged == []
+
+
+@pytest.mark.parametrize(("ack_mode", "acknowledged"), [("commit", [5]), ("never", [])])
+def test_ack_modes_remove_when_they_say(
+    mill: FakeMill, make_stream: MakeStream, ack_mode: str, acknowledged: list[int]
+) -> None:
+    """Asking for more removes nothing; Spark's commit does, or nothing does."""
+    a = mill.make("a:1", event_count=5)
+    stream = make_stream(endpoints="a:1", ackMode=ack_mode)
+    first = next_batch(stream, stream.initial_offset())
+    a.next = 8
+    second = next_batch(stream, first)
+    assert a.acknowledged == []
+    stream.commit(first)
+    wait_until(lambda: a.acknowledged == [5] or ack_mode == "never")
+    assert a.acknowledged == acknowledged
+    assert ranges(second) == {"orders@a:1": (6, 8)}
+
+
+def test_channel_that_comes_joins_by_itself(
+    mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its oldest event; one that another reader holds does not end the query."""
+    monkeypatch.setattr(stream_claims, "LOOK_SECONDS", 0.01)
+    mill.make("a:1", "orders-1")
+    stream = make_stream(endpoints="a:1", channels="orders-*")
+    start = stream.initial_offset()
+    with mill.lock:
+        mill.make("a:1", "other", event_count=2)
+        held = mill.make("a:1", "orders-2", event_count=2)
+        held.reader_id = "another"
+        mill.make("a:1", "orders-3", event_count=2)
+    end = next_batch(stream, start)
+    assert ranges(end) == {"orders-1@a:1": (1, 1), "orders-3@a:1": (1, 3)}
+    held.reader_id = None
+    assert ranges(next_batch(stream, end))["orders-2@a:1"] == (1, 3)
+
+
+def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: MakeStream) -> None:
+    """It is looked at once; drained it stays in the checkpoint, else the sentence says what is unread."""
+    mill.make("a:1", event_count=1)
+    b = mill.make("b:1", event_count=5)
+    stream = make_stream()
+    end = next_batch(stream, stream.initial_offset())
+    stream.close()
+    b.next = 8
+    with pytest.raises(DataLossError, match=r"orders@b:1: .*do not name it any more, and events 6 to 7 there have not"):
+        next_batch(make_stream(endpoints="a:1"), end)
+    mill.away.add("b:1")
+    with pytest.raises(DataLossError, match="whether it is drained cannot be told: cannot reach b:1"):
+        next_batch(make_stream(endpoints="a:1"), end)
+    mill.away.clear()
+    b.first = 8
+    mill.channels["a:1", "orders"].next = 3
+    again = next_batch(make_stream(endpoints="a:1"), end)
+    assert ranges(again) == {"orders@a:1": (2, 3), "orders@b:1": (6, 6)}
+
+
+def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Whatever Spark gives as the start; a shard that is not claimed is told."""
+    a = mill.make("a:1", event_count=9)
+    stream = make_stream(endpoints="a:1", maxEventsPerPartition="2")
+    logged: OffsetJson = {"orders@a:1": {"from": 4, "id": a.channel_id, "to": 7}}
+    parts = stream.partitions(logged)
+    assert [(part.from_sequence, part.to_sequence) for part in parts] == [(4, 5), (5, 7)]
+    claimed = parts[0].claimed
+    assert (claimed.reader_id, claimed.epoch, claimed.is_held) == ("me", a.epoch, True)
+    with pytest.raises(MillraceSparkError, match="channel orders@b:1: the micro-batch that is repeated reads it"):
+        stream.partitions({"orders@b:1": {"from": 1, "id": "x", "to": 2}})
+
+
+def test_progress_tells_how_far_each_shard_is(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Position, what is there, lag, and whether the server answers."""
+    mill.make("a:1", event_count=9)
+    stream = make_stream(endpoints="a:1", maxEventsPerTrigger="4")
+    next_batch(stream, stream.initial_offset())
+    told = {"position": 5, "first": 1, "next": 10, "lag": 5, "rate": 0.0, "reachable": True}
+    assert stream.progress() == {"orders@a:1": told}
+
+
+def test_close_frees_all_channels(mill: FakeMill, make_stream: MakeStream) -> None:
+    """At once, and twice is fine; so does a start that fails half-way."""
+    a, b = mill.make("a:1"), mill.make("b:1")
+    stream = make_stream()
+    assert (a.reader_id, b.reader_id) == ("me", "me")
+    stream.close()
+    stream.close()
+    assert (a.reader_id, b.reader_id) == (None, None)
+    b.reader_id = "another"
+    with pytest.raises(MillraceSparkError, match="channel orders at b:1: reader 'another' has claimed the channel"):
+        make_stream()
+    assert a.reader_id is None
+
+
+def test_idle_claims_are_renewed(mill: FakeMill, make_stream: MakeStream) -> None:
+    """While a batch takes its time nobody asks for offsets, and the claims live on; also where events wait."""
+    a, b = mill.make("a:1", event_count=5), mill.make("b:1")
+    make_stream(leaseSeconds="0.1")
+    wait_until(lambda: a.renewals > 3 and b.renewals > 3)

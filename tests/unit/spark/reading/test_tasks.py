@@ -1,0 +1,94 @@
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+import millrace_client as millrace
+from millrace.columns import columns_from_events
+from millrace_spark import ClaimedRange, MillraceSparkError
+from millrace_spark.reading import tasks as reading
+from millrace_spark.reading.ranges import RangePartition
+
+SCHEMA = pa.schema([("sequence", pa.int64()), ("body", pa.binary())])
+
+
+class ShakyServer:
+    """Breaks off after each so many batches; its batches have three events each.
+
+    Attributes:
+        reads: Where each read began, and under which epoch.
+    """
+
+    def __init__(self, batches_per_read: int, error: millrace.MillraceError) -> None:
+        self.reads: list[tuple[int, int | None]] = []
+        self._batches_per_read = batches_per_read
+        self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Closes nothing."""
+
+    def channel(self, _name: str) -> Self:
+        return self
+
+    def read(self, _reader_id: str, from_sequence: int, to_sequence: int, epoch: int | None) -> Iterator[Any]:
+        self.reads.append((from_sequence, epoch))
+        for number, first in enumerate(range(from_sequence, to_sequence, 3)):
+            if number == self._batches_per_read:
+                raise self._error
+            sequences = range(first, min(first + 3, to_sequence))
+            [columns] = columns_from_events([({}, f"{sequence}".encode()) for sequence in sequences])
+            yield _Batch(first_sequence=first, columns=columns)
+
+
+class _Batch(SimpleNamespace):
+    def __len__(self) -> int:
+        count: int = self.columns.count
+        return count
+
+
+def rows(server: ShakyServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: float = 60.0) -> list[int]:
+    claimed = ClaimedRange(
+        endpoint="a:1",
+        channel="orders",
+        reader_id="me",
+        epoch=7,
+        first_sequence=1,
+        next_sequence=21,
+        lease_seconds=30.0,
+        channel_id="id",
+        is_held=True,
+    )
+    monkeypatch.setattr(millrace, "connect", lambda _endpoint: server)
+    monkeypatch.setattr("millrace_spark.patience._PAUSE_SECONDS", 0.0)
+    batches = reading.read_partition(RangePartition(claimed, 2, 21), SCHEMA, retry_seconds)
+    table = pa.Table.from_batches(list(batches), SCHEMA)
+    assert table["body"].to_pylist() == [f"{sequence}".encode() for sequence in table["sequence"].to_pylist()]
+    sequences: list[int] = table["sequence"].to_pylist()
+    return sequences
+
+
+def test_read_partition_goes_on_behind_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the connection breaks, each event comes once, in order, all under the claim's epoch."""
+    server = ShakyServer(2, millrace.UnavailableError("broken"))
+    assert rows(server, monkeypatch) == list(range(2, 21))
+    assert server.reads == [(2, 7), (8, 7), (14, 7), (20, 7)]
+
+
+def test_read_partition_from_a_server_that_stays_away_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time that was asked for, with a sentence."""
+    server = ShakyServer(0, millrace.UnavailableError("cannot reach a:1"))
+    with pytest.raises(MillraceSparkError, match=r"^channel orders at a:1: cannot reach a:1$"):
+        rows(server, monkeypatch, retry_seconds=0.01)
+
+
+def test_read_partition_that_is_refused_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat cannot help."""
+    server = ShakyServer(1, millrace.StaleEpochError("a newer claim has begun"))
+    with pytest.raises(MillraceSparkError, match="a newer one has begun"):
+        rows(server, monkeypatch)
+    assert len(server.reads) == 1
