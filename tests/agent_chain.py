@@ -159,10 +159,17 @@ class AgentChain:
         return [name for name in (*EDGES, RELAY) if self.daemons[name].event_count()]
 
     def _unread(self, edge: str, folder: Path) -> Sequence[str]:
-        """The files that an edge has not read to their end. One that is a copy counts as what its original was."""
+        """The files that an edge has not read to their end. One that is a copy counts as what its original was.
+
+        Of an empty one nothing is saved; what has its inode in the positions was deleted before.
+        """
         positions = {each["inode"]: each["position"] for each in self._positions(edge)}
         statuses = {str(path): path.stat() for path in sorted(folder.iterdir())}
-        return [path for path, status in statuses.items() if positions.get(status.st_ino, 0) != status.st_size]
+        return [
+            path
+            for path, status in statuses.items()
+            if status.st_size and positions.get(status.st_ino, 0) != status.st_size
+        ]
 
     def _delete_old_files(self) -> None:
         """Deletes rotated files of which all is stored, but for each log's newest; new files get their inodes."""

@@ -220,11 +220,20 @@ def test_accept_with_an_oldest_open_number_of_nobody_known_remembers_only_what_i
     assert dict(ledger.producers()) == {"p": [(4, 4), (7, 7)], "q": [(7, 7)]}
 
 
-def test_undo_of_a_stamp_leaves_the_gaps_closed() -> None:
-    """What will never be sent stays so, whatever becomes of the commit that said it."""
+def test_undo_of_a_stamp_opens_the_gaps_that_it_closed() -> None:
+    """A log that does not tell of the commit does not tell of them either; the producer says it again."""
     ledger = ledger_with((3, 3))
     ledger.undo(ledger.accept(Stamp("p", 8, 9, oldest_open=6)))
-    assert list(ledger.intervals_of("p")) == [(0, 5)]
+    assert list(ledger.intervals_of("p")) == [(3, 3)]
+
+
+def test_accept_of_what_another_ledger_found_new_makes_it_the_same() -> None:
+    """So a log that tells what was new tells all; what was no news tells nothing and changes nothing."""
+    ledger, replayed = ledger_with((3, 3)), ledger_with((3, 3))
+    for stamp in (Stamp("p", 8, 9, oldest_open=6), Stamp("p", 8, 9, oldest_open=8), Stamp("p", 12, 12, oldest_open=12)):
+        for first, last in ledger.accept(stamp).new:
+            replayed.accept(Stamp("p", first, last))
+    assert dict(ledger.producers()) == dict(replayed.producers()) == {"p": [(0, 12)]}
 
 
 @given(st.lists(RANGES, max_size=10), st.integers(0, 48), st.data())

@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE
+from millrace_server.channels.stamps import Stamp
 from millrace_server.log_tools.survey import DamageKind
 from millrace_server.log_tools.verifying import CheckpointState, Report, recover_as_found
 from millrace_server.log_tools.view import take_view
@@ -12,12 +14,15 @@ from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, SegmentHeader, UnknownVersionError
 from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import LogCorruptError
+from tests.channel_events import append
 from tests.unit.log_tools.kept_channels import (
+    NAME,
     contents,
     copied,
     flip,
     log_end,
     make_channel,
+    open_channel,
     places_of,
     positions,
     segments,
@@ -65,6 +70,21 @@ def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) 
     assert report.recovered is not None
     assert (report.recovered.next_sequence, report.recovered.queue.event_count) == (72, 71 - 6 * 4)
     assert contents(home) == before
+
+
+def test_verify_of_numbers_that_are_never_sent_any_more_finds_nothing(tmp_path: Path) -> None:
+    """The log tells of them as the checkpoint does."""
+
+    async def fill_with_gaps() -> None:
+        async with open_channel(tmp_path) as channel:
+            for number in range(0, 12, 3):
+                await append(channel, b"x", stamp=Stamp("p", number, number, oldest_open=number))
+
+    asyncio.run(fill_with_gaps())
+    report = verified(tmp_path / NAME)
+    assert report.is_good
+    assert report.recovered is not None
+    assert dict(report.recovered.ledger.producers()) == {"p": [(0, 9)]}
 
 
 def damaged_places(home: Path) -> Iterator[tuple[Path, int]]:

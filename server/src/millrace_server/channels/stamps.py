@@ -119,18 +119,18 @@ class StampLedger:
         return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
 
     def accept(self, stamp: Stamp) -> "Acceptance":
-        """Remembers the stamp's numbers as stored; returns what it takes to forget them again.
+        """Remembers the stamp's numbers as stored, and with them those that the producer says it never sends any more.
 
-        So it does with those that the producer has said that it never sends any more, and these it never forgets: that
-        is so whatever becomes of the commit. Nor are they in a log: after a restart the gaps are there again, until the
-        producer's next commit.
+        Returns:
+            What it takes to forget them again.
         """
         kin = self._kin(stamp.producer_id)
         # Taken out and put in again, for the order.
         accepted = kin.pop(stamp.producer_id, None) or IntervalSet()
-        if len(accepted) and stamp.oldest_open:
-            accepted.add(0, stamp.oldest_open - 1)
         new = accepted.gaps(stamp.first, stamp.last)
+        if new and len(accepted) and stamp.oldest_open:
+            new = accepted.gaps(0, stamp.oldest_open - 1) + new
+            accepted.add(0, stamp.oldest_open - 1)
         accepted.add(stamp.first, stamp.last)
         kin[stamp.producer_id] = accepted
         forgotten = None

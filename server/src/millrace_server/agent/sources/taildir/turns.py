@@ -22,6 +22,9 @@ _BUSY_POLL_SECONDS = 0.1
 _LOOKING_SHARE_MAX = 0.01
 """Looking takes no larger share of the time: where there are very many files, it is done more seldom."""
 
+LOOK_SECONDS_MAX = 10.0
+"""But not more seldom than this, also where a slow disk or a busy machine makes a look last."""
+
 SAVE_SECONDS = 1.0
 """So often positions are saved, where they change."""
 
@@ -98,24 +101,23 @@ class Turns:
     # Looking.
 
     def _look(self) -> None:
-        now = self._clock()
-        if now >= self._scan_at:
+        if (now := self._clock()) >= self._scan_at:
             self._register.scan(now)
             self._scan_at = self._after(now, SCAN_SECONDS)
-        if now >= self._poll_at:
+        if (now := self._clock()) >= self._poll_at:
             for file in list(self._register.files.values()):
                 file.look_at_open(now)
                 self._tend(file, now)
                 self._line_up(file)
             self._poll_at = self._after(now, self._poll_seconds)
             self._poll_seconds = min(2 * self._poll_seconds, POLL_SECONDS)
-        if now >= self._save_at:
+        if (now := self._clock()) >= self._save_at:
             self._register.save()
             self._save_at = self._after(now, SAVE_SECONDS)
 
     def _after(self, began: float, seconds: float) -> float:
         now = self._clock()
-        return now + max(seconds, (now - began) / _LOOKING_SHARE_MAX)
+        return now + min(max(seconds, (now - began) / _LOOKING_SHARE_MAX), LOOK_SECONDS_MAX)
 
     def _line_up(self, file: TailedFile) -> None:
         if file.has_news and self._register.files.get(file.key) is file:
