@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from millrace_spark.landing.local_storage import LocalStorage
+from millrace_spark.landing.storage import StorageError
 
 
 class CrashError(Exception):
@@ -17,11 +18,16 @@ class CrashingStorage(LocalStorage):
     Attributes:
         steps: How many steps it took.
         is_store: Renames as object stores do: a copy, then a removal, with a step between.
+        removed: What it was asked to remove.
+        synced: What it was asked to sync.
     """
 
     def __init__(self, crash_at: int | None = None, *, is_store: bool = False) -> None:
+        super().__init__()
         self.steps = 0
         self.is_store = is_store
+        self.removed: list[str] = []
+        self.synced: list[str] = []
         self._crash_at = crash_at
 
     def write(self, path: str, text: str) -> None:
@@ -40,12 +46,16 @@ class CrashingStorage(LocalStorage):
 
     def remove(self, path: str) -> None:
         self._step()
+        self.removed.append(path)
         super().remove(path)
 
     def sync(self, paths: Iterable[str]) -> None:
         # A crash of the process alone does not show what was synced; so tests need not wait for the disk.
         self._step()
-        assert all(Path(path).is_file() for path in paths)
+        wanted = list(paths)
+        if missing := [path for path in wanted if not Path(path).is_file()]:
+            raise StorageError(f"{missing[0]}: No such file or directory")
+        self.synced += wanted
 
     def _step(self) -> None:
         if self.steps == self._crash_at:

@@ -1,4 +1,4 @@
-"""From a log that grows through two agents into Parquet, every line accounted for, although all of them are killed."""
+"""From a log that grows through two agents into Parquet, each line accounted for, while agents and query are killed."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Job:
     """Lets a log grow, and has a streaming query land what the collector gets of it, in as many rounds as that needs.
 
     The agents are killed while the log grows, first the edge and then the collector; and the query when it has landed
-    and acknowledged some of what the collector holds.
+    and acknowledged some of what the collector holds; a query that is done before that is said to be.
     """
 
     log: LogFile
@@ -60,18 +60,20 @@ class Job:
         self.console.print(
             f"{self.log.path}: {self.log.line_count:,} lines of {kind.NAME}", soft_wrap=True, markup=False
         )
-        with millrace.connect(self.agents.collector.endpoint) as collector, replaced(self.folder):
+        with millrace.connect(self.agents.collector.endpoint) as collector, replaced(self.folder) as replacement:
             account, landed = self._land_all(collector, "access" if kind is access_lines else "plain")
             # Text, since what comes out of a log may look like rich's markup.
             self.console.print(Text(landed.shown.rstrip("\n")), soft_wrap=True)
             self.console.print(account.table())
             queued_count = _queued_count(collector) + self._queued_at_edge()
+            is_good = replacement.is_whole = account.is_equal and not queued_count
         self.console.print(f"The Parquet is in {self.folder / 'parquet'}", soft_wrap=True, markup=False)
-        is_good = account.is_equal and not queued_count
         if is_good:
             self.console.print("Every line is landed, once, and acknowledged: both channels are empty.")
         else:
             self.console.print(f"[bold red]The account is not equal[/]; {queued_count:,} events are not acknowledged.")
+            if replacement.earlier.exists():
+                self.console.print(f"The earlier result is in {replacement.earlier}", soft_wrap=True, markup=False)
         return is_good
 
     def _land_all(self, collector: millrace.Client, kind: str) -> tuple[Account, Landed]:
@@ -122,8 +124,10 @@ class Job:
             half_way = before + 2 * plan.batch_events_max
             with local_query(plan) as query:
                 _wait_until(query, lambda: _acknowledged_count(collector) >= half_way, look)
-                if not query.is_running:
-                    return query.landed()
+                if not (query.is_running and query.kill()):
+                    landed = query.landed()
+                    self.console.print("The query was done before it could be killed.")
+                    return landed
             self.console.print(
                 f"Killed the query (SIGKILL) when {_acknowledged_count(collector) - before:,} lines were acknowledged; "
                 "the next one goes on from its checkpoint",

@@ -85,20 +85,36 @@ class Landing:
         return Tally(**row.asDict())
 
 
+@dataclass
+class Replacement:
+    """A folder that was begun anew."""
+
+    earlier: Path
+    """What was there before, if anything was."""
+    is_whole: bool = True
+    """Whether the new one has all that it should, so that nobody needs the one before."""
+
+
 @contextmanager
-def replaced(folder: Path) -> Iterator[None]:
-    """Begins a folder anew; what was there is gone when the block succeeds, and is back when it fails."""
+def replaced(folder: Path) -> Iterator[Replacement]:
+    """Begins a folder anew; what was there is gone when the block succeeds, and is back when it fails.
+
+    Where the block says that what it made is not whole, both stay: what was made shows what is wrong, and the next call
+    begins it anew.
+    """
     earlier = folder.with_name(f"{folder.name}.earlier")
+    replacement = Replacement(earlier)
     if earlier.exists():
         # A run that was killed left it, and what it had made itself is not whole.
         shutil.rmtree(folder, ignore_errors=True)
     elif folder.exists():
         folder.rename(earlier)
     try:
-        yield
+        yield replacement
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if earlier.exists():
             earlier.rename(folder)
         raise
-    shutil.rmtree(earlier, ignore_errors=True)
+    if replacement.is_whole:
+        shutil.rmtree(earlier, ignore_errors=True)

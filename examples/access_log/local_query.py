@@ -76,11 +76,11 @@ class LocalQuery:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
-    def kill(self) -> None:
-        """Ends it and its JVM as a crash would; where they have ended, does nothing."""
+    def kill(self) -> bool:
+        """Ends it and its JVM as a crash would; tells whether that ended it, or it had ended by then."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        return self._process.wait() == -signal.SIGKILL
 
     def landed(self) -> Landed:
         """What is landed, once it has ended.

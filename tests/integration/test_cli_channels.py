@@ -99,7 +99,6 @@ def test_channel_update_without_room_to_shrink_changes_nothing(server: str) -> N
         (["channel", "update", "orders", "--transaction-capacity", "101"], 2, "transaction_capacity"),
         (["channel", "update", "orders", "--lease", "inf"], 2, "lease_seconds: is inf;"),
         (["peek", "orders", "--from", "9" * 30], 2, "from_sequence: is 999"),
-        (["put", "orders", "--producer-id", "ä"], 2, "producer_id"),
         (["put", "orders", *(f"--header={number}=x" for number in range(257))], 2, "256"),
     ],
 )

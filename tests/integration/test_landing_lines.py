@@ -21,13 +21,13 @@ from millrace_spark.landing.compaction import MergeError
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.config_file import check_config
 from millrace_spark.landing.hadoop_storage import HadoopStorage
-from millrace_spark.landing.landing_run import storage_for, work_folder
 from millrace_spark.landing.places import WorkFolder
 from millrace_spark.landing.program import app
 from millrace_spark.landing.publication import Publisher, Written
 from millrace_spark.landing.rows import rows_of
 from millrace_spark.landing.spark_merger import spark_merger
 from millrace_spark.landing.storage import StorageError
+from millrace_spark.landing.storages import storage_for
 from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.crashing_storage import CrashError, CrashingStorage
 from tests.fenced_blocks import blocks_of
@@ -239,7 +239,7 @@ def test_letters_of_bad_lines_say_why_and_from_where(spark: SparkSession) -> Non
 def lander(wanted: LandingConfig, storage: CrashingStorage) -> BatchLander:
     publisher = Publisher(
         storage=storage,
-        work=work_folder(wanted),
+        work=wanted.work,
         query_id=QUERY,
         targets={ROWS: wanted.target.path, BAD_LINES: wanted.bad_lines_path},
     )
@@ -320,6 +320,9 @@ def test_hadoop_storage_does_what_this_machines_does(spark: SparkSession, tmp_pa
     for text in ("first", "ünd"):
         storage.write(f"{folder}/x/record", text)
         assert storage.read(f"{folder}/x/record") == text
+    assert [storage.create(f"{folder}/x/{name}", "other") for name in ("record", "more")] == [False, True]
+    assert [storage.size_bytes(f"{folder}/x/{name}") for name in ("record", "more", "none")] == [4, 5, None]
+    storage.remove(f"{folder}/x/more")
     storage.rename(f"{folder}/x/record", f"{folder}/date=1/b")
     assert not storage.exists(f"{folder}/x/record")
     [found] = [file for file in storage.files(folder) if not file.path.endswith(".crc")]
@@ -332,7 +335,7 @@ def test_hadoop_storage_does_what_this_machines_does(spark: SparkSession, tmp_pa
         storage.read(f"{folder}/none")
     with pytest.raises(StorageError, match=r"(?i)scheme"):
         HadoopStorage(spark, "nonsense://x/y")
-    assert type(storage_for(str(tmp_path), spark)) is not type(storage)
+    assert type(storage_for(spark, str(tmp_path))) is not type(storage)
 
     work = WorkFolder(f"{folder}/web.landing")
     publisher = Publisher(storage=storage, work=work, query_id=QUERY, targets={"rows": f"{folder}/web"})

@@ -214,6 +214,8 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     assert "2,500 lines of text" in shown.getvalue()
     assert (len(plans), plans[0].batch_events_max) == (3, 200)
     assert shown.getvalue().count("Killed the collector") == 1
+    assert shown.getvalue().count("The query was done before it could be killed.") == 1
+    assert "Killed the query" not in shown.getvalue()
 
 
 class LossyLines:
@@ -229,7 +231,9 @@ class LossyLines:
 
 
 def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts that differ fail the job."""
+    """Counts that differ fail the job, and the earlier result is kept beside the one that is not whole."""
+    (tmp_path / "landed").mkdir()
+    (tmp_path / "landed" / "earlier").write_text("")
     monkeypatch.setitem(KINDS, "plain", LossyLines())
     log = tmp_path / "some.log"
     log.write_text("line\n" * 100)
@@ -237,6 +241,8 @@ def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monke
         assert not lossy_job.run()
     assert "The account is not equal; 0 events are not acknowledged." in shown.getvalue()
     assert f"{'rows landed':<17}      90" in shown.getvalue()
+    assert f"The earlier result is in {tmp_path / 'landed.earlier'}" in shown.getvalue()
+    assert [path.name for path in (tmp_path / "landed.earlier").iterdir()] == ["earlier"]
 
 
 def test_job_whose_query_fails_keeps_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

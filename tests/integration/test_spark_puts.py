@@ -43,7 +43,7 @@ def channel(client: millrace.Client) -> millrace.Channel:
 @pytest.fixture
 def puts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a task put each batch of rows when it comes, however small."""
-    monkeypatch.setattr(writing, "ROWS_MAX", 1)
+    monkeypatch.setattr(writing, "MESSAGE_ROWS_MAX", 1)
 
 
 def make_channel(client: millrace.Client, **limits: Any) -> millrace.Channel:
@@ -67,22 +67,18 @@ def put(client: millrace.Client, channel: millrace.Channel, *batches: pa.RecordB
     return put_all(batches, options_to(channel, client.endpoint, **options), 0)
 
 
-def commit(
-    puts: Sequence[ShardPuts],
-    number: int = 0,
-    *,
-    retry_seconds: float = 1.0,
-    is_streaming: bool = True,
-    keeps_places: bool = True,
-) -> None:
+def commit(puts: Sequence[ShardPuts], number: int = 0, **but: Any) -> None:
+    """Commits what tasks have put, as a stream does unless it is told otherwise."""
     said = BatchCommit(
         producer_id="query",
+        stamp_id="query/1f",
         number=number,
-        is_streaming=is_streaming,
-        keeps_places=keeps_places,
-        retry_seconds=retry_seconds,
+        numbers_rise=but.get("is_streaming", True),
+        is_streaming=True,
+        keeps_places=True,
+        retry_seconds=1.0,
     )
-    commit_all(puts, said)
+    commit_all(puts, replace(said, **but))
 
 
 def bodies(client: millrace.Client, channel: millrace.Channel) -> list[bytes]:
@@ -198,8 +194,8 @@ def test_commit_all_repeated_with_new_transactions_stores_nothing(
     commit(put(client, channel, rows(0, 1)), number=7)
     commit(put(client, channel, rows(5, 6, 7)), number=7)
     assert "has batch 7 of producer query already, so nothing of its 3 events is stored again" in caplog.text
-    commit(put(client, channel, rows(8)), number=6)
     commit(put(client, channel, rows(2)), number=9)
+    commit(put(client, channel, rows(8)), number=6)
     assert bodies(client, channel) == numbered(3)
 
 
@@ -208,6 +204,16 @@ def test_commit_all_of_saves_takes_numbers_in_any_order(client: millrace.Client,
     for number, rows_of_save in ((7, rows(0)), (5, rows(1)), (7, rows(8)), (6, rows(2)), (5, rows(9))):
         commit(put(client, channel, rows_of_save), number=number, is_streaming=False)
     assert bodies(client, channel) == numbered(3)
+
+
+def test_commit_all_of_rising_numbers_has_the_channel_forget_gaps(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """Where no lower number comes any more, gaps are closed: one that comes all the same is a repeat."""
+    for number in (2, 5, 9, 5, 7, 9):
+        puts = put(client, channel, rows(number))
+        commit(puts, number, is_streaming=False, numbers_rise=True)
+    assert bodies(client, channel) == [b"2", b"5", b"9"]
 
 
 def test_commit_all_whose_answer_is_lost_stores_once(client: millrace.Client, channel: millrace.Channel) -> None:
@@ -276,16 +282,17 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
     puts = put(client, channel, rows(0, 1))
     away = replace(puts[0], shard=replace(puts[0].shard, endpoint="127.0.0.1:1"))
     with pytest.raises(MillraceSparkError) as refused:
-        commit([*puts, away], retry_seconds=0.1, is_streaming=False)
+        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False)
     assert "at 127.0.0.1:1: cannot reach a Millrace server" in str(refused.value)
-    assert f'What goes to {puts[0].shard} is stored; saving again with option("producerId", "query")' in str(
-        refused.value
+    assert str(refused.value).endswith(
+        f"What goes to {puts[0].shard} is stored; saving again to the same endpoints with "
+        'option("producerId", "query").option("batchNumber", 3) stores the rest alone'
     )
     with pytest.raises(MillraceSparkError, match=f"What goes to {puts[0].shard} is stored$"):
-        commit([*puts, away], retry_seconds=0.1, is_streaming=False, keeps_places=False)
+        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, keeps_places=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)
-    assert f"{puts[0].shard}: stored batch 0 of producer query, 2 events from sequence 1 to 2" in caplog.text
+    assert f"{puts[0].shard}: stored batch 3 of producer query, 2 events from sequence 1 to 2" in caplog.text
 
 
 def test_commit_all_of_one_attempt_leaves_the_other_to_its_lease(

@@ -177,6 +177,23 @@ def test_restart_repeats_exactly_what_was_not_committed(
     assert queued_count(client, channel.name) == 0
 
 
+def test_start_at_latest_holds_for_a_restart_before_any_event(
+    spark: SparkSession,
+    client: millrace.Client,
+    channel: millrace.Channel,
+    shared_server: Millraced,
+    tmp_path: Path,
+) -> None:
+    """The first run finds nothing; what comes before the second is read by it, though that is told latest again."""
+    fill(channel, 5)
+    pipeline = Pipeline(spark, tmp_path, shared_server.grpc, channel.name)
+    pipeline.drain(startingSequences="latest")
+    bodies = fill(channel, 20, first=6)
+    pipeline.drain(startingSequences="latest")
+    assert sorted(pipeline.landed()) == sorted(bodies)
+    assert queued_count(client, channel.name) == 0
+
+
 def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped(
     spark: SparkSession, client: millrace.Client, tmp_path: Path
 ) -> None:

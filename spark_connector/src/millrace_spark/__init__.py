@@ -27,8 +27,8 @@ Looking, without consuming anything:
 When Spark plans the read, which may be once for all actions on a DataFrame, the range is fixed, from the oldest event
 to the newest or as `startingSequences` and `endingSequences` say, and the channel is claimed on each endpoint, so that
 nobody consumes what the tasks are reading in parallel. A few seconds after the last read (`leaseSeconds`) the claim
-ends by itself; whoever takes from the channel before that is told who holds it. Where others have consumed between two
-actions, the second one says so.
+ends by itself; whoever takes from the channel before that is told who holds it. Where others have consumed the oldest
+events between two actions, the second one says so; what they took out of the middle is left out without a word.
 
 Consuming in a batch: events are acknowledged, which removes them, only when you say so, and then exactly those that you
 have read:
@@ -70,6 +70,12 @@ from millrace_spark.reading.ranges import ClaimedRange
 from millrace_spark.shipping import ship
 from millrace_spark.source import MillraceDataSource, register
 from millrace_spark.writing.options import WRITE_OPTIONS
+
+
+def __dir__() -> list[str]:
+    """What tab completion offers: not the modules that all this is made of."""
+    return list(__all__)
+
 
 __all__ = [
     "OPTIONS",

@@ -17,7 +17,8 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Gauge
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics import MetricWrapperBase
 
 _SHARD_FIGURES = {
     "lag": ("millrace_spark_lag_events", "Events in the channel that no micro-batch holds yet."),
@@ -128,13 +129,14 @@ class PrometheusListener(StreamingQueryListener):
         run = str(event.runId)
         query = self._names.pop(run, str(event.id))
         # A query that was started again at once may have told of itself before the end of its last run is known.
-        if query in self._names.values():
-            return
-        for shard in self._shards.pop(run, ()):
+        others = [other for other, name in self._names.items() if name == query]
+        kept = {shard for other in others for shard in self._shards.get(other, ())}
+        for shard in self._shards.pop(run, set()) - kept:
             for gauge in self._shard_gauges.values():
                 _remove(gauge, query, shard.channel, shard.endpoint)
-        for gauge in self._query_gauges.values():
-            _remove(gauge, query)
+        if not others:
+            for metric in (*self._query_gauges.values(), self._rows, self._batch_seconds):
+                _remove(metric, query)
 
     def __enter__(self) -> Self:
         return self
@@ -181,9 +183,9 @@ def _nothing() -> None:
     pass
 
 
-def _remove(gauge: "Gauge", *labels: str) -> None:
+def _remove(metric: "MetricWrapperBase", *labels: str) -> None:
     try:
-        gauge.remove(*labels)
+        metric.remove(*labels)
     except KeyError:
         # A query that ended before its first progress has none.
         return

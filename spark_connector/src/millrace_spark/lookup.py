@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import millrace_client as millrace
-from millrace_spark.errors import MillraceSparkError
+from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard, is_meant, is_pattern
 
@@ -23,6 +23,20 @@ def connected(endpoints: Sequence[str]) -> Iterator[dict[str, millrace.Client]]:
         }
 
 
+def refuse_aliases(homes: dict[str, str], endpoint: str, channels: Sequence[millrace.ChannelInfo]) -> None:
+    """Makes sure that no server is named twice, as `localhost` and `127.0.0.1`: a channel's id is its own.
+
+    Raises:
+        OptionError: One is.
+    """
+    for info in channels:
+        if (home := homes.setdefault(info.channel_id, endpoint)) != endpoint:
+            raise OptionError(
+                f"option endpoints: {home} and {endpoint} are the same server, since channel {info.name} is one and "
+                "the same there; name it once"
+            )
+
+
 def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -> list[Shard]:
     """The channels of these names and patterns on each server; a channel need not be on all of them.
 
@@ -33,9 +47,12 @@ def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -
         # Claiming them tells whether they are there.
         return [Shard(name, endpoint) for endpoint in clients for name in wanted]
     there: list[Shard] = []
+    homes: dict[str, str] = {}
     for endpoint, client in clients.items():
         with explained(endpoint, ", ".join(wanted)):
-            there.extend(Shard(info.name, endpoint) for info in client.admin.list_channels())
+            infos = client.admin.list_channels()
+        refuse_aliases(homes, endpoint, infos)
+        there.extend(Shard(info.name, endpoint) for info in infos)
     for name in wanted:
         if not any(is_meant(shard.channel, (name,)) for shard in there):
             channels = ", ".join(sorted({shard.channel for shard in there})) or "no channels"

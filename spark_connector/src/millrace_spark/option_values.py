@@ -14,6 +14,12 @@ Value = TypeVar("Value")
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],]+):[0-9]{1,5}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_ADVICE = {
+    "path": "does not say where channels are; call load() and save() without a path, and name them by options",
+    "provider": "tables in Spark's catalog are not supported; use CREATE TEMPORARY VIEW ... USING millrace",
+}
+"""What is said of options that Spark sets by itself, for a call that does not go with channels."""
+
 _IS_RESERVED = re.compile(r"tls.*|token.*", re.IGNORECASE)
 
 
@@ -73,6 +79,8 @@ def known_name(name: str, known: Collection[str]) -> str:
             f"option {name}: is reserved for TLS and tokens, which Millrace does not have yet; leave it out and keep "
             "to a network of your own"
         )
+    if name.lower() in _ADVICE:
+        raise OptionError(f"option {name}: {_ADVICE[name.lower()]}")
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"the options are {', '.join(known)}"
     raise OptionError(f"option {name}: is unknown; {hint}")

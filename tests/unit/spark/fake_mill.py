@@ -21,10 +21,18 @@ class FakeChannelState:
     first: int = 1
     next: int = 1
     body_bytes: int = 0
+    holes: list[range] = field(default_factory=list)
     reader_id: str | None = None
     epoch: int = 100
     acknowledged: list[int] = field(default_factory=list)
     renewals: int = 0
+
+    def next_event(self, sequence: int) -> int:
+        """The first event at or behind a sequence; the one to come where there is none."""
+        for hole in sorted(self.holes, key=lambda hole: hole.start):
+            if sequence in hole:
+                sequence = hole.stop
+        return min(sequence, self.next)
 
 
 class FakeMill:
@@ -32,12 +40,18 @@ class FakeMill:
 
     Attributes:
         away: Endpoints that cannot be reached.
+        silent: Those that do not tell what channels hold, though claims on them live.
+        refusal: What those say instead.
+        fault: What each renewal raises, where it is to.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.channels: dict[tuple[str, str], FakeChannelState] = {}
         self.away: set[str] = set()
+        self.silent: set[str] = set()
+        self.refusal: millrace.MillraceError = millrace.DeadlineError("no answer")
+        self.fault: Exception | None = None
         self._made_count = 0
 
     def make(self, endpoint: str, name: str = "orders", event_count: int = 0) -> FakeChannelState:
@@ -91,7 +105,12 @@ class FakeClient:
                 self.get_channel(name) for endpoint, name in sorted(self.mill.channels) if endpoint == self.endpoint
             ]
 
+    def refuse_if_silent(self) -> None:
+        if self.endpoint in self.mill.silent:
+            raise self.mill.refusal
+
     def get_channel(self, name: str) -> Any:
+        self.refuse_if_silent()
         with self.mill.reached(self.endpoint, name) as state:
             gauges = SimpleNamespace(
                 first_sequence=state.first,
@@ -120,12 +139,21 @@ class FakeChannel:
             state.reader_id = reader_id
             return FakeClaim(self, state, reader_id, lease_seconds or 30.0)
 
+    def peek(self, from_sequence: int, max_events: int) -> Iterator[Any]:
+        assert max_events == 1
+        self.client.refuse_if_silent()
+        with self.client.mill.reached(self.client.endpoint, self.name) as state:
+            sequence = state.next_event(max(from_sequence, state.first))
+            if sequence < state.next:
+                yield SimpleNamespace(first_sequence=sequence)
+
 
 class FakeClaim:
     """A claim as it was granted."""
 
     def __init__(self, channel: FakeChannel, state: FakeChannelState, reader_id: str, lease_seconds: float) -> None:
         self._channel = channel
+        self.channel = channel.name
         self.reader_id = reader_id
         self.lease_seconds = lease_seconds
         self.channel_id, self.epoch = state.channel_id, state.epoch
@@ -142,6 +170,8 @@ class FakeClaim:
 
     def renew(self, wait_seconds: float = 0.0) -> float:
         while True:
+            if self._channel.client.mill.fault is not None:
+                raise self._channel.client.mill.fault
             with self._held() as state:
                 has_news = state.next > self.next_sequence
                 self.first_sequence, self.next_sequence = state.first, state.next
@@ -156,7 +186,7 @@ class FakeClaim:
             if through_sequence >= state.next:
                 raise millrace.SequenceGoneError("it is not there yet")
             state.acknowledged.append(through_sequence)
-            state.first = max(state.first, through_sequence + 1)
+            state.first = state.next_event(max(state.first, through_sequence + 1))
             return state.first
 
     def release(self) -> None:

@@ -100,8 +100,7 @@ def test_end_of_a_query_removes_its_figures(listener: PrometheusListener) -> Non
     listener.onQueryProgress(progress_of(offset(lag=30)))
     listener.onQueryTerminated(ended())
     assert figure_of(listener, "lag_events", channel="orders", endpoint="mill-1:7070") is None
-    assert figure_of(listener, "batch_id") is None
-    assert figure_of(listener, "rows_total") == 10
+    assert not any(family.samples for family in listener.registry.collect())
 
 
 def test_end_of_a_query_told_after_its_next_start_removes_nothing(listener: PrometheusListener) -> None:
@@ -110,6 +109,18 @@ def test_end_of_a_query_told_after_its_next_start_removes_nothing(listener: Prom
     listener.onQueryProgress(progress_of(offset(lag=20), run=_NEXT_RUN))
     listener.onQueryTerminated(ended())
     assert figure_of(listener, "lag_events", channel="orders", endpoint="mill-1:7070") == 20
+
+
+def test_end_of_a_query_removes_shards_that_its_next_run_does_not_read(listener: PrometheusListener) -> None:
+    """Also where that run has told of itself first; in the end nothing is left of either."""
+    audit = Shard("audit", "mill-1:7070")
+    listener.onQueryProgress(progress_of(offset(lag=30), offset(audit, lag=5)))
+    listener.onQueryProgress(progress_of(offset(lag=20), run=_NEXT_RUN))
+    listener.onQueryTerminated(ended())
+    assert figure_of(listener, "lag_events", channel="audit", endpoint="mill-1:7070") is None
+    assert figure_of(listener, "lag_events", channel="orders", endpoint="mill-1:7070") == 20
+    listener.onQueryTerminated(ended(_NEXT_RUN))
+    assert not any(family.samples for family in listener.registry.collect())
 
 
 def test_end_of_a_query_without_progress_is_nothing(listener: PrometheusListener) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 import millrace_client as millrace
-from millrace_spark import MillraceSparkError
+from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.lookup import find_shards
 from tests.unit.spark.fake_mill import FakeMill
 
@@ -53,6 +53,15 @@ def test_find_shards_where_a_server_is_away_says_so(mill: FakeMill) -> None:
     mill.away.add("b:1")
     with pytest.raises(MillraceSparkError, match=r"channel audit-\* at b:1: cannot reach b:1"):
         find_shards(clients(mill, "a:1", "b:1"), ["audit-*"])
+
+
+def test_find_shards_of_a_server_under_two_names_is_refused(mill: FakeMill) -> None:
+    """Its events would be read twice, and of what is written to both names a half be taken for a repeat."""
+    mill.channels["localhost:1", "orders"] = mill.channels["a:1", "orders"]
+    with pytest.raises(
+        OptionError, match=r"^option endpoints: a:1 and localhost:1 are the same server, since channel "
+    ):
+        find_shards(clients(mill, "a:1", "b:1", "localhost:1"), ["orders"])
 
 
 def test_find_shards_by_name_on_one_server_asks_nobody(mill: FakeMill) -> None:

@@ -1,12 +1,16 @@
 """Where bad lines go: a dead-letter channel, or a folder."""
 
+import hashlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField
 from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.formats import JsonFormat
 from millrace_spark.landing.places import as_uri
 
 BadLineWriter = Callable[[DataFrame, int, str], None]
@@ -16,29 +20,51 @@ folder for its staged files. A batch may be written several times, of which one 
 ENDPOINT_HEADER = DEAD_LETTER_PREFIX + "endpoint"
 """The server that a bad line came from; there are several, and each counts its sequences by itself."""
 
+_DIGEST_LENGTH = 12
 
-def channel_writer(config: LandingConfig, landing: str, query_id: str) -> BadLineWriter:
-    """Writes to the dead-letter channel, each batch once: it is stamped with the query's id and the batch's number.
+
+def channel_writer(config: LandingConfig, query_id: str) -> BadLineWriter:
+    """Writes to the dead-letter channel, each batch once: see `letter_options`.
 
     Args:
         config: Where to.
-        landing: The landing's name, which stands in the letters as the sink that rejected them.
         query_id: What Spark named the query.
     """
-    endpoints = config.bad_lines.endpoints or config.source.endpoints
-    assert config.bad_lines.channel is not None
 
     def write(bad: DataFrame, batch_id: int, _staged: str) -> None:
-        writer = as_letters(bad, landing).write.format("millrace").mode("append")
-        writer.options(
-            endpoints=",".join(endpoints),
-            channel=config.bad_lines.channel,
-            producerId=f"millrace-land-{query_id}",
-            batchNumber=str(batch_id),
-            routing="roundRobin",
-        ).save()
+        writer = as_letters(bad, config.landing_name).write.format("millrace").mode("append")
+        writer.options(**letter_options(config, query_id, batch_id)).save()
 
     return write
+
+
+def letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[str, str]:
+    """The options of writing a batch's letters, with the stamp by which their channel knows a repeat.
+
+    Letters are stored before their batch is decided. So the stamp says, too, what lines were taken for bad: where that
+    was changed after a kill between the two, the next try's letters are others, and are all stored. Some may come twice
+    then, but none is lost.
+    """
+    assert config.bad_lines.channel is not None
+    return {
+        "endpoints": ",".join(config.bad_lines.endpoints or config.source.endpoints),
+        "channel": config.bad_lines.channel,
+        "producerId": f"millrace-land-{query_id}-{_judgement(config)}",
+        "batchNumber": str(batch_id),
+        # Most batches have no bad line, and Spark repeats no earlier one: without it a server would remember each gap.
+        "batchNumbersRise": "true",
+        "routing": "roundRobin",
+    }
+
+
+def _judgement(config: LandingConfig) -> str:
+    """A digest of all that says which lines are bad."""
+    says = config.model_dump(mode="json", include={"parse", "partitions"})
+    # Settings such as `spark.sql.legacy.timeParserPolicy` say what is a time.
+    says["spark"] = {name: value for name, value in config.spark.conf.items() if name.startswith("spark.sql.")}
+    if isinstance(config.parse, JsonFormat) and config.parse.columns_file:
+        says["columns"] = Path(config.parse.columns_file).read_text(encoding="utf-8")
+    return hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def folder_writer(config: LandingConfig) -> BadLineWriter:
@@ -52,7 +78,12 @@ def folder_writer(config: LandingConfig) -> BadLineWriter:
 
 
 def as_letters(bad: DataFrame, landing: str) -> DataFrame:
-    """Bad lines as events `(headers, body)`, whose headers say why they are there, as an agent's dead letters do."""
+    """Bad lines as events `(headers, body)`, whose headers say why they are there, as an agent's dead letters do.
+
+    Args:
+        bad: What `Rows.bad` gives.
+        landing: The landing's name, which stands in the letters as the sink that rejected them.
+    """
     told = {
         DeadLetterField.REASON.header: F.col("reason"),
         DeadLetterField.TIME.header: F.date_format(F.current_timestamp(), "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"),

@@ -8,7 +8,6 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.landing.compaction import CompactionAccount, Compactor
 from millrace_spark.landing.config import SparkConfig
 from millrace_spark.landing.folder_lock import folder_lock
-from millrace_spark.landing.landing_run import storage_for
 from millrace_spark.landing.merges import CompactionLimits
 from millrace_spark.landing.places import WorkFolder, is_local
 from millrace_spark.landing.publication import finish_all
@@ -16,6 +15,7 @@ from millrace_spark.landing.sessions import spark_log, spark_session
 from millrace_spark.landing.spark_merger import spark_merger
 from millrace_spark.landing.stopping import StopSignals
 from millrace_spark.landing.storage import StorageError
+from millrace_spark.landing.storages import storage_for
 
 
 def compact_folder(
@@ -43,7 +43,7 @@ def compact_folder(
             spark_session("millrace-compact", spark_config, spark_log(work)) as spark,
         ):
             signals.install()
-            storage = storage_for(path, spark)
+            storage = storage_for(spark, path, work.path)
             if not storage.exists(work.path):
                 raise MillraceSparkError(told)
             if not storage.exists(path):

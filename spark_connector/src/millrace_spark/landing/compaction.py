@@ -92,7 +92,7 @@ class Compactor:
         except MergeError:
             self._storage.remove(staged)
             raise
-        merged = data_files(self._storage.files(staged))
+        merged = data_files(self._storage.files(staged), staged)
         if len(merged) != 1:
             raise StorageError(f"{staged}: holds {len(merged)} files where Spark was asked for one")
         name = compacted_name(compaction_id, suffix_of(merged[0].path), like=posixpath.basename(paths[0]))

@@ -1,6 +1,7 @@
 """What a landing is told: the tables of its TOML file."""
 
 import re
+from itertools import permutations
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.merges import CompactionLimits
-from millrace_spark.landing.places import file_system_of, whole_path
+from millrace_spark.landing.places import WorkFolder, file_system_of, name_of, whole_path
 from millrace_spark.option_values import parse_endpoints
 
 EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body")
@@ -297,9 +298,22 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
         """The folder of bad lines, where they go to one."""
         return self.bad_lines.path or f"{self.target.path}.bad"
 
+    @property
+    def work(self) -> WorkFolder:
+        """Where the landing keeps what is no landed file."""
+        return WorkFolder(self.target.work_path) if self.target.work_path else WorkFolder.beside(self.target.path)
+
+    @property
+    def landing_name(self) -> str:
+        """Who claims the channels."""
+        return self.source.reader_id or f"land-{name_of(self.target.path)}"
+
     @model_validator(mode="after")
     def _check_places(self) -> Self:
-        """Files are renamed from the work folder to the others, and no reader of rows may find another's files."""
+        """Files are renamed from the work folder to the others and what is left of them is removed there.
+
+        And no reader of rows may find another's files.
+        """
         for setting, path in (("bad_lines.path", self.bad_lines.path), ("target.work_path", self.target.work_path)):
             if path is None:
                 continue
@@ -307,9 +321,14 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(
                     f"{setting}: is {path}; it must lie on the file system of target.path, {self.target.path}"
                 )
-            if f"{path}/".startswith(f"{self.target.path}/"):
+        places = {"target.work_path": self.work.path, "target.path": self.target.path}
+        if self.bad_lines.channel is None:
+            places["bad_lines.path"] = self.bad_lines_path
+        for (setting, path), (other, folder) in permutations(places.items(), 2):
+            if f"{path}/".startswith(f"{folder}/"):
                 raise ValueError(
-                    f"{setting}: is {path}, which lies in target.path; it must lie beside it, where readers do not look"
+                    f"{setting}: is {path}, which lies in {other}, {folder}; each must be a folder of its own, beside "
+                    "the others"
                 )
         return self
 

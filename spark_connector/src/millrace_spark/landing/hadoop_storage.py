@@ -1,5 +1,6 @@
 """What Hadoop's file systems hold, as a storage: HDFS, S3A and all others that Spark writes to."""
 
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,13 +28,13 @@ class HadoopStorage:
             StorageError: Hadoop knows none for such a path, or cannot reach it.
         """
         self._jvm: Any = spark._jvm  # noqa: SLF001 - Spark's own way to Hadoop from Python
-        with _told(folder):
+        with _storage_errors(folder):
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - likewise
             self._files: Any = self._path(folder).getFileSystem(configuration)
 
     def files(self, folder: str) -> list[StoredFile]:
         found = []
-        with _told(folder):
+        with _storage_errors(folder):
             if not self._files.exists(self._path(folder)):
                 return []
             base = self._files.makeQualified(self._path(folder)).toString()
@@ -47,11 +48,16 @@ class HadoopStorage:
         return sorted(found)
 
     def exists(self, path: str) -> bool:
-        with _told(path):
+        with _storage_errors(path):
             return bool(self._files.exists(self._path(path)))
 
+    def size_bytes(self, path: str) -> int | None:
+        with _storage_errors(path):
+            found = self._path(path)
+            return int(self._files.getFileStatus(found).getLen()) if self._files.exists(found) else None
+
     def read(self, path: str) -> str:
-        with _told(path):
+        with _storage_errors(path):
             stream = self._files.open(self._path(path))
             try:
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
@@ -59,34 +65,52 @@ class HadoopStorage:
                 stream.close()
 
     def write(self, path: str, text: str) -> None:
-        with _told(path):
-            stream = self._files.create(self._path(path + _NEW), True)
-            try:
-                stream.write(bytearray(text.encode()))
-            finally:
-                stream.close()
+        with _storage_errors(path):
+            self._write_now(path + _NEW, text)
             self.remove(path)
             self.rename(path + _NEW, path)
 
+    def create(self, path: str, text: str) -> bool:
+        # Another program may be about to create it, too.
+        fresh = f"{path}.{uuid.uuid4().hex}{_NEW}"
+        with _storage_errors(path):
+            self._write_now(fresh, text)
+            # HDFS looks and renames in one step; not all others look.
+            is_first = not self._files.exists(self._path(path)) and bool(
+                self._files.rename(self._path(fresh), self._path(path))
+            )
+            if not is_first:
+                self.remove(fresh)
+                if not self._files.exists(self._path(path)):
+                    raise StorageError(f"{path}: cannot be written; {fresh} cannot be renamed to it")
+            return is_first
+
     def rename(self, source: str, target: str) -> None:
-        with _told(target):
+        with _storage_errors(target):
             self._files.mkdirs(self._path(target).getParent())
             if not self._files.rename(self._path(source), self._path(target)):
                 raise StorageError(f"{target}: {source} cannot be renamed to it; is there a file of that name already?")
 
     def remove(self, path: str) -> None:
-        with _told(path):
+        with _storage_errors(path):
             self._files.delete(self._path(path), True)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Nothing: a file that was closed is as safe as HDFS or the store keeps it."""
+
+    def _write_now(self, path: str, text: str) -> None:
+        stream = self._files.create(self._path(path), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _storage_errors(path: str) -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:

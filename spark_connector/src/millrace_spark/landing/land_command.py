@@ -10,7 +10,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.exit_codes import ExitCode
 from millrace_spark.landing.folder_lock import folder_lock
-from millrace_spark.landing.landing_run import Landing, LandingState, check_package, landing_name, work_folder
+from millrace_spark.landing.landing_run import Landing, check_package
 from millrace_spark.landing.report import report_json, report_table
 from millrace_spark.landing.screen import Screen
 from millrace_spark.landing.sessions import spark_log, spark_session
@@ -30,18 +30,16 @@ def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> i
     began_at = time.monotonic()
     signals = StopSignals()
     signals.install()
-    work = work_folder(config)
     console = Console(stderr=True)
-    state = LandingState()
     failure: MillraceSparkError | None = None
     try:
         with (
-            folder_lock(work),
+            folder_lock(config.work),
             Screen(console) as screen,
             spark_session(
-                landing_name(config),
+                config.landing_name,
                 config.spark,
-                spark_log(work),
+                spark_log(config.work),
                 with_delta=config.target.format == "delta",
             ) as spark,
         ):

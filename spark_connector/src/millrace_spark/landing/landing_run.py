@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,13 +19,14 @@ from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, La
 from millrace_spark.landing.compaction import CompactionAccount, Compactor
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.failures import sentence_of
-from millrace_spark.landing.hadoop_storage import HadoopStorage
-from millrace_spark.landing.local_storage import LocalStorage, check_one_disk
-from millrace_spark.landing.places import WorkFolder, as_uri, is_local, name_of
+from millrace_spark.landing.local_storage import check_one_disk
+from millrace_spark.landing.places import as_uri, is_local
 from millrace_spark.landing.publication import Publisher, finish_all, sync_checkpoint
 from millrace_spark.landing.rows import rows_of
+from millrace_spark.landing.source import lag_of, source_options
 from millrace_spark.landing.spark_merger import spark_merger
-from millrace_spark.landing.storage import Storage, StorageError
+from millrace_spark.landing.storage import StorageError
+from millrace_spark.landing.storages import storage_for
 from millrace_spark.reading.schema import EVENT_SCHEMA
 
 _LOOK_SECONDS = 0.25
@@ -48,22 +49,6 @@ class LandingState:
     compaction: CompactionAccount = field(default_factory=CompactionAccount)
     lag: int | None = None
     swaps_finished: int = 0
-
-
-def storage_for(path: str, spark: SparkSession) -> Storage:
-    """The file system that a folder lies in."""
-    return LocalStorage() if is_local(path) else HadoopStorage(spark, path)
-
-
-def work_folder(config: LandingConfig) -> WorkFolder:
-    """Where a landing keeps what is no landed file."""
-    own = config.target.work_path
-    return WorkFolder(own) if own else WorkFolder.beside(config.target.path)
-
-
-def landing_name(config: LandingConfig) -> str:
-    """Who claims the channels."""
-    return config.source.reader_id or f"land-{name_of(config.target.path)}"
 
 
 def check_package(config: LandingConfig) -> None:
@@ -101,16 +86,14 @@ class Landing:
             is_stopping: Set where it is to end soon.
             on_look: Called a few times a second while it runs.
         """
-        self.state = LandingState()
         self._config = config
         self._spark = spark
         self._is_stopping = is_stopping
         self._on_look = on_look
-        self._work = work_folder(config)
-        self._storage = storage_for(config.target.path, spark)
+        self._work = config.work
+        self._storage = storage_for(spark, config.target.path, self._work.path, config.bad_lines_path)
         self._publisher: Publisher | None = None
         self._lander = BatchLander(config, self._publisher_now, self._bad_line_writer, is_stopping)
-        self.state.account = self._lander.account
         self._compactor = Compactor(
             self._storage,
             config.target.path,
@@ -118,7 +101,7 @@ class Landing:
             config.compaction,
             spark_merger(spark, config.target.compression),
         )
-        self.state.compaction = self._compactor.account
+        self.state = LandingState(account=self._lander.account, compaction=self._compactor.account)
         self._compacted_at = time.monotonic()
 
     def run(self) -> None:
@@ -156,7 +139,7 @@ class Landing:
         self.state.phase = "connecting"
         run = self._config.run
         events = self._spark.readStream.format("millrace").options(**source_options(self._config)).load()
-        writer = events.writeStream.queryName(landing_name(self._config)).foreachBatch(self._lander)
+        writer = events.writeStream.queryName(self._config.landing_name).foreachBatch(self._lander)
         writer = writer.option("checkpointLocation", as_uri(self._work.checkpoint))
         if run.follow:
             writer = writer.trigger(processingTime=f"{round(run.trigger_seconds * 1000)} milliseconds")
@@ -236,42 +219,4 @@ class Landing:
     def _bad_line_writer(self) -> Callable[..., None]:
         if self._config.bad_lines.channel is None:
             return folder_writer(self._config)
-        return channel_writer(self._config, landing_name(self._config), self._publisher_now().query_id)
-
-
-def source_options(config: LandingConfig) -> dict[str, str]:
-    """The options of `spark.readStream.format("millrace")` for a configuration."""
-    source = config.source
-    options: dict[str, object] = {
-        "endpoints": ",".join(source.endpoints),
-        "channels": ",".join(source.channels),
-        "readerId": landing_name(config),
-        "startingSequences": source.starting_sequences,
-        "maxEventsPerTrigger": source.events_per_batch_max,
-        "maxBytesPerTrigger": source.bytes_per_batch_max,
-        "minEventsPerTrigger": source.events_per_batch_min if config.run.follow else None,
-        "failOnDataLoss": source.fail_on_data_loss,
-        "takeover": source.takeover,
-        "leaseSeconds": source.lease_seconds,
-        "retrySeconds": source.retry_seconds,
-    }
-    if options["minEventsPerTrigger"] is not None:
-        options["maxTriggerDelay"] = f"{source.batch_delay_seconds_max}s"
-    return {name: _shown(value) for name, value in options.items() if value is not None}
-
-
-def lag_of(progress: Mapping[str, object] | None) -> int | None:
-    """How many events the channels hold that no batch has; None where the query has not told yet."""
-    sources = progress.get("sources") if progress else None
-    if not isinstance(sources, list) or not sources:
-        return None
-    told = sources[0].get("latestOffset")
-    if isinstance(told, str):
-        told = json.loads(told)
-    if not isinstance(told, dict):
-        return None
-    return sum(int(shard.get("lag", 0)) for shard in told.values() if isinstance(shard, dict))
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return channel_writer(self._config, self._publisher_now().query_id)

@@ -14,37 +14,57 @@ _NEW = ".new"
 class LocalStorage:
     """Files of this machine, or of what is mounted there; see `Storage`."""
 
+    def __init__(self, *folders: str) -> None:
+        """Is good for all files.
+
+        Args:
+            folders: Where most files will be. What is above these folders stays, so that it is synced once.
+        """
+        self._tops = frozenset(Path(folder).parent for folder in folders)
+        self._synced_tops: set[Path] = set()
+
     def files(self, folder: str) -> list[StoredFile]:
-        with _told(folder):
+        with _storage_errors(folder):
             return sorted(_walk(Path(folder)))
 
     def exists(self, path: str) -> bool:
         return Path(path).exists()
 
+    def size_bytes(self, path: str) -> int | None:
+        with _storage_errors(path):
+            return Path(path).stat().st_size if Path(path).exists() else None
+
     def read(self, path: str) -> str:
-        with _told(path):
+        with _storage_errors(path):
             return Path(path).read_text(encoding="utf-8")
 
     def write(self, path: str, text: str) -> None:
         target = Path(path)
         fresh = target.with_name(target.name + _NEW)
-        with _told(path):
+        with _storage_errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(target)
-            _sync_folders({target.parent})
+            self._sync_folders({target.parent})
+
+    def create(self, path: str, text: str) -> bool:
+        # Whoever writes here holds the folder's lock, so nobody comes between.
+        if self.exists(path):
+            return False
+        self.write(path, text)
+        return True
 
     def rename(self, source: str, target: str) -> None:
-        with _told(target):
+        with _storage_errors(target):
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             Path(source).replace(target)
 
     def remove(self, path: str) -> None:
         target = Path(path)
-        with _told(path):
+        with _storage_errors(path):
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             else:
@@ -53,9 +73,22 @@ class LocalStorage:
     def sync(self, paths: Iterable[str]) -> None:
         files = [Path(path) for path in paths]
         for file in files:
-            with _told(str(file)), file.open("rb") as opened:
+            with _storage_errors(str(file)), file.open("rb") as opened:
                 os.fsync(opened.fileno())
-        _sync_folders({file.parent for file in files})
+        self._sync_folders({file.parent for file in files})
+
+    def _sync_folders(self, folders: set[Path]) -> None:
+        """Syncs folders and those above them: a folder that was made for a file has a name to be kept, too."""
+        wanted = {above for folder in folders for above in self._up_from(folder)}
+        for each in wanted:
+            _sync_folder(each)
+        self._synced_tops |= self._tops & wanted
+
+    def _up_from(self, folder: Path) -> Iterator[Path]:
+        for above in (folder, *folder.parents):
+            yield above
+            if above in self._synced_tops:
+                return
 
 
 def check_one_disk(work: str, *targets: str) -> None:
@@ -88,22 +121,20 @@ def _walk(folder: Path) -> Iterator[StoredFile]:
             yield StoredFile(str(Path(base) / name), found.st_size, found.st_mtime)
 
 
-def _sync_folders(folders: set[Path]) -> None:
-    """Syncs folders and those above them: a folder that was made for a file has a name to be kept, too."""
-    for each in {above for folder in folders for above in (folder, *folder.parents)}:
-        try:
-            opened = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
-        except PermissionError:
-            # Whoever may not read a folder has not made anything in it.
-            continue
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+def _sync_folder(folder: Path) -> None:
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        # Whoever may not read a folder has not made anything in it.
+        return
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _storage_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

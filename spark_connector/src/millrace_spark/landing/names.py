@@ -3,7 +3,7 @@
 import posixpath
 import re
 
-from millrace_spark.landing.storage import StoredFile
+from millrace_spark.landing.storage import StoredFile, relative_to
 
 _BATCH_DIGITS = 9
 _NUMBER_DIGITS = 5
@@ -52,6 +52,14 @@ def suffix_of(path: str) -> str:
     return name[name.index(".") :]
 
 
-def data_files(files: list[StoredFile]) -> list[StoredFile]:
-    """What Spark wrote for its readers, among all files of a folder."""
-    return [file for file in files if suffix_of(file.path)]
+def data_files(files: list[StoredFile], folder: str) -> list[StoredFile]:
+    """What Spark wrote for its readers, among all files below a folder.
+
+    A task that Spark had given up may go on, and write to `_temporary` again after its job's end: that is nobody's.
+    """
+    return [file for file in files if suffix_of(file.path) and not _is_hidden(relative_to(file.path, folder))]
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a part of a path is Spark's own; one with `=` is a partition, whatever its column's name begins with."""
+    return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))

@@ -117,7 +117,7 @@ def land(
         conf=conf,
         settings=settings,
     )
-    with _told():
+    with _exit_on_error():
         loaded = load_config(config, options.overrides())
         exit_code = land_channels(loaded, as_json=as_json, is_strict=strict)
     raise typer.Exit(exit_code)
@@ -130,7 +130,7 @@ def check(
     settings: SetOption = None,
 ) -> None:
     """Say all that is wrong with a configuration; starts nothing and asks no server."""
-    with _told():
+    with _exit_on_error():
         loaded: LandingConfig = load_config(config, map(parse_override, settings or ()))
     typer.echo(f"{config}: good; lands {', '.join(loaded.source.channels)} in {loaded.target.path}")
 
@@ -153,7 +153,7 @@ def compact(
     as_json: JsonOption = False,
 ) -> None:
     """Merge small files of a landed folder, and finish what a killed compaction has left."""
-    with _told():
+    with _exit_on_error():
         try:
             path = whole_path(folder)
             work = WorkFolder(whole_path(work_path)) if work_path else WorkFolder.beside(path)
@@ -186,13 +186,13 @@ def pack_packages(
     path: Annotated[Path, typer.Argument(help="The zip; what is there is replaced.")] = Path("millrace_spark.zip"),
 ) -> None:
     """Write this package and the client as a zip, for spark-submit --py-files where executors do not have them."""
-    with _told():
+    with _exit_on_error():
         size = pack(path).stat().st_size
     typer.echo(f"{path}: {size:,} bytes; use it with spark-submit --py-files, and call millrace_spark.register(spark)")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _exit_on_error() -> Iterator[None]:
     """Turns what commands raise into a sentence and an exit code."""
     try:
         yield

@@ -15,16 +15,20 @@ Spark repeats only its last batch, so only the last record of a query is needed;
 """
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from millrace_spark.landing.names import data_files, landed_name, suffix_of
 from millrace_spark.landing.places import WorkFolder
-from millrace_spark.landing.storage import Storage, StorageError, joined, relative_to
+from millrace_spark.landing.storage import Storage, StorageError, joined, move_in, relative_to
 
 _LOGGED_FILES = 12
 """More than Spark logs for two batches: ranges, what is done, and a checksum of each. What is older was synced then."""
+
+_RECORD = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)\.json(?P<new>.*\.new)?")
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,10 @@ class Publisher:
 
         Returns:
             The batch's record, and whether this try wrote it.
+
+        Raises:
+            StorageError: Files cannot be written, or another program has landed the batch meanwhile. Nothing of this
+                try is landed then.
         """
         path = joined(self.work.batches, _record_name(self.query_id, batch_id))
         is_new = not self.storage.exists(path)
@@ -120,7 +128,7 @@ class Publisher:
         files_bytes = 0
         for name, target in self.targets.items():
             beginning = joined(staged, name)
-            for number, file in enumerate(data_files(self.storage.files(beginning))):
+            for number, file in enumerate(data_files(self.storage.files(beginning), beginning)):
                 *folders, _ = relative_to(file.path, beginning).split("/")
                 landed = landed_name(self.query_id, batch_id, number, suffix_of(file.path), self.prefix)
                 moves.append((file.path, joined(target, *folders, landed)))
@@ -135,48 +143,88 @@ class Publisher:
             staged=staged,
             files_bytes=files_bytes,
         )
-        self.storage.write(path, record.as_text())
+        self._decide(path, record)
         return record
 
+    def _decide(self, path: str, record: BatchRecord) -> None:
+        """Writes a record, unless another landing did since this one looked.
+
+        Only where there is no lock: a landing whose claim was ended may go on until it notices that.
+        """
+        is_first = self.storage.create(path, record.as_text())
+        # An answer may get lost and the call be repeated; then what is there is this try's own.
+        is_own = is_first or self.storage.read(path) == record.as_text()
+        # Whoever went on with later batches has removed the record of this one.
+        is_late = any(known.batch_id > record.batch_id for known in _known(self.storage, self.work, self.query_id))
+        if is_own and not is_late:
+            return
+        if is_own:
+            self.storage.remove(path)
+        self.storage.remove(record.staged)
+        raise StorageError(
+            f"{self.work.path}: another millrace-spark has landed batch {record.batch_id} meanwhile, so this one ends; "
+            "let one at a time work on a folder"
+        )
+
     def _forget_before(self, batch_id: int) -> None:
-        for file in self.storage.files(self.work.batches):
-            query_id, _, number = (
-                file.path.rpartition("/")[2].removesuffix(".new").removesuffix(".json").rpartition("-")
-            )
-            if query_id == self.query_id and number.isdigit() and int(number) < batch_id:
-                self.storage.remove(file.path)
+        for known in _known(self.storage, self.work, self.query_id):
+            if known.batch_id < batch_id:
+                self.storage.remove(known.path)
 
 
 def sync_checkpoint(storage: Storage, work: WorkFolder) -> None:
     """Makes safe what Spark has logged so far, which it does not do itself: what batches are, and which are done."""
     newest = sorted(storage.files(work.checkpoint), key=lambda file: file.modified_seconds)[-_LOGGED_FILES:]
-    for file in newest:
+    paths = [file.path for file in newest]
+    while True:
         try:
-            storage.sync([file.path])
+            # All at once, so that each folder above them is synced once.
+            storage.sync(paths)
         except StorageError:
             # Spark removes old ones when it likes.
-            if storage.exists(file.path):
+            left = [path for path in paths if storage.exists(path)]
+            if len(left) == len(paths):
                 raise
+            paths = left
+        else:
+            return
 
 
 def finish(storage: Storage, record: BatchRecord) -> None:
-    """Renames what is still staged of a decided batch."""
-    moved = []
+    """Renames what is still staged of a decided batch, and makes it all safe."""
     for source, target in record.moves:
-        if storage.exists(source):
-            # Both are there where an object store's rename was cut short. They are the same.
-            storage.remove(target)
-            storage.rename(source, target)
-            moved.append(target)
-    storage.sync(moved)
+        move_in(storage, source, target)
+    # Also what was renamed before: a kill may have come between that and this. What was merged since was safe before.
+    storage.sync([target for _, target in record.moves if storage.exists(target)])
     storage.remove(record.staged)
 
 
 def finish_all(storage: Storage, work: WorkFolder) -> None:
     """Finishes what was decided and not ended, of whichever query."""
-    for file in storage.files(work.batches):
-        if file.path.endswith(".json"):
-            finish(storage, BatchRecord.from_text(storage.read(file.path)))
+    last: dict[str, _KnownRecord] = {}
+    for known in _known(storage, work):
+        if not known.is_unfinished and (known.query_id not in last or last[known.query_id].batch_id < known.batch_id):
+            last[known.query_id] = known
+    # A query's earlier batches were finished before its last one began.
+    for known in last.values():
+        finish(storage, BatchRecord.from_text(storage.read(known.path)))
+
+
+class _KnownRecord(NamedTuple):
+    """A record's file."""
+
+    query_id: str
+    batch_id: int
+    path: str
+    is_unfinished: bool
+    """Whether a crash left it half-written."""
+
+
+def _known(storage: Storage, work: WorkFolder, query_id: str | None = None) -> list[_KnownRecord]:
+    """The records of a query, or of all."""
+    found = ((file.path, _RECORD.fullmatch(file.path.rpartition("/")[2])) for file in storage.files(work.batches))
+    known = [_KnownRecord(name["query"], int(name["batch"]), path, bool(name["new"])) for path, name in found if name]
+    return [record for record in known if query_id in {None, record.query_id}]
 
 
 def _record_name(query_id: str, batch_id: int) -> str:

@@ -28,6 +28,9 @@ class Storage(Protocol):
     def exists(self, path: str) -> bool:
         """Tells whether there is a file or a folder."""
 
+    def size_bytes(self, path: str) -> int | None:
+        """How large a file is; None where there is none."""
+
     def read(self, path: str) -> str:
         """A text that `write` wrote, or Spark.
 
@@ -37,6 +40,13 @@ class Storage(Protocol):
 
     def write(self, path: str, text: str) -> None:
         """Writes a small file with all folders above it; it appears whole, is safe then, and replaces an older one."""
+
+    def create(self, path: str, text: str) -> bool:
+        """Writes a small file as `write` does, unless there is one: then does nothing, and says False.
+
+        Of several that create it at the same time one succeeds: here, where they hold the folder's lock; on HDFS
+        always; on object stores unless they come within the time of one small copy.
+        """
 
     def rename(self, source: str, target: str) -> None:
         """Gives a file another name, with all folders above it.
@@ -54,6 +64,19 @@ class Storage(Protocol):
 
 class StorageError(Exception):
     """Returned when a file system refuses; the message is a sentence."""
+
+
+def move_in(storage: Storage, source: str, target: str) -> None:
+    """Renames a file that may have been renamed already, wholly or, on an object store, but for the removal."""
+    source_bytes = storage.size_bytes(source)
+    if source_bytes is None:
+        return
+    if source_bytes == storage.size_bytes(target):
+        # The copy is whole. It stays, since readers may have found it.
+        storage.remove(source)
+        return
+    storage.remove(target)
+    storage.rename(source, target)
 
 
 def joined(folder: str, *names: str) -> str:

@@ -17,7 +17,7 @@ import posixpath
 from dataclasses import asdict, dataclass
 
 from millrace_spark.landing.places import WorkFolder
-from millrace_spark.landing.storage import Storage, StorageError, joined, relative_to
+from millrace_spark.landing.storage import Storage, StorageError, joined, move_in, relative_to
 
 STAGING_PREFIX = "compact-"
 """What the staging folders of merges begin with; batches' begin with their query's id."""
@@ -80,12 +80,11 @@ def recover(storage: Storage, work: WorkFolder) -> int:
 
 def _finish(storage: Storage, path: str, intent: Intent) -> None:
     if storage.exists(intent.staged):
-        # Both are there where an object store's rename was cut short. They are the same.
-        storage.remove(intent.target)
-        storage.rename(intent.staged, intent.target)
-        storage.sync([intent.target])
+        move_in(storage, intent.staged, intent.target)
     # Where the merged file is gone, somebody else has removed it since, and perhaps the others on purpose.
     if storage.exists(intent.target):
+        # Before the others go, also where it was renamed before a crash: a power cut could else leave neither.
+        storage.sync([intent.target])
         for replaced in intent.replaces:
             storage.remove(replaced)
         # Before the intent goes, or a power cut could bring back what was replaced.

@@ -7,22 +7,19 @@ kernels. Bodies and header values stay the bytes that came over the wire.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.columns import HEADER_CELLS_MAX, ColumnsCutter
 from millrace.v1 import event_pb2
+from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints
 
-ROWS_MAX = 10_000
+RECORD_BATCH_ROWS_MAX = 10_000
 """Small batches are gathered into RecordBatches of up to so many rows; below some 1,000 Spark's cost for each shows."""
 
-BYTES_MAX = 16 * 1024 * 1024
+RECORD_BATCH_BYTES_MAX = 16 * 1024 * 1024
 """A RecordBatch that has so many bytes of bodies and header values is joined by no further batch."""
-
-Ints: TypeAlias = "array[int]"
-"""C ints; what offsets in Arrow's strings, binaries and maps are."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ def record_batches(
     """Turns batches of events into RecordBatches, one row an event, in order.
 
     Batches are gathered, so that a channel that was filled event by event does not become RecordBatches of one row. A
-    batch that is larger than `ROWS_MAX` stays whole.
+    batch that is larger than `RECORD_BATCH_ROWS_MAX` stays whole.
 
     Args:
         batches: For each batch the sequence of its first event, and its events.
@@ -61,7 +58,7 @@ def record_batches(
 def _parts(first_sequence: int, columns: event_pb2.EventColumns) -> Iterator[tuple[int, event_pb2.EventColumns]]:
     """Cuts a batch whose constant headers would, once they stand in each row, pass what Arrow's offsets can count."""
     constant_bytes = sum(len(header.values) for header in columns.headers if len(header.sizes) == 1)
-    count_max = max(BYTES_MAX // max(constant_bytes, 1), 1)
+    count_max = max(RECORD_BATCH_BYTES_MAX // max(constant_bytes, 1), 1)
     if columns.count <= count_max:
         yield first_sequence, columns
         return
@@ -90,7 +87,11 @@ class RecordBatchBuilder:
             return True
         count = self.count + columns.count
         key_count = len(self._headers) + sum(header.key not in self._headers for header in columns.headers)
-        return count <= ROWS_MAX and self._bytes < BYTES_MAX and key_count * count <= HEADER_CELLS_MAX
+        return (
+            count <= RECORD_BATCH_ROWS_MAX
+            and self._bytes < RECORD_BATCH_BYTES_MAX
+            and key_count * count <= HEADER_CELLS_MAX
+        )
 
     def add(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
         """Adds a batch behind the others."""
@@ -118,11 +119,11 @@ class RecordBatchBuilder:
             case "endpoint":
                 return pa.repeat(pa.scalar(self._origin.endpoint), self.count)
             case "sequence":
-                return pa.concat_arrays([_counting(numbers, pa.int64()) for numbers in self._sequences])
+                return pa.concat_arrays([counting(numbers, pa.int64()) for numbers in self._sequences])
             case "headers":
                 return _maps(list(self._headers.values()), self.count, column.type)
             case "body":
-                return _slices(_int32_array(self._body_sizes), self._bodies, column.type)
+                return _slices(int32_array(self._body_sizes), self._bodies, column.type)
             case _:
                 raise ValueError(f"schema: has the column {name!r}; events have none of that name")
 
@@ -177,15 +178,15 @@ class _GatheredHeader:
 def _maps(headers: Sequence[_GatheredHeader], count: int, data_type: pa.DataType) -> pa.Array:
     """One map an event; its entries stand in the order of `headers`."""
     strings, value_numbers = _values_by_event(headers, count)
-    key_numbers = _int32_array(array("i", range(len(headers))) * count)
+    key_numbers = int32_array(array("i", range(len(headers))) * count)
     has_value = pc.greater_equal(value_numbers, 0)
     if pc.all(has_value, min_count=0).as_py():
-        offsets = pc.multiply(_counting(range(count + 1), pa.int32()), len(headers)).cast(pa.int32())
+        offsets = pc.multiply(counting(range(count + 1), pa.int32()), len(headers)).cast(pa.int32())
     else:
         value_numbers = value_numbers.filter(has_value)
         key_numbers = key_numbers.filter(has_value)
-        entry_ends = _ints(pc.cumulative_sum(has_value.cast(pa.int32())))
-        offsets = _int32_array(array("i", [0]) + entry_ends[len(headers) - 1 :: len(headers)])
+        entry_ends = ints(pc.cumulative_sum(has_value.cast(pa.int32())))
+        offsets = int32_array(array("i", [0]) + entry_ends[len(headers) - 1 :: len(headers)])
     keys = pa.array([header.key for header in headers], pa.string())
     return pa.MapArray.from_arrays(offsets, keys.take(key_numbers), strings.take(value_numbers), type=data_type)
 
@@ -202,17 +203,17 @@ def _values_by_event(headers: Sequence[_GatheredHeader], count: int) -> tuple[pa
         sizes.extend(header.sizes)
         values.extend(header.values)
     # A size is the value's length plus one, so that 0 says "none".
-    lengths = pc.max_element_wise(pc.subtract(_int32_array(sizes), 1), 0)
-    return _slices(lengths, values, pa.string()), _int32_array(numbers)
+    lengths = pc.max_element_wise(pc.subtract(int32_array(sizes), 1), 0)
+    return _slices(lengths, values, pa.string()), int32_array(numbers)
 
 
 def _value_numbers(header: _GatheredHeader, count: int, first: int) -> Ints:
     if header.is_constant:
         return array("i", [first]) * count
-    numbers = _counting(range(first, first + count), pa.int32())
+    numbers = counting(range(first, first + count), pa.int32())
     if 0 in header.sizes:
-        numbers = pc.if_else(pc.greater(_int32_array(header.sizes), 0), numbers, -1)
-    return _ints(numbers)
+        numbers = pc.if_else(pc.greater(int32_array(header.sizes), 0), numbers, -1)
+    return ints(numbers)
 
 
 def _slices(lengths: pa.Array, values: Sequence[bytes], data_type: pa.DataType) -> pa.Array:
@@ -220,19 +221,3 @@ def _slices(lengths: pa.Array, values: Sequence[bytes], data_type: pa.DataType) 
     offsets = pc.cumulative_sum(lengths).cast(pa.int32())
     joined = values[0] if len(values) == 1 else b"".join(values)
     return pa.Array.from_buffers(data_type, len(lengths) - 1, [None, offsets.buffers()[1], pa.py_buffer(joined)])
-
-
-def _counting(numbers: range, data_type: pa.DataType) -> pa.Array:
-    return pc.cumulative_sum(pa.repeat(pa.scalar(1, data_type), len(numbers)), start=numbers.start - 1)
-
-
-def _int32_array(values: Ints) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
-
-
-def _ints(values: pa.Array) -> Ints:
-    # Kernels widen what meets a bare Python number to 64 bits.
-    buffer = values.cast(pa.int32()).buffers()[1]
-    ints = array("i")
-    ints.frombytes(memoryview(buffer)[: len(values) * ints.itemsize])
-    return ints

@@ -23,12 +23,19 @@ class Bounds:
     by_name: Mapping[str, Bound] = field(default_factory=dict)
     """Bounds of shards, `orders@127.0.0.1:7070`, and of channels on all servers, `orders`; the shard's own wins."""
 
+    def is_latest(self, shard: Shard) -> bool:
+        """Whether the shard's bound is one past the newest, which is another one at another time."""
+        return self._bound(shard) == "latest"
+
     def sequence(self, shard: Shard, first_sequence: int, next_sequence: int) -> int:
         """The bound in a shard that holds events from `first_sequence` to `next_sequence`, excluded."""
-        bound = self.by_name.get(str(shard), self.by_name.get(shard.channel, self.otherwise))
+        bound = self._bound(shard)
         if isinstance(bound, int):
             return bound
         return first_sequence if bound == "earliest" else next_sequence
+
+    def _bound(self, shard: Shard) -> Bound:
+        return self.by_name.get(str(shard), self.by_name.get(shard.channel, self.otherwise))
 
     def refuse_strangers(self, option: str, shards: Iterable[Shard]) -> None:
         """Makes sure that each name is that of something that is read.

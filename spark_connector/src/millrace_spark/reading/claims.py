@@ -122,6 +122,13 @@ class ClaimedRanges:
         while self._claims:
             self._claims.pop().release()
 
+    def __repr__(self) -> str:
+        held = [
+            f"{found.channel}@{found.endpoint} {found.first_sequence:,} to {found.next_sequence - 1:,}"
+            for found in self.ranges
+        ]
+        return f"<ClaimedRanges {', '.join(held)}{'' if self._claims else ', released'}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -7,33 +7,32 @@ import millrace_client as millrace
 from millrace_spark.reading.claiming import claim_anew
 from millrace_spark.reading.options import LOOK_LEASE_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange
+from millrace_spark.reading.shard_claim import LOST
 from millrace_spark.reading.tasks import claimed_range
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard
 
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS_MAX = 1.0
-_LOST = {"NOT_CLAIMED", "STALE_EPOCH", "CHANNEL_CLAIMED", "CHANNEL_NOT_FOUND"}
 
 
 class HeldClaim:
     """Claims at once, then renews from a thread of its own until it is released or the claim is lost.
 
-    It renews by acknowledging again what is acknowledged already, under its epoch. Claiming again would renew it too,
-    but where the lease has run out it would begin a new claim, on a channel from which others may have taken since.
+    It renews under its epoch and never begins a new claim: where the lease has run out, others may have taken since.
     """
 
     def __init__(self, shard: Shard, options: ClaimOptions) -> None:
         self._client = millrace.connect(shard.endpoint)
-        self._channel = self._client.channel(shard.channel)
+        channel = self._client.channel(shard.channel)
         try:
             with explained(shard.endpoint, shard.channel):
                 # Another's claim is waited for where it is about to end: most likely a look's.
-                claim = claim_anew(self._channel, options, LOOK_LEASE_SECONDS)
+                self._claim = claim_anew(channel, options, LOOK_LEASE_SECONDS)
         except BaseException:
             self._client.close()
             raise
-        self.range: ClaimedRange = claimed_range(shard.endpoint, claim, is_held=True)
+        self.range: ClaimedRange = claimed_range(shard.endpoint, self._claim, is_held=True)
         self._is_released = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name=f"millrace-claim-{shard}", daemon=True)
         self._thread.start()
@@ -41,26 +40,23 @@ class HeldClaim:
     def acknowledge(self) -> None:
         """Removes the range's events from the channel."""
         with explained(self.range.endpoint, self.range.channel):
-            self._acknowledge(self.range.next_sequence - 1)
+            self._claim.acknowledge(self.range.next_sequence - 1)
 
     def release(self) -> None:
         """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
         self._is_released.set()
         self._thread.join()
         with contextlib.suppress(millrace.MillraceError):
-            self._channel.release(self.range.reader_id, self.range.epoch)
+            self._claim.release()
         self._client.close()
-
-    def _acknowledge(self, through_sequence: int) -> None:
-        self._channel.acknowledge(self.range.reader_id, through_sequence, self.range.epoch)
 
     def _keep_alive(self) -> None:
         # Often enough also for a look of the same reader, which shortens the claim's lease to its own.
         pause_seconds = min(self.range.lease_seconds / _CALLS_PER_LEASE, _PAUSE_SECONDS_MAX)
         while not self._is_released.wait(pause_seconds):
             try:
-                self._acknowledge(self.range.first_sequence - 1)
+                self._claim.renew()
             except millrace.MillraceError as error:
                 # Whoever reads or acknowledges is told. Any other refusal may pass before the lease has run out.
-                if error.reason in _LOST:
+                if error.reason in LOST:
                     return

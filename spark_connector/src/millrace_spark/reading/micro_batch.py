@@ -30,7 +30,7 @@ class BatchPlanner:
         Args:
             positions: Where each shard stands: its `to_sequence`.
             ends: How far it may be read; a shard that is not in it, not at all.
-            body_bytes: The mean size of each shard's bodies; a shard that is not in it counts no bytes.
+            body_bytes: The mean size of each shard's bodies; used only where bytes are limited.
         """
         order = sorted(positions)
         available = {shard: max(ends.get(shard, 0) - positions[shard].to_sequence, 0) for shard in order}

@@ -47,8 +47,8 @@ OPTIONS: Mapping[str, str] = {
     "minPartitions": "at least so many tasks read, where there are events enough; as many as there must be without it",
     "maxEventsPerPartition": f"larger ranges are split among tasks; {EVENTS_PER_PARTITION:,} without it",
     "failOnDataLoss": (
-        "true (without it): stop with a sentence where events are gone that were not read; false: warn, and go on from "
-        "what is there"
+        "true (without it): stop with a sentence where events are seen to be gone that were not read; false: warn, and "
+        "go on from what is there"
     ),
     "ackMode": (
         "streams: when events are removed: progress (without it), when Spark asks for more, which is after it has "
@@ -88,7 +88,8 @@ class AckMode(enum.Enum):
     PROGRESS = "progress"
     """When Spark asks for the next batch: what came before is in its commit log then."""
     COMMIT = "commit"
-    """When Spark calls the source's commit, one batch later; the last batch is removed by the next start."""
+    """When Spark calls the source's commit, one batch later; a run's last batch is removed when a next run has planned
+    one."""
     NEVER = "never"
     """Not at all."""
 

@@ -16,7 +16,8 @@ POLL_SECONDS_MAX = 1.0
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 1.0
-_LOST = frozenset({"LEASE_EXPIRED", "NOT_CLAIMED", "STALE_EPOCH", "CHANNEL_CLAIMED", "CHANNEL_NOT_FOUND"})
+LOST = frozenset({"LEASE_EXPIRED", "NOT_CLAIMED", "STALE_EPOCH", "CHANNEL_CLAIMED", "CHANNEL_NOT_FOUND"})
+"""Reasons of errors by which a server says that the claim has ended."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,13 @@ class ShardView:
     """Since when calls have failed, on the monotonic clock."""
     lost: millrace.MillraceError | None = None
     """Why the claim is no longer held; None while it is."""
+    fault: Exception | None = None
+    """What nobody foresaw and has ended the thread that kept the claim; None while that works."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the server answered last time."""
-        return self.trouble is None and self.lost is None
+        return self.trouble is None and self.lost is None and self.fault is None
 
 
 class ShardClaim:
@@ -113,8 +116,11 @@ class ShardClaim:
 
     def has_acknowledged(self) -> bool:
         """Whether the request's events are acknowledged, or cannot be just now."""
-        request, view = self._request, self.view
-        return request is None or view.acknowledged >= request.through_sequence or not view.is_ready
+        return self.is_acknowledged() or not self.view.is_ready
+
+    def is_acknowledged(self) -> bool:
+        """Whether the request's events are acknowledged."""
+        return self._request is None or self.view.acknowledged >= self._request.through_sequence
 
     def forget(self) -> None:
         """Ends the thread, and leaves the claim to its lease."""
@@ -135,6 +141,8 @@ class ShardClaim:
                 self._work_on(request)
             except millrace.MillraceError as error:
                 self._note(error)
+            except Exception as error:  # noqa: BLE001 - without its thread the claim would stand still in silence
+                self._show(replace(self.view, fault=error))
 
     def _next_request(self) -> ShardRequest | None:
         """The request, once there is something to do for it or the claim is to be renewed; None in the end."""
@@ -148,7 +156,7 @@ class ShardClaim:
         return min(self.lease_seconds / _CALLS_PER_LEASE, POLL_SECONDS_MAX)
 
     def _is_over(self) -> bool:
-        return self._is_released or self.view.lost is not None
+        return self._is_released or self.view.lost is not None or self.view.fault is not None
 
     def _has_work(self) -> bool:
         # Before the first request, and where there are events already, the next call is only to keep the claim.
@@ -180,7 +188,7 @@ class ShardClaim:
         )
 
     def _note(self, error: millrace.MillraceError) -> None:
-        if error.reason in _LOST:
+        if error.reason in LOST:
             self._show(replace(self.view, lost=error))
             return
         since = self.view.trouble_since if self.view.trouble else self._clock()

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import millrace_client as millrace
-from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.errors import MillraceSparkError
 from millrace_spark.reading.data_loss import LossPolicy
 from millrace_spark.reading.left_out import LeftOut
 from millrace_spark.reading.micro_batch import BatchPlanner
@@ -16,6 +16,7 @@ from millrace_spark.reading.progress import ProgressJson, ShardProgress
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition, split_among_tasks
 from millrace_spark.reading.shard_claim import ShardRequest, ShardView
 from millrace_spark.reading.stream_claims import StreamClaims
+from millrace_spark.reading.stream_starts import StreamStarts
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard
 
@@ -54,7 +55,7 @@ class Stream:
         self._losses = LossPolicy(is_fatal=options.fail_on_data_loss)
         self._left_out = LeftOut(options.claim, self._losses)
         self._planner = BatchPlanner(options.limits)
-        self._initial: OffsetJson | None = None
+        self._starts = StreamStarts(options.starting, self._claims, self._losses)
         self._ends: dict[Shard, int] | None = None
         self._planned: Offsets = {}
         self._done: Offsets = {}
@@ -65,13 +66,14 @@ class Stream:
         self._ends = {shard: view.next_sequence for shard, view in self._claims.views.items()}
 
     def initial_offset(self) -> OffsetJson:
-        """Where a new query begins."""
-        if self._initial is None:
-            views = self._claims.views
-            starting = self._options.starting
-            starting.refuse_strangers("startingSequences", views)
-            self._initial = offsets_to_json({shard: self._start(shard, view) for shard, view in views.items()})
-        return self._initial
+        """Where a new query begins.
+
+        Nothing at all where a shard begins at its latest event: Spark logs this offset only together with the first
+        micro-batch, and a restart before that would find another latest. Since any micro-batch differs from nothing,
+        the first one goes at once, empty where it must be, and its offset has where the query began.
+        """
+        starts = self._starts.positions()
+        return {} if self._starts.are_passing() else offsets_to_json(starts)
 
     def next_offset(self, start: OffsetJson, *, is_limited: bool) -> OffsetJson:
         """What the next micro-batch holds; `start` itself where there is nothing yet.
@@ -82,9 +84,9 @@ class Stream:
         """
         logged = offsets_from_json(start)
         self._tell_of_last_batch(start, logged)
-        # Nothing is done before the first micro-batch; a start at `latest` alone removes nothing of what it leaves out.
-        if self._options.ack_mode is AckMode.PROGRESS and start != self._initial:
-            self._done = logged
+        if self._options.ack_mode is AckMode.PROGRESS:
+            self._note_done(logged)
+        logged = logged or self._starts.positions()
         give_up_at = time.monotonic() + WAIT_SECONDS
         while True:
             self._mend()
@@ -92,12 +94,12 @@ class Stream:
             self._ask(positions, is_held=False)
             self._claims.wait_for(self._claims.are_known, _GRACE_SECONDS)
             batch = self._plan(positions, is_limited=is_limited)
-            if any(offset.event_count for offset in batch.values()):
+            if _has_events(batch) or (batch and not start):
                 self._planned = batch
                 return offsets_to_json(batch)
             self._planned = positions
             if self._ends is not None and not self._is_behind(positions):
-                self._claims.wait_for(self._claims.have_acknowledged, _LAST_ACKNOWLEDGEMENT_SECONDS_MAX)
+                self._acknowledge_the_last()
                 return start
             self._wait_for_news(give_up_at - time.monotonic())
             if self._ends is None and time.monotonic() >= give_up_at:
@@ -106,7 +108,7 @@ class Stream:
     def commit(self, end: OffsetJson) -> None:
         """Takes in that Spark has logged a micro-batch as done."""
         if self._options.ack_mode is AckMode.COMMIT:
-            self._done = offsets_from_json(end)
+            self._note_done(offsets_from_json(end))
             self._ask(self._planned, is_held=False)
 
     def partitions(self, end: OffsetJson) -> list[RangePartition]:
@@ -148,22 +150,25 @@ class Stream:
         """Releases the claims."""
         self._claims.release()
 
-    def _start(self, shard: Shard, view: ShardView) -> ShardOffset:
-        sequence = self._options.starting.sequence(shard, view.first_sequence, view.next_sequence)
-        if sequence > view.next_sequence:
-            raise OptionError(
-                f"option startingSequences: is {sequence} for {shard}, whose next event will be {view.next_sequence}; "
-                "ask for no more than that"
-            )
-        return self._losses.position(shard, ShardOffset(view.channel_id, sequence, sequence), view)
+    def _note_done(self, done: Offsets) -> None:
+        # An empty micro-batch says where the query began; a start at `latest` alone removes nothing of what it leaves
+        # out.
+        if _has_events(done):
+            self._done = done
 
     def _mend(self) -> None:
         """Claims anew what was lost.
 
         Raises:
-            MillraceSparkError: It is another's now, or a server has not been reached for too long.
+            MillraceSparkError: It is another's now, a server has not been reached for too long, or the connector has
+                a fault.
         """
         for shard, view in self._claims.views.items():
+            if view.fault is not None:
+                raise MillraceSparkError(
+                    f"channel {shard}: the claim is not kept any more, by a fault of the connector "
+                    f"({type(view.fault).__name__}: {view.fault}); start the query again, and report this"
+                ) from view.fault
             if view.lost is not None:
                 try:
                     self._claims.mend(shard)
@@ -208,23 +213,58 @@ class Stream:
         if self._ends is not None:
             ends = {shard: min(end, self._ends.get(shard, 0)) for shard, end in ends.items()}
         if not is_limited:
-            return self._planner.all_there_is(positions, ends)
+            return self._beyond_holes(self._planner.all_there_is(positions, ends))
         there = sum(max(ends.get(shard, 0) - offset.to_sequence, 0) for shard, offset in positions.items())
         if self._ends is None and self._planner.is_held(there, time.monotonic()):
             self._ask(positions, is_held=True)
             return self._planner.nothing(positions)
-        sizes = self._claims.mean_body_bytes(ends) if there and self._options.limits.bytes_max is not None else {}
-        return self._planner.next_batch(positions, ends, sizes)
+        sizes: dict[Shard, float] = {}
+        if there and self._options.limits.bytes_max is not None:
+            sizes = self._claims.mean_body_bytes(ends)
+            # One of unknown size would pass the limit by any factor; it goes when it has told.
+            ends = {shard: end for shard, end in ends.items() if shard in sizes}
+        return self._beyond_holes(self._planner.next_batch(positions, ends, sizes))
+
+    def _beyond_holes(self, batch: Offsets) -> Offsets:
+        """The same events, but each part ends where the next event is.
+
+        Consumers may have left holes, and acknowledging what lies before a hole makes the event behind it the oldest.
+        A position in the hole would then look as if events before it were gone. A part whose end is not known stays
+        out of the batch.
+        """
+        views = self._claims.views
+        cut = {
+            shard: offset.to_sequence
+            for shard, offset in batch.items()
+            if offset.event_count and shard in views and offset.to_sequence < views[shard].next_sequence
+        }
+        found = self._claims.first_events(cut)
+        beyond = dict(batch)
+        for shard in cut:
+            offset = batch[shard]
+            # Where there is none, the next to come was the view's.
+            end = found[shard] or views[shard].next_sequence if shard in found else offset.from_sequence
+            beyond[shard] = replace(offset, to_sequence=end)
+        return beyond
 
     def _is_behind(self, positions: Mapping[Shard, ShardOffset]) -> bool:
         """Whether some shard that cannot be read just now has not been read to the fixed end."""
-        ready = self._claims.ready_views()
-        ends = self._ends or {}
-        return any(
-            shard not in ready and shard in positions and positions[shard].to_sequence < end
-            for shard, end in ends.items()
-            if shard in self._claims.views
-        )
+        ready, views = self._claims.ready_views(), self._claims.views
+        ends = {
+            shard: min(end, ready[shard].next_sequence) if shard in ready else end
+            for shard, end in (self._ends or {}).items()
+            if shard in views
+        }
+        return any(shard in positions and positions[shard].to_sequence < end for shard, end in ends.items())
+
+    def _acknowledge_the_last(self) -> None:
+        """Has what is done removed before Spark ends the run; says in the log where that is left to another."""
+        self._claims.wait_for(self._claims.have_acknowledged, _LAST_ACKNOWLEDGEMENT_SECONDS_MAX)
+        for shard in self._claims.unacknowledged():
+            _log.warning(
+                "channel %s: did not remove in time what was read from it; the next start of the query removes it",
+                shard,
+            )
 
     def _wait_for_news(self, seconds_max: float) -> None:
         seen = self._claims.views
@@ -257,6 +297,8 @@ class Stream:
         counts = {shard: offset.event_count for shard, offset in logged.items() if offset.event_count}
         seconds = time.monotonic() - self._begun.began_at
         self._begun = None
+        if not counts:
+            return
         _log.info(
             "a micro-batch of %s events took %.3f s: %s",
             f"{sum(counts.values()):,}",
@@ -265,3 +307,7 @@ class Stream:
                 f"{shard} {logged[shard].from_sequence} to {logged[shard].to_sequence - 1}" for shard in sorted(counts)
             ),
         )
+
+
+def _has_events(batch: Offsets) -> bool:
+    return any(offset.event_count for offset in batch.values())

@@ -4,9 +4,12 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
@@ -15,15 +18,18 @@ from millrace_spark.patience import PASSING, STARTING, Patience
 from millrace_spark.reader_id import reader_id_of
 from millrace_spark.reading.claiming import claim_anew
 from millrace_spark.reading.options import ClaimOptions
-from millrace_spark.reading.shard_claim import ShardClaim, ShardRequest, ShardView
+from millrace_spark.reading.shard_claim import LOST, ShardClaim, ShardRequest, ShardView
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard, is_pattern
 
 LOOK_SECONDS = 5.0
 """How often it is looked for channels that have come."""
 
+_ANSWER_SECONDS_MAX = 2.0
 _RELEASE_SECONDS_MAX = 2.0
 _THREADS_MAX = 16
+
+Answer = TypeVar("Answer")
 
 _log = logging.getLogger("millrace_spark")
 
@@ -43,7 +49,10 @@ class StreamClaims:
         self.options = replace(options, reader_id=options.reader_id or reader_id_of(os.getpid()))
         self.news = threading.Condition()
         self._claims: dict[Shard, ShardClaim] = {}
+        self._body_bytes: dict[Shard, float] = {}
+        self._silent_since: dict[Shard, float] = {}
         self._is_released = threading.Event()
+        self._lookout: threading.Thread | None = None
         self._clients = {
             endpoint: millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX) for endpoint in options.endpoints
         }
@@ -54,7 +63,8 @@ class StreamClaims:
             self.release()
             raise
         if self._may_have_more():
-            threading.Thread(target=self._look_for_more, name="millrace-lookout", daemon=True).start()
+            self._lookout = threading.Thread(target=self._look_for_more, name="millrace-lookout", daemon=True)
+            self._lookout.start()
 
     @property
     def views(self) -> dict[Shard, ShardView]:
@@ -82,13 +92,24 @@ class StreamClaims:
             return {shard: view for shard, view in known.items() if view.is_ready}
 
     def mean_body_bytes(self, shards: Iterable[Shard]) -> dict[Shard, float]:
-        """The mean size of what is in each channel; without those that cannot be asked just now."""
-        sizes = {}
-        for shard in shards:
-            with contextlib.suppress(millrace.MillraceError):
-                gauges = self._clients[shard.endpoint].admin.get_channel(shard.channel).gauges
-                sizes[shard] = gauges.body_bytes / max(gauges.queued_events + gauges.taken_events, 1)
-        return sizes
+        """The mean size of what is in each channel, as it was last told; without those that have never told.
+
+        Raises:
+            MillraceSparkError: A server refuses to tell, or has not for too long.
+        """
+        shards = set(shards)
+        sizes = self._asked(dict.fromkeys(shards, self._mean_size))
+        self._body_bytes.update((shard, size) for shard, size in sizes.items() if size is not None)
+        return {shard: size for shard, size in self._body_bytes.items() if shard in shards}
+
+    def first_events(self, from_sequences: Mapping[Shard, int]) -> dict[Shard, int | None]:
+        """The first event at or behind a sequence, None where there is none; without shards that do not answer.
+
+        Raises:
+            MillraceSparkError: A server refuses to tell, or has not for too long.
+        """
+        questions = {shard: partial(self._first_event, sequence) for shard, sequence in from_sequences.items()}
+        return self._asked(questions)
 
     def are_known(self) -> bool:
         """Whether of each shard is known what it has, or cannot be just now."""
@@ -99,6 +120,11 @@ class StreamClaims:
         """Whether each shard has acknowledged what it was asked to, or cannot just now."""
         with self.news:
             return all(claim.has_acknowledged() for claim in self._claims.values())
+
+    def unacknowledged(self) -> list[Shard]:
+        """Those that have not acknowledged what they were asked to."""
+        with self.news:
+            return sorted(shard for shard, claim in self._claims.items() if not claim.is_acknowledged())
 
     def wait_for(self, is_enough: Callable[[], bool], seconds_max: float) -> bool:
         """Waits for news until there are enough; tells whether there are."""
@@ -113,7 +139,7 @@ class StreamClaims:
             ChannelNotFoundError: There is no such channel any more.
         """
         # A server that is away for a moment must not end the query.
-        patience = Patience(self.options.retry_seconds, PASSING | STARTING, pause=self._is_released.wait)
+        patience = Patience(self.options.retry_seconds, PASSING | STARTING, pause=self._pause)
         with explained(shard.endpoint, shard.channel, but=(millrace.ChannelNotFoundError,)):
             info = patience.have(lambda: self._clients[shard.endpoint].admin.get_channel(shard.channel))
         view = self._claims[shard].view
@@ -140,26 +166,87 @@ class StreamClaims:
             releasing = ThreadPoolExecutor(min(len(claims), _THREADS_MAX), thread_name_prefix="millrace-release")
             wait([releasing.submit(claim.release) for claim in claims], _RELEASE_SECONDS_MAX)
             releasing.shutdown(wait=False, cancel_futures=True)
+        if self._lookout is not None:
+            # It may just be granted a claim, and needs the connection to give it back.
+            self._lookout.join(_RELEASE_SECONDS_MAX)
         for client in self._clients.values():
             client.close()
+
+    def _asked(self, questions: Mapping[Shard, Callable[[Shard], Answer]]) -> dict[Shard, Answer]:
+        """The answers that come soon; all servers are asked at once, so that one that is slow holds nobody up."""
+        if not questions:
+            return {}
+        asking = ThreadPoolExecutor(min(len(questions), _THREADS_MAX), thread_name_prefix="millrace-ask")
+        futures = {asking.submit(ask, shard): shard for shard, ask in questions.items()}
+        answered, late = wait(futures, _ANSWER_SECONDS_MAX)
+        asking.shutdown(wait=False, cancel_futures=True)
+        answers = {}
+        for future in answered:
+            shard = futures[future]
+            try:
+                answers[shard] = future.result()
+                self._silent_since.pop(shard, None)
+            except millrace.MillraceError as error:
+                self._note_silence(shard, error)
+        for future in late:
+            shard = futures[future]
+            self._note_silence(shard, millrace.DeadlineError("the server is slow to tell what the channel holds"))
+        return answers
+
+    def _note_silence(self, shard: Shard, error: millrace.MillraceError) -> None:
+        if error.reason in LOST:
+            # The shard's claim finds the same, and is mended where it can be.
+            return
+        since = self._silent_since.setdefault(shard, time.monotonic())
+        is_passing = error.reason in PASSING | STARTING
+        if not is_passing or time.monotonic() - since > self.options.retry_seconds:
+            with explained(shard.endpoint, shard.channel):
+                raise error
+
+    def _mean_size(self, shard: Shard) -> float | None:
+        """None where the channel is empty, which says nothing of the events to come."""
+        gauges = self._clients[shard.endpoint].admin.get_channel(shard.channel).gauges
+        count = gauges.queued_events + gauges.taken_events
+        return gauges.body_bytes / count if count else None
+
+    def _first_event(self, from_sequence: int, shard: Shard) -> int | None:
+        batches = self._clients[shard.endpoint].channel(shard.channel).peek(from_sequence, max_events=1)
+        return next((batch.first_sequence for batch in batches), None)
 
     def _begin(self, shard: Shard, patience: Patience) -> None:
         channel = self._clients[shard.endpoint].channel(shard.channel)
         with explained(shard.endpoint, shard.channel):
             granted = patience.have(
-                lambda: claim_anew(channel, self.options, self.options.retry_seconds, pause=self._is_released.wait)
+                lambda: claim_anew(channel, self.options, self.options.retry_seconds, pause=self._pause)
             )
-        claim = ShardClaim(shard, granted, self.news)
+        if not self._keep(shard, granted):
+            # The stream was closed meanwhile, and nobody would end this claim.
+            with contextlib.suppress(millrace.MillraceError):
+                granted.release()
+
+    def _keep(self, shard: Shard, granted: millrace.Claim) -> bool:
+        """Has a claim kept in place of the shard's former one; tells whether it is."""
         with self.news:
-            former = self._claims.get(shard)
-            self._claims[shard] = claim
+            if self._is_released.is_set():
+                return False
+            if (former := self._claims.get(shard)) is not None:
+                former.forget()
+            self._claims[shard] = ShardClaim(shard, granted, self.news)
             self.news.notify_all()
-        if former is not None:
-            former.forget()
+            return True
+
+    def _pause(self, seconds: float) -> None:
+        """Waits between attempts.
+
+        Raises:
+            MillraceSparkError: The claims were released; no other attempt is to be made.
+        """
+        if self._is_released.wait(seconds):
+            raise MillraceSparkError("the query was stopped while a channel was being claimed")
 
     def _patience_at_start(self) -> Patience:
         # Whoever has named a wrong server is told at once; one that is starting or ending something is waited for.
-        return Patience(self.options.retry_seconds, STARTING, pause=self._is_released.wait)
+        return Patience(self.options.retry_seconds, STARTING, pause=self._pause)
 
     def _may_have_more(self) -> bool:
         channels = self.options.channels
@@ -182,6 +269,7 @@ class StreamClaims:
             self._begin(shard, self._patience_at_start())
         except MillraceSparkError as error:
             # What is another's, or gone again already, must not end the query that reads the others.
-            _log.warning("%s; the query goes on without it, and will try again", error)
+            if not self._is_released.is_set():
+                _log.warning("%s; the query goes on without it, and will try again", error)
         else:
             _log.info("channel %s: joined", shard)

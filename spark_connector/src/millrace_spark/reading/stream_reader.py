@@ -44,11 +44,14 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._stream: Stream | None = None
+        self._is_end_fixed = False
 
     # Offsets are plain JSON to Spark, whatever its base class says of them.
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._opened().fix_end()
+        # Where this fails Spark stops none of the query's sources, and their claims are renewed for ever. So claiming
+        # waits for the first offset, which Spark asks for when it knows what to stop.
+        self._is_end_fixed = True
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         # Spark gives it back where the trigger knows limits, and else ReadAllAvailable. It holds one limit only; the
@@ -100,6 +103,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             show_log_lines()
             self._release_on_sigterm()
             self._stream = Stream(self._options)
+            if self._is_end_fixed:
+                self._stream.fix_end()
         return self._stream
 
     def _release_on_sigterm(self) -> None:

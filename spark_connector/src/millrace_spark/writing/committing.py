@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,9 +26,13 @@ class BatchCommit:
     """Says which batch is committed, and how."""
 
     producer_id: str
+    """Who writes, as the option producerId says it."""
+    stamp_id: str
     """Who writes, in the stamp."""
     number: int
     """The batch's number, in the stamp."""
+    numbers_rise: bool
+    """Whether no batch of a lower number comes any more."""
     is_streaming: bool
     """Whether Spark repeats the batch where this fails."""
     keeps_places: bool
@@ -61,8 +65,14 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     if stored:
         told += f". What goes to {', '.join(stored)} is stored"
         if commit.keeps_places and not commit.is_streaming:
-            told += f'; saving again with option("producerId", "{commit.producer_id}") stores the rest alone'
+            told += f"; saving again to the same endpoints with {_repeat_options(commit)} stores the rest alone"
     raise MillraceSparkError(told)
+
+
+def _repeat_options(commit: BatchCommit) -> str:
+    """What makes another save a repeat of this one."""
+    said = f'option("producerId", "{commit.producer_id}")'
+    return f'{said}.option("batchNumber", {commit.number})' if commit.number else said
 
 
 def _refuse_too_many(puts: ShardPuts) -> None:
@@ -76,16 +86,16 @@ def _refuse_too_many(puts: ShardPuts) -> None:
 
 def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
     shard = puts.shard
-    # A query commits its batches one after the other: whatever is below this number was committed, or is never sent to
-    # this shard. Of saves nobody knows.
-    oldest_open = commit.number if commit.is_streaming else None
-    stamp = millrace.Stamp(commit.producer_id, commit.number, commit.number, oldest_open_sequence=oldest_open)
+    # Where batches follow each other, whatever is below this number was committed, or is never sent to this shard. A
+    # batch without rows for it leaves a gap, and a channel bears with so many of them only.
+    oldest_open = commit.number if commit.numbers_rise else None
+    stamp = millrace.Stamp(commit.stamp_id, commit.number, commit.number, oldest_open_sequence=oldest_open)
     patience = Patience(commit.retry_seconds, PASSING | ROOM_REASONS)
     began_at = time.monotonic()
     advice = commit_advice(is_streaming=commit.is_streaming)
     with explained(shard.endpoint, shard.channel, advice_by_reason=advice), millrace.connect(shard.endpoint) as client:
         channel = client.channel(shard.channel)
-        receipt = _patiently(lambda: channel.commit(puts.txn_ids, stamp), patience)
+        receipt = patience.have(lambda: channel.commit(puts.txn_ids, stamp))
     if receipt.deduplicated:
         _log.warning(
             "%s: has batch %d of producer %s already, so nothing of its %d events is stored again. That is in order "
@@ -107,11 +117,3 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
         receipt.last_sequence,
         time.monotonic() - began_at,
     )
-
-
-def _patiently(call: Callable[[], millrace.Receipt], patience: Patience) -> millrace.Receipt:
-    while True:
-        try:
-            return call()
-        except millrace.MillraceError as error:
-            patience.wait(error)

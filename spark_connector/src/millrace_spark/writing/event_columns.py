@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 
 from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX
 from millrace.v1 import event_pb2
+from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints, plain
 from millrace_spark.errors import MillraceSparkError
 
-ROWS_MAX = 10_000
+MESSAGE_ROWS_MAX = 10_000
 """Events that become one message; as many as a file channel's transaction takes unless it is told otherwise."""
 
-BYTES_MAX = 8 * 1024 * 1024
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """Rows with more bytes become several messages, down to one event each; a server's default limit is 64 MiB."""
 
 
@@ -40,7 +41,7 @@ def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
     Raises:
         MillraceSparkError: A body is null, a row has too many headers, or a header's name is not UTF-8.
     """
-    bodies = _plain(rows.column("body"))
+    bodies = plain(rows.column("body"))
     if bodies.null_count:
         raise MillraceSparkError(
             "column body: is null in a row; leave such rows out, or write coalesce(body, '') for an empty body"
@@ -53,7 +54,7 @@ def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
 
 def _portions(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
     """The rows as one message, or as those of their halves where it would be too large."""
-    if rows.num_rows <= ROWS_MAX and (rows.nbytes <= BYTES_MAX or rows.num_rows == 1):
+    if rows.num_rows <= MESSAGE_ROWS_MAX and (rows.nbytes <= MESSAGE_BYTES_MAX or rows.num_rows == 1):
         headers = _header_columns(rows)
         if headers is not None:
             yield _message(rows.column(0), headers)
@@ -68,7 +69,7 @@ def _message(bodies: pa.Array, headers: list[event_pb2.HeaderColumn]) -> event_p
     binary = bodies.cast(pa.binary())
     return event_pb2.EventColumns(
         count=len(binary),
-        body_sizes=_ints(pc.binary_length(binary)),
+        body_sizes=ints(pc.binary_length(binary)),
         bodies=_joined(binary),
         headers=headers,
     )
@@ -101,7 +102,7 @@ def _header_columns(rows: pa.RecordBatch) -> list[event_pb2.HeaderColumn] | None
     if _is_regular(entries, count):
         # Each row has the same keys in the same order: they are picked out by steps.
         numbers = array("i", range(len(entries.codes)))
-        values = entries.values.take(_int32_array(_strided(numbers, key_count)))
+        values = entries.values.take(int32_array(_strided(numbers, key_count)))
         return [
             _header_column(name, values.slice(position * count, count), None, count)
             for position, name in enumerate(entries.names)
@@ -118,7 +119,7 @@ def _header_columns(rows: pa.RecordBatch) -> list[event_pb2.HeaderColumn] | None
 
 
 def _entries(maps: pa.Array) -> _Entries:
-    maps = _plain(maps)
+    maps = plain(maps)
     row_numbers = None
     if maps.null_count:
         row_numbers = pc.indices_nonzero(maps.is_valid())
@@ -126,8 +127,8 @@ def _entries(maps: pa.Array) -> _Entries:
     # Of a slice, keys and items are those of the whole, and the offsets those of the slice.
     offsets = maps.offsets
     first, stop = (offsets[0].as_py(), offsets[-1].as_py()) if len(maps) else (0, 0)
-    keys = _plain(maps.keys.slice(first, stop - first)).cast(pa.string())
-    values = _plain(maps.items.slice(first, stop - first)).cast(pa.string())
+    keys = plain(maps.keys.slice(first, stop - first)).cast(pa.string())
+    values = plain(maps.items.slice(first, stop - first)).cast(pa.string())
     lists = pa.ListArray.from_arrays(pc.subtract(offsets, pa.scalar(first, offsets.type)), keys)
     rows = pc.list_parent_indices(lists)
     if row_numbers is not None:
@@ -148,14 +149,14 @@ def _is_regular(entries: _Entries, count: int) -> bool:
     key_count = len(entries.names)
     if len(entries.codes) != key_count * count:
         return False
-    codes = _int32_array(array("i", range(key_count)) * count)
+    codes = int32_array(array("i", range(key_count)) * count)
     rows = array("i", [0]) * (key_count * count)
     for position in range(key_count):
         rows[position::key_count] = array("i", range(count))
-    return bool(entries.codes.equals(codes) and entries.rows.equals(_int32_array(rows)))
+    return bool(entries.codes.equals(codes) and entries.rows.equals(int32_array(rows)))
 
 
-def _strided(numbers: "array[int]", step: int) -> "array[int]":
+def _strided(numbers: Ints, step: int) -> Ints:
     order = array("i")
     for position in range(step):
         order += numbers[position::step]
@@ -174,11 +175,11 @@ def _header_column(name: str, values: pa.Array, row_numbers: pa.Array | None, co
         if _is_constant(values):
             sizes, values = sizes.slice(0, 1), values.slice(0, 1)
     elif row_numbers is not None:
-        places = pc.index_in(_counting(count, row_numbers.type), value_set=row_numbers)
+        places = pc.index_in(counting(range(count), row_numbers.type), value_set=row_numbers)
         sizes = sizes.take(places).fill_null(0)
     joined = _joined(values)
     _refuse_broken_text(name, joined)
-    return event_pb2.HeaderColumn(key=name, sizes=_ints(sizes), values=joined)
+    return event_pb2.HeaderColumn(key=name, sizes=ints(sizes), values=joined)
 
 
 def _refuse_broken_text(name: str, values: bytes) -> None:
@@ -198,10 +199,6 @@ def _is_constant(values: pa.Array) -> bool:
     return bool(values[0] == values[-1] and pc.all(pc.equal(values, values[0])).as_py())
 
 
-def _plain(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-
-
 def _joined(values: pa.Array) -> bytes:
     """The bytes of strings or binaries without nulls, one after the other."""
     _, offsets, data = values.buffers()
@@ -211,21 +208,3 @@ def _joined(values: pa.Array) -> bytes:
     first, stop = ends[0].as_py(), ends[-1].as_py()
     joined: bytes = data.slice(first, stop - first).to_pybytes()
     return joined
-
-
-def _counting(count: int, data_type: pa.DataType) -> pa.Array:
-    return _int32_array(array("i", range(count))).cast(data_type)
-
-
-def _int32_array(values: "array[int]") -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
-
-
-def _ints(values: pa.Array) -> "array[int]":
-    ints = array("i")
-    buffer = values.buffers()[1]
-    if buffer is not None:
-        ints.frombytes(
-            memoryview(buffer)[values.offset * ints.itemsize : (values.offset + len(values)) * ints.itemsize]
-        )
-    return ints

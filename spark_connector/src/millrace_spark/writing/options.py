@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace_spark.errors import OptionError
-from millrace_spark.option_values import OptionValues, parse_choice, parse_endpoints, parse_seconds
+from millrace_spark.option_values import OptionValues, parse_choice, parse_endpoints, parse_flag, parse_seconds
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
 
 LEASE_SECONDS = 600.0
@@ -23,6 +23,10 @@ WRITE_OPTIONS: Mapping[str, str] = {
         "batch save has one of its own"
     ),
     "batchNumber": "batch saves: the save's number among those of its producerId, from 0 on; 0 without it",
+    "batchNumbersRise": (
+        "batch saves: true: a save of a lower batchNumber never comes any more, so the channel need not remember which "
+        "of those it has had; one that comes all the same may be taken for a repeat, and lost"
+    ),
     "routing": (
         "to which of several servers rows go: key, by the column key (without it, where there is that column), or "
         "roundRobin"
@@ -64,6 +68,8 @@ class WriteOptions:
     """Who writes; empty where it was not said."""
     batch_number: int
     """The number of a batch save."""
+    batch_numbers_rise: bool
+    """Whether no batch of a lower number comes any more, as with streams."""
     routing: WriteRouting | None
     """How rows are shared out; None where the columns decide."""
     lease_seconds: float
@@ -88,11 +94,19 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
             )
         if "producerId" not in values:
             raise OptionError("option batchNumber: goes with producerId only; give that too, or leave both out")
+    if "batchNumbersRise" in values:
+        if is_streaming:
+            raise OptionError(
+                "option batchNumbersRise: is for batch saves; leave it out, since those of a stream always do"
+            )
+        if "batchNumber" not in values:
+            raise OptionError("option batchNumbersRise: goes with batchNumber only; give that too, or leave both out")
     return WriteOptions(
         endpoints=tuple(sorted(parse_endpoints(values.text("endpoints")))),
         channel=values.text("channel"),
         producer_id=values.value("producerId", _parse_producer_id, ""),
         batch_number=values.value("batchNumber", _parse_number, 0),
+        batch_numbers_rise=values.value("batchNumbersRise", parse_flag, default=is_streaming),
         routing=values.value("routing", _parse_routing, None),
         lease_seconds=values.value("leaseSeconds", _parse_lease, LEASE_SECONDS),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),

@@ -33,7 +33,7 @@ class TaskPuts(WriterCommitMessage):
 def gathered(messages: Sequence[WriterCommitMessage | None]) -> list[ShardPuts]:
     """What all tasks put, by shard, in the order of the tasks; tasks that failed put nothing."""
     by_shard: dict[Shard, list[ShardPuts]] = {}
-    for message in told(messages):
+    for message in task_puts(messages):
         for puts in message.puts:
             by_shard.setdefault(puts.shard, []).append(puts)
     return [
@@ -46,6 +46,6 @@ def gathered(messages: Sequence[WriterCommitMessage | None]) -> list[ShardPuts]:
     ]
 
 
-def told(messages: Iterable[WriterCommitMessage | None]) -> list[TaskPuts]:
+def task_puts(messages: Iterable[WriterCommitMessage | None]) -> list[TaskPuts]:
     """The messages of the tasks that did not fail."""
     return [message for message in messages if isinstance(message, TaskPuts)]

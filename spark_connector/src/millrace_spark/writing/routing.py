@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from millrace_client.producing.lanes import LANES
 from millrace_client.producing.routing import ranked
+from millrace_spark.arrow_buffers import plain
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
 from millrace_spark.writing.options import WriteOptions, WriteRouting
@@ -75,14 +76,14 @@ class RowRouter:
             raise MillraceSparkError(
                 "column channel: is null in a row; fill it in, or give the option channel, which is for all rows"
             )
-        encoded = _plain(names).cast(pa.string()).dictionary_encode()
+        encoded = plain(names).cast(pa.string()).dictionary_encode()
         return encoded.dictionary.to_pylist(), None if len(encoded.dictionary) == 1 else encoded.indices
 
     def _servers(self, columns: dict[str, pa.Array]) -> pa.Array | None:
         """For each row the number of its server; None where all rows have this turn's."""
         if not self._is_by_key:
             return None
-        keys = _plain(columns["key"]).cast(pa.binary()).dictionary_encode()
+        keys = plain(columns["key"]).cast(pa.binary()).dictionary_encode()
         # Where each event has another key, this is done for each of them; so it is C code that loops.
         hashes = array("I", map(crc32, keys.dictionary.to_pylist()))
         lanes = pc.bit_wise_and(
@@ -106,7 +107,3 @@ def _numbers(channels: pa.Array | None, servers: pa.Array | None, turn: int, ser
     if channels is None:
         return servers
     return pc.add(pc.multiply(channels, pa.scalar(server_count, pa.int32())), servers)
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values

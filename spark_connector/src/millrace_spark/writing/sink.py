@@ -16,9 +16,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from millrace_spark.errors import OptionError
+from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
-from millrace_spark.writing.put_notes import TaskPuts, gathered, told
+from millrace_spark.writing.put_notes import TaskPuts, gathered, task_puts
 from millrace_spark.writing.schema import options_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class MillraceWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._producer_id = options.producer_id or f"spark-save-{secrets.token_hex(16)}"
+        # One that nobody gave is hardly ever used again: however many there are, the channel forgets no other for them.
+        self._producer_id = options.producer_id or f"passing/spark-save-{secrets.token_hex(16)}"
 
     @classmethod
     def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
@@ -53,9 +54,10 @@ class MillraceWriter(DataSourceArrowWriter):
         return TaskPuts(self._producer_id, put_all(iterator, self._options, self._turn()))
 
     def _turn(self) -> int:
-        if self._options.producer_id:
-            # A save that may be repeated goes where it went before, however many tasks there are; and so do others of
-            # its producer, whose numbers would else have a gap in them on each server.
+        if self._options.producer_id or self._options.routing is WriteRouting.KEY:
+            # A save that may be repeated, as by the advice that a commit gives, goes where it went before, however many
+            # tasks there are; and so do others of its producer, whose numbers would else have a gap in them on each
+            # server.
             return crc32(self._producer_id.encode())
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
@@ -83,8 +85,8 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
         """
         if is_overwrite:
             raise OptionError(
-                "outputMode complete: does not go with channels, which are queues; use append, or update, which "
-                "appends each changed row"
+                "outputMode complete: does not go with channels, which are queues; use append, or foreachBatch with a "
+                "batch save"
             )
         from millrace_spark.writing.targets import check_targets_once
 
@@ -98,17 +100,28 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
         # The driver's commit is told the batch, but not the query: so the tasks tell it.
-        producer_id = self._options.producer_id or f"spark-{context.getLocalProperty('sql.streaming.queryId')}"
-        turn = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        producer_id = self._options.producer_id or f"spark-{_local_property(context, 'sql.streaming.queryId')}"
+        turn = int(_local_property(context, "streaming.sql.batchId"))
         return TaskPuts(producer_id, put_all(iterator, self._options, turn))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        for message in told(messages)[:1]:
+        for message in task_puts(messages)[:1]:
             _commit(self._options, messages, message.producer_id, batchId, is_streaming=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         del batchId  # The transactions say all.
         _abort(messages)
+
+
+def _local_property(context: TaskContext, name: str) -> str:
+    """What Spark says of a task's query; under a guess its batches would be taken for repeats, and lost."""
+    value = context.getLocalProperty(name)
+    if value is None:
+        raise MillraceSparkError(
+            f"property {name}: is missing in a task, where Spark sets it for every query, and which batch its rows are "
+            "of cannot be known; write with foreachBatch, and the options producerId and batchNumber"
+        )
+    return value
 
 
 def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
@@ -137,8 +150,10 @@ def _commit(
     from millrace_spark.writing.committing import BatchCommit, commit_all
 
     commit = BatchCommit(
-        producer_id=stamp_producer_id(producer_id, options),
+        producer_id=producer_id,
+        stamp_id=stamp_producer_id(producer_id, options),
         number=number,
+        numbers_rise=options.batch_numbers_rise,
         is_streaming=is_streaming,
         keeps_places=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from millrace_spark.lookup import connected
+from millrace_spark.lookup import connected, refuse_aliases
 from millrace_spark.refusals import explained
 from millrace_spark.writing.options import WriteOptions
 from millrace_spark.writing.refusals import put_advice
@@ -17,12 +17,12 @@ def check_targets(options: WriteOptions) -> None:
         MillraceSparkError: One does not.
     """
     with connected(options.endpoints) as clients:
+        homes: dict[str, str] = {}
         for endpoint, client in clients.items():
             with explained(endpoint, options.channel, advice_by_reason=put_advice()):
-                if options.channel:
-                    client.admin.get_channel(options.channel)
-                else:
-                    client.admin.list_channels()
+                admin = client.admin
+                there = [admin.get_channel(options.channel)] if options.channel else admin.list_channels()
+            refuse_aliases(homes, endpoint, there)
 
 
 @lru_cache(_KNOWN_MAX)

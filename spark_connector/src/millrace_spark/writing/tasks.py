@@ -13,7 +13,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.patience import PASSING, Patience
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard
-from millrace_spark.writing.event_columns import BYTES_MAX, ROWS_MAX, event_columns
+from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
 from millrace_spark.writing.put_notes import ShardPuts
@@ -143,7 +143,7 @@ class _ShardWriter:
         self._gathered.append(events)
         self._gathered_count += events.num_rows
         self.gathered_bytes += events.nbytes
-        if self._gathered_count >= ROWS_MAX or self.gathered_bytes >= BYTES_MAX:
+        if self._gathered_count >= MESSAGE_ROWS_MAX or self.gathered_bytes >= MESSAGE_BYTES_MAX:
             self.put_gathered()
 
     def put_gathered(self) -> None:
@@ -191,29 +191,20 @@ class _ShardWriter:
             start = stop
 
     def _begin(self) -> None:
-        channel = self._client.channel(self._shard.channel)
         patience = Patience(self._options.retry_seconds, PASSING | ROOM_REASONS)
-        while True:
-            try:
-                if self._capacity is None:
-                    self._capacity = self._client.admin.get_channel(channel.name).config.transaction_capacity
-                self._txn = channel.transaction(self._options.lease_seconds).begin()
-                break
-            except millrace.MillraceError as error:
-                patience.wait(error)
-        self._room = self._capacity
+        self._txn, self._room = patience.have(self._begun)
         self._txn_ids.append(self._txn.txn_id)
-        self._keeper.add(self._txn)
+        self._keeper.add(self._shard, self._txn.txn_id)
+
+    def _begun(self) -> tuple[millrace.Transaction, int]:
+        """A transaction that was just begun, and how many events it takes."""
+        channel = self._client.channel(self._shard.channel)
+        if self._capacity is None:
+            self._capacity = self._client.admin.get_channel(channel.name).config.transaction_capacity
+        return channel.transaction(self._options.lease_seconds).begin(), self._capacity
 
     def _put_into_txn(self, columns: event_pb2.EventColumns) -> None:
-        assert self._txn is not None, "there is room only in a transaction"
-        patience = Patience(self._options.retry_seconds, ROOM_REASONS)
-        while True:
-            try:
-                with self._keeper.lock:
-                    self._txn.put_columns(columns)
-            except millrace.MillraceError as error:
-                # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
-                patience.wait(error)
-            else:
-                return
+        txn = self._txn
+        assert txn is not None, "there is room only in a transaction"
+        # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
+        Patience(self._options.retry_seconds, ROOM_REASONS).have(lambda: txn.put_columns(columns))

@@ -78,6 +78,17 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
             {"target": {"work_path": "/landed/web/work"}},
             "target.work_path: is /landed/web/work, which lies in target.path",
         ),
+        ({"target": {"path": "/w/staging", "work_path": "/w"}}, "target.path: is /w/staging, which lies in target.wo"),
+        ({"target": {"work_path": "/landed/web"}}, "target.work_path: is /landed/web, which lies in target.path"),
+        (
+            {"bad_lines": {"path": "/landed/web.landing/bad"}},
+            "bad_lines.path: is /landed/web.landing/bad, which lies in target.work_path, /landed/web.landing; each",
+        ),
+        ({"bad_lines": {"path": "/landed"}}, "target.work_path: is /landed/web.landing, which lies in bad_lines.path"),
+        (
+            {"target": {"work_path": "/aside"}, "bad_lines": {"path": "/landed"}},
+            "target.path: is /landed/web, which lies in bad_lines.path, /landed; each must be a folder of its own",
+        ),
         ({"target": {"work_path": "hdfs://n/work"}}, "it must lie on the file system of target.path, /landed/web"),
         ({"bad_lines": {"path": "/landed/web/bad"}}, "bad_lines.path: is /landed/web/bad, which lies in target.path"),
         (

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace_spark.landing import local_storage
 from millrace_spark.landing.local_storage import LocalStorage, check_one_disk
 from millrace_spark.landing.storage import StorageError
 
@@ -37,6 +38,37 @@ def test_rename_makes_the_folders_above(tmp_path: Path) -> None:
     storage.rename(source, target)
     storage.sync([target])
     assert (storage.exists(source), storage.read(target)) == (False, "x")
+
+
+def test_sync_goes_above_the_folders_of_a_landing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is above them stays, so each further batch syncs only what it may have made, and each of that once."""
+    synced: list[Path] = []
+    monkeypatch.setattr(local_storage, "_sync_folder", synced.append)
+    target, work = tmp_path / "landed" / "web", tmp_path / "work" / "web.landing"
+    files = [target / "date=1" / "a", target / "date=2" / "a", work / "checkpoint" / "offsets" / "1"]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    storage = LocalStorage(str(target), str(work))
+    below = {folder for file in files for folder in file.parents if folder.is_relative_to(tmp_path)} - {tmp_path}
+    for wanted in ({*below, tmp_path, *tmp_path.parents}, below):
+        storage.sync(map(str, files))
+        assert sorted(synced) == sorted(wanted)
+        synced.clear()
+    storage.sync([str(tmp_path / "landed" / "web" / "date=1" / "a")])
+    assert sorted(synced) == [tmp_path / "landed", target, target / "date=1"]
+    synced.clear()
+    LocalStorage().sync([str(files[0])])
+    assert set(synced) == set(files[0].parents)
+
+
+def test_create_leaves_a_file_alone_that_is_there(tmp_path: Path) -> None:
+    """The first one counts; sizes are told of files that there are."""
+    storage = LocalStorage()
+    path = str(tmp_path / "x" / "record")
+    assert storage.size_bytes(path) is None
+    assert [storage.create(path, text) for text in ("first", "second one")] == [True, False]
+    assert (storage.read(path), storage.size_bytes(path)) == ("first", 5)
 
 
 def test_remove_takes_files_folders_and_nothing(tmp_path: Path) -> None:

@@ -33,9 +33,19 @@ def test_is_landed_leaves_others_names_alone(name: str) -> None:
 
 def test_data_files_leaves_out_what_spark_writes_for_itself() -> None:
     """Marks and checksums have no readers."""
-    names = ["/s/part-0.zstd.parquet", "/s/_SUCCESS", "/s/.part-0.zstd.parquet.crc", "/s/_temporary/0/x"]
-    assert [file.path for file in data_files([StoredFile(name, 0, 0) for name in names])] == names[:1]
+    names = ["/_s/part-0.zstd.parquet", "/_s/_SUCCESS", "/_s/.part-0.zstd.parquet.crc", "/_s/_temporary/0/x"]
+    assert [file.path for file in data_files([StoredFile(name, 0, 0) for name in names], "/_s")] == names[:1]
     assert suffix_of(names[0]) == ".zstd.parquet"
+
+
+def test_data_files_leaves_out_what_tasks_write_that_spark_gave_up() -> None:
+    """Whole files, but in folders of their own; a partition's folder is none, whatever its column is called."""
+    names = [
+        "/s/_hour=1/part-0.parquet",
+        "/s/_temporary/0/_temporary/attempt_1/_hour=1/part-0.parquet",
+        "/s/.spark-staging-1/_hour=1/part-0.parquet",
+    ]
+    assert [file.path for file in data_files([StoredFile(name, 0, 0) for name in names], "/s")] == names[:1]
 
 
 @pytest.mark.parametrize(

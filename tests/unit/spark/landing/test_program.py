@@ -19,12 +19,13 @@ from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
 from millrace_spark.landing.failures import sentence_of
 from millrace_spark.landing.folder_lock import FolderBusyError, folder_lock
 from millrace_spark.landing.formats import columns_of
-from millrace_spark.landing.landing_run import LandingState, check_package, lag_of, landing_name, source_options
+from millrace_spark.landing.landing_run import LandingState, check_package
 from millrace_spark.landing.overrides import LandOptions
 from millrace_spark.landing.places import WorkFolder
 from millrace_spark.landing.program import app
 from millrace_spark.landing.report import report_json, report_table, shown_bytes
 from millrace_spark.landing.screen import Screen
+from millrace_spark.landing.source import lag_of, source_options
 from millrace_spark.landing.stopping import StopSignals
 
 ROOT = Path(__file__).parents[4]
@@ -131,13 +132,18 @@ def test_source_options_are_those_of_the_data_source() -> None:
     assert (following["minEventsPerTrigger"], following["maxTriggerDelay"]) == ("5", "900.0s")
     from millrace_spark.reading.options import parse_stream_options
 
-    assert parse_stream_options(following).claim.reader_id == landing_name(config())
+    assert parse_stream_options(following).claim.reader_id == config().landing_name
 
 
 def test_landing_name_is_the_readers_where_one_is_given() -> None:
     """Else each target has its own."""
-    assert landing_name(config(source={"reader_id": "nightly"})) == "nightly"
-    assert landing_name(config()).startswith("land-web-")
+    assert config(source={"reader_id": "nightly"}).landing_name == "nightly"
+    assert config().landing_name.startswith("land-web-")
+
+
+def figures(lag: int) -> dict[str, float]:
+    """What the source tells of a shard."""
+    return {"lag": lag, "position": 1, "first": 1, "next": 1, "rate": 0.5, "reachable": 1}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +152,9 @@ def test_landing_name_is_the_readers_where_one_is_given() -> None:
         (None, None),
         ({"sources": []}, None),
         ({"sources": [{"latestOffset": None}]}, None),
-        ({"sources": [{"latestOffset": '{"web@a:1": {"lag": 3}, "web@b:2": {"lag": 4}}'}]}, 7),
-        ({"sources": [{"latestOffset": {"web@a:1": {"lag": 0}}}]}, 0),
+        ({"sources": [{"latestOffset": json.dumps({"web@a:1": figures(lag=3), "web@b:2": figures(lag=4)})}]}, 7),
+        ({"sources": [{"latestOffset": {"web@a:1": figures(lag=0)}}]}, 0),
+        ({"sources": [{"latestOffset": {"file": {"logOffset": 3}}}]}, None),
     ],
 )
 def test_lag_of_sums_all_shards(progress: Mapping[str, object] | None, lag: int | None) -> None:

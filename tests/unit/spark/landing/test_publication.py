@@ -154,22 +154,95 @@ def test_record_of_somebody_else_is_refused() -> None:
             BatchRecord.from_text(text)
 
 
+@pytest.mark.parametrize("is_store", [False, True])
+def test_publish_after_a_crash_at_each_step_syncs_each_file_in_its_place(tmp_path: Path, *, is_store: bool) -> None:
+    """Also what was renamed before the crash, and no longer staged: its name may not be on the disk yet."""
+    for place in crashes(folders_below(tmp_path), is_store=is_store):
+        storage = CrashingStorage(is_store=is_store)
+        record, _ = place.publisher(storage).publish(0, place.write)
+        assert {target for _, target in record.moves} <= set(storage.synced)
+
+
+def test_publish_after_a_crash_within_an_object_stores_rename_leaves_what_readers_found(tmp_path: Path) -> None:
+    """The copy was whole: it is the source that goes."""
+    for place in crashes(folders_below(tmp_path), is_store=True):
+        storage = CrashingStorage(is_store=True)
+        found = {str(path) for path in place.target.rglob("*.parquet")}
+        place.publisher(storage).publish(0, place.write)
+        assert not found & set(storage.removed)
+
+
+@pytest.mark.parametrize("later_count", [0, 1, 2])
+def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing(
+    place: Place, later_count: int
+) -> None:
+    """Where there are no locks a landing may write on after its claim was ended; the other may have gone on by then."""
+    other = place.publisher(CrashingStorage())
+
+    def write(staged: str) -> Written:
+        for batch_id in range(later_count + 1):
+            other.publish(batch_id, place.write)
+        return place.write(staged)
+
+    with pytest.raises(StorageError, match="another millrace-spark has landed batch 0 meanwhile"):
+        place.publisher(CrashingStorage()).publish(0, write)
+    finish_all(CrashingStorage(), place.work)
+    assert place.lines() == sorted((later_count + 1) * LANDED)
+    assert lines_below(Path(place.work.staging)) == []
+    assert [path.name for path in Path(place.work.batches).iterdir()] == [f"{QUERY}-{later_count}.json"]
+
+
+def test_publish_of_which_the_answer_got_lost_lands_its_own_batch(place: Place) -> None:
+    """A record that was written, and then written again by whoever heard no answer, is still this try's own."""
+
+    class Deaf(CrashingStorage):
+        def create(self, path: str, text: str) -> bool:
+            super().create(path, text)
+            return super().create(path, text)
+
+    place.publisher(Deaf()).publish(0, place.write)
+    assert place.lines() == LANDED
+
+
+def test_finish_all_leaves_records_alone_that_later_ones_follow(place: Place) -> None:
+    """A landing that was late, and killed before it could take its record back, brings no batch again."""
+    publisher = place.publisher(CrashingStorage())
+
+    def write(staged: str) -> Written:
+        for batch_id in range(2):
+            publisher.publish(batch_id, place.write)
+        for landed in place.target.rglob("*-b000000000-*"):
+            landed.rename(landed.with_name("merged.parquet"))
+        return place.write(staged)
+
+    class Killed(CrashingStorage):
+        def create(self, path: str, text: str) -> bool:
+            super().create(path, text)
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        place.publisher(Killed()).publish(0, write)
+    finish_all(CrashingStorage(), place.work)
+    assert place.lines() == sorted(2 * LANDED)
+
+
 def test_sync_checkpoint_bears_files_that_spark_removes_meanwhile(place: Place) -> None:
-    """The newest are synced; one that is gone by then needs it no more, but one that cannot be synced is told."""
+    """The newest are synced at once; one that is gone needs it no more, but one that cannot be synced is told."""
 
     class Purging(CrashingStorage):
         def __init__(self, *, is_gone: bool) -> None:
             super().__init__()
             self.is_gone = is_gone
-            self.synced: list[str] = []
+            self.asked: list[list[str]] = []
 
         def sync(self, paths: Iterable[str]) -> None:
-            [path] = paths
-            self.synced.append(Path(path).name)
-            if path.endswith("/9"):
-                if self.is_gone:
-                    Path(path).unlink()
-                raise StorageError("no such file")
+            wanted = list(paths)
+            self.asked.append([Path(path).name for path in wanted])
+            for path in wanted:
+                if path.endswith("/9"):
+                    if self.is_gone:
+                        Path(path).unlink()
+                    raise StorageError("no such file")
 
     offsets = Path(place.work.checkpoint) / "offsets"
     offsets.mkdir(parents=True)
@@ -180,4 +253,5 @@ def test_sync_checkpoint_bears_files_that_spark_removes_meanwhile(place: Place) 
         sync_checkpoint(Purging(is_gone=False), place.work)
     storage = Purging(is_gone=True)
     sync_checkpoint(storage, place.work)
-    assert storage.synced == [str(number) for number in range(8, 20)]
+    newest = [str(number) for number in range(8, 20)]
+    assert storage.asked == [newest, [name for name in newest if name != "9"]]

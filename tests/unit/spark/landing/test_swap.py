@@ -61,6 +61,22 @@ def test_swap_after_a_crash_at_each_step_and_one_in_each_step_of_its_recovery_ha
         assert is_clean(place)
 
 
+def test_recover_after_a_crash_at_each_step_syncs_the_merged_file_before_the_others_go(tmp_path: Path) -> None:
+    """Its name may not be on the disk yet, although it was renamed before the crash."""
+
+    class Ordered(CrashingStorage):
+        def remove(self, path: str) -> None:
+            assert path not in place.intent.replaces or place.intent.target in self.synced
+            super().remove(path)
+
+    for step in range(8):
+        place = Place(tmp_path / str(step))
+        with pytest.raises(CrashError):
+            swap(CrashingStorage(step), place.work, place.intent)
+        recover(Ordered(), place.work)
+        assert place.lines() == LINES
+
+
 def test_recover_tells_how_many_swaps_it_finished(tmp_path: Path) -> None:
     """One that was decided is finished; one that was not leaves the files as they were."""
     for step, finished in ((1, 0), (2, 1)):

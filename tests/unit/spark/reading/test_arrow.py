@@ -66,16 +66,16 @@ def test_record_batches_when_batches_are_small_gathers_them() -> None:
 
 
 def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathering ends at `ROWS_MAX` rows, and no event is lost at the border."""
-    monkeypatch.setattr(arrow, "ROWS_MAX", 10)
+    """Gathering ends at `RECORD_BATCH_ROWS_MAX` rows, and no event is lost at the border."""
+    monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
     batches = list(record_batches(column_batches([[({}, b"x")] * 4] * 6), ORIGIN, SCHEMA))
     assert [batch.num_rows for batch in batches] == [8, 8, 8]
     assert [row["sequence"] for row in rows(batches)] == list(range(1, 25))
 
 
 def test_record_batches_above_bytes_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathering ends once there are `BYTES_MAX` bytes of bodies."""
-    monkeypatch.setattr(arrow, "BYTES_MAX", 100)
+    """Gathering ends once there are `RECORD_BATCH_BYTES_MAX` bytes of bodies."""
+    monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 100)
     batches = list(record_batches(column_batches([[({}, b"x" * 60)]] * 5), ORIGIN, SCHEMA))
     assert [batch.num_rows for batch in batches] == [2, 2, 1]
 
@@ -90,15 +90,15 @@ def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.Monkey
 
 
 def test_record_batches_when_one_batch_is_large_keeps_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch above `ROWS_MAX` is not cut: cutting would cost and gain nothing."""
-    monkeypatch.setattr(arrow, "ROWS_MAX", 10)
+    """A batch above `RECORD_BATCH_ROWS_MAX` is not cut: cutting would cost and gain nothing."""
+    monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
     batches = list(record_batches(column_batches([[({}, b"x")] * 25]), ORIGIN, SCHEMA))
     assert [batch.num_rows for batch in batches] == [25]
 
 
 def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """One value that holds for all events travels once but stands in each row: the rows are spread over batches."""
-    monkeypatch.setattr(arrow, "BYTES_MAX", 1_000)
+    monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 1_000)
     batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), ORIGIN, SCHEMA))
     assert [batch.num_rows for batch in batches] == [6, 4]
     assert [(row["sequence"], row["headers"]) for row in rows(batches)] == [

@@ -137,7 +137,11 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
         ({"endpoints": "", "channels": "orders"}, "option endpoints: is missing"),
         ({"endpoints": "a:1"}, "option channels: is missing; give channels to read"),
         ({"endpoints": "a:1", "channel": "orders"}, "option channel: is unknown; did you mean channels?"),
-        ({"endpoints": "a:1", "path": "orders"}, "option path: is unknown; the options are endpoints, channels,"),
+        (
+            {"endpoints": "a:1", "path": "orders"},
+            "option path: does not say where channels are; call load() and save() ",
+        ),
+        ({"endpoints": "a:1", "provider": "millrace"}, "option provider: tables in Spark's catalog are not supported"),
         (
             LEAST | {"tlsCaFile": "x"},
             "option tlsCaFile: is reserved for TLS and tokens, which Millrace does not have yet",

@@ -1,6 +1,8 @@
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -93,11 +95,11 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
     """Each time the same; nothing that is not there yet, or not any more."""
     a, b = mill.make("a:1", event_count=9), mill.make("b:1", event_count=9)
     a.first = 3
-    stream = make_stream(startingSequences='{"orders": 5, "orders@b:1": "latest"}')
+    stream = make_stream(startingSequences='{"orders": 5, "orders@b:1": 10}')
     start = stream.initial_offset()
     assert ranges(start) == {"orders@a:1": (5, 5), "orders@b:1": (10, 10)}
     a.next = b.next = 20
-    assert stream.initial_offset() is start
+    assert stream.initial_offset() == start
     first = next_batch(stream, start)
     assert ranges(first) == {"orders@a:1": (5, 20), "orders@b:1": (10, 20)}
     # What is left out is not removed before something is done.
@@ -111,6 +113,92 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
         make_stream(startingSequences='{"orders": 2}').initial_offset()
     with pytest.raises(OptionError, match="startingSequences: names orders@c:1, which is not read; what is read is"):
         make_stream(startingSequences='{"orders@c:1": 2}').initial_offset()
+
+
+def test_start_at_latest_is_a_micro_batch_of_its_own(mill: FakeMill, make_stream: MakeStream) -> None:
+    """At once, empty, so that Spark logs where the query began; a restart reads what has come since."""
+    a = mill.make("a:1", event_count=9)
+    stream = make_stream(endpoints="a:1", startingSequences="latest")
+    start = stream.initial_offset()
+    assert start == {}
+    began = stream.next_offset(start, is_limited=True)
+    assert ranges(began) == {"orders@a:1": (10, 10)}
+    assert stream.partitions(began) == []
+    assert stream.next_offset(began, is_limited=True) is began
+    stream.close()
+    a.next = 110
+    restarted = make_stream(endpoints="a:1", startingSequences="latest")
+    first = next_batch(restarted, began)
+    assert ranges(first) == {"orders@a:1": (10, 110)}
+    # What is left out is not removed before something is done.
+    assert a.acknowledged == []
+    assert restarted.next_offset(first, is_limited=True) is first
+    assert a.first == 110
+
+
+def test_start_at_latest_in_part_reads_the_rest_at_once(mill: FakeMill, make_stream: MakeStream) -> None:
+    """The first micro-batch holds what there is, as the trigger `once` has no second one."""
+    mill.make("a:1", event_count=9)
+    mill.make("b:1", event_count=9)
+    stream = make_stream(startingSequences='{"orders@b:1": "latest"}')
+    end = stream.next_offset(stream.initial_offset(), is_limited=False)
+    assert ranges(end) == {"orders@a:1": (1, 10), "orders@b:1": (10, 10)}
+
+
+def test_batches_of_a_channel_with_holes_end_at_events(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Consumers have left a hole; what is acknowledged up to it is lost neither for the next nor for a restart."""
+    a = mill.make("a:1", event_count=20)
+    a.holes = [range(10, 15)]
+    stream = make_stream(endpoints="a:1", maxEventsPerTrigger="9")
+    first = next_batch(stream, stream.initial_offset())
+    assert ranges(first) == {"orders@a:1": (1, 15)}
+    second = next_batch(stream, first)
+    wait_until(lambda: a.first == 15)
+    assert ranges(second) == {"orders@a:1": (15, 21)}
+    stream.close()
+    restarted = make_stream(endpoints="a:1", maxEventsPerTrigger="9")
+    [part] = restarted.partitions(second)
+    assert (part.from_sequence, part.to_sequence) == (15, 21)
+    assert restarted.next_offset(second, is_limited=True) is second
+
+
+def test_start_in_a_hole_is_at_the_event_behind_it(mill: FakeMill, make_stream: MakeStream) -> None:
+    """What another shard's first batch has acknowledged before it must not look like a loss."""
+    a = mill.make("a:1", event_count=20)
+    a.holes = [range(10, 15)]
+    start = make_stream(endpoints="a:1", startingSequences='{"orders": 12}').initial_offset()
+    assert ranges(start) == {"orders@a:1": (15, 15)}
+
+
+def test_shard_that_does_not_tell_where_its_next_event_is_waits(mill: FakeMill, make_stream: MakeStream) -> None:
+    """The others go on; a run with a fixed end is not over before it has told."""
+    mill.make("a:1", event_count=20)
+    mill.make("b:1", event_count=2)
+    stream = make_stream(maxEventsPerTrigger="10")
+    stream.fix_end()
+    start = stream.initial_offset()
+    mill.silent.add("a:1")
+    first = next_batch(stream, start)
+    assert ranges(first) == {"orders@a:1": (1, 1), "orders@b:1": (1, 3)}
+    threading.Timer(0.1, mill.silent.clear).start()
+    assert ranges(stream.next_offset(first, is_limited=True))["orders@a:1"] == (1, 11)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "retry_seconds"),
+    [(millrace.DeadlineError("no answer"), "0.2"), (millrace.CorruptError("a record is damaged"), "60")],
+)
+def test_shard_that_does_not_tell_for_too_long_ends_the_query(
+    mill: FakeMill, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
+) -> None:
+    """Its events must not be left out for ever without a word; what does not pass is told at once."""
+    mill.make("a:1", event_count=20)
+    stream = make_stream(endpoints="a:1", maxEventsPerTrigger="10", retrySeconds=retry_seconds)
+    start = stream.initial_offset()
+    mill.silent.add("a:1")
+    mill.refusal = refusal
+    with pytest.raises(MillraceSparkError, match=f"channel orders at a:1: {refusal}"):
+        next_batch(stream, start)
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
@@ -131,6 +219,24 @@ def test_next_offset_within_bytes_counts_the_mean_size(mill: FakeMill, make_stre
     mill.make("a:1", event_count=50).body_bytes = 5_000
     stream = make_stream(endpoints="a:1", maxBytesPerTrigger="1000")
     assert ranges(next_batch(stream, stream.initial_offset())) == {"orders@a:1": (1, 11)}
+
+
+def test_next_offset_within_bytes_leaves_a_shard_of_unknown_size_out(mill: FakeMill, make_stream: MakeStream) -> None:
+    """It goes when its server has told, and the size that was told last holds on."""
+    mill.make("a:1", event_count=50).body_bytes = 5_000
+    mill.make("b:1", event_count=2).body_bytes = 20
+    stream = make_stream(maxBytesPerTrigger="1000")
+    start = stream.initial_offset()
+    mill.silent.add("a:1")
+    first = next_batch(stream, start)
+    assert ranges(first) == {"orders@a:1": (1, 1), "orders@b:1": (1, 3)}
+    mill.silent.clear()
+    second = next_batch(stream, first)
+    assert ranges(second)["orders@a:1"] == (1, 11)
+    mill.silent.add("b:1")
+    mill.channels["b:1", "orders"].next = 4
+    wait_until(lambda: stream.progress()["orders@b:1"]["next"] == 4)
+    assert ranges(next_batch(stream, second))["orders@b:1"] == (3, 4)
 
 
 def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStream) -> None:
@@ -158,6 +264,23 @@ def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: Make
     assert ranges(end) == {"orders@a:1": (1, 6)}
     assert stream.next_offset(end, is_limited=True) is end
     assert (a.first, a.next) == (6, 9)
+
+
+def test_fixed_end_that_cannot_be_acknowledged_is_told(
+    mill: FakeMill, make_stream: MakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends all the same, and the log names the channel whose events the next start removes."""
+    a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=5)
+    stream = make_stream()
+    stream.fix_end()
+    end = next_batch(stream, stream.initial_offset())
+    mill.away.add("b:1")
+    with caplog.at_level(logging.WARNING, "millrace_spark"):
+        assert stream.next_offset(end, is_limited=True) is end
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "channel orders@b:1: did not remove in time what was read from it"
+    ]
+    assert (a.first, b.first) == (6, 1)
 
 
 def test_fixed_end_waits_for_a_server_that_is_away(mill: FakeMill, make_stream: MakeStream) -> None:
@@ -213,6 +336,16 @@ def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: M
         next_batch(stream, start)
 
 
+def test_fault_of_a_claims_thread_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
+    """A thread that ends in silence would leave the query idle for ever, and a run with a fixed end in a loop."""
+    mill.make("a:1", event_count=3)
+    stream = make_stream(endpoints="a:1")
+    start = stream.initial_offset()
+    mill.fault = ValueError("cannot be decoded")
+    with pytest.raises(MillraceSparkError, match=r"orders@a:1: .*by a fault of the connector \(ValueError: cannot be"):
+        next_batch(stream, next_batch(stream, start))
+
+
 def test_channel_that_is_made_anew_under_the_query_is_told(mill: FakeMill, make_stream: MakeStream) -> None:
     """Its sequences begin again; going on in silence would leave events out, and acknowledge others."""
     mill.make("a:1", event_count=5)
@@ -262,6 +395,31 @@ def test_channel_that_comes_joins_by_itself(
     assert ranges(end) == {"orders-1@a:1": (1, 1), "orders-3@a:1": (1, 3)}
     held.reader_id = None
     assert ranges(next_batch(stream, end))["orders-2@a:1"] == (1, 3)
+
+
+def test_claim_that_is_granted_after_close_is_given_back(
+    mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream was just joining a channel; nobody would end that claim."""
+    monkeypatch.setattr(stream_claims, "LOOK_SECONDS", 0.01)
+    mill.make("a:1", "orders-1")
+    is_granted, is_closing = threading.Event(), threading.Event()
+
+    def slow_claim(channel: Any, options: Any, *_args: Any, **_settings: Any) -> Any:
+        granted = channel.claim(options.reader_id, options.lease_seconds, takeover=True)
+        if channel.name == "orders-2":
+            is_granted.set()
+            is_closing.wait(_WAIT_SECONDS_MAX)
+        return granted
+
+    monkeypatch.setattr(stream_claims, "claim_anew", slow_claim)
+    stream = make_stream(endpoints="a:1", channels="orders-*")
+    late = mill.make("a:1", "orders-2")
+    assert is_granted.wait(_WAIT_SECONDS_MAX)
+    threading.Timer(0.1, is_closing.set).start()
+    stream.close()
+    assert late.reader_id is None
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("millrace-claim-orders-2@")]
 
 
 def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: MakeStream) -> None:

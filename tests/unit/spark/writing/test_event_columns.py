@@ -153,7 +153,7 @@ def test_event_columns_with_sparse_headers_bound_their_cells(monkeypatch: pytest
 
 def test_event_columns_above_bytes_max_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages keep to their size; an event that is larger goes alone."""
-    monkeypatch.setattr(event_columns, "BYTES_MAX", 1_000)
+    monkeypatch.setattr(event_columns, "MESSAGE_BYTES_MAX", 1_000)
     rows: list[Row] = [*[({}, b"x" * 100)] * 30, ({}, b"y" * 5_000), ({}, b"z")]
     messages = list(event_columns.event_columns(arrow_rows(rows)))
     assert max(len(message.bodies) for message in messages if message.count > 1) <= 1_000
@@ -161,8 +161,8 @@ def test_event_columns_above_bytes_max_are_several_messages(monkeypatch: pytest.
 
 
 def test_event_columns_above_rows_max_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message has at most `ROWS_MAX` events."""
-    monkeypatch.setattr(event_columns, "ROWS_MAX", 10)
+    """A message has at most `MESSAGE_ROWS_MAX` events."""
+    monkeypatch.setattr(event_columns, "MESSAGE_ROWS_MAX", 10)
     rows: list[Row] = [({}, b"%d" % index) for index in range(35)]
     messages = list(event_columns.event_columns(arrow_rows(rows)))
     assert max(message.count for message in messages) <= 10

@@ -23,6 +23,7 @@ def test_parse_write_options_with_the_least_takes_defaults() -> None:
         channel="",
         producer_id="",
         batch_number=0,
+        batch_numbers_rise=True,
         routing=None,
         lease_seconds=600.0,
         retry_seconds=120.0,
@@ -37,6 +38,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
             "Channel": " orders ",
             "producerid": "nightly",
             "BatchNumber": "0",
+            "batchnumbersrise": "True",
             "ROUTING": "roundrobin",
             "leaseSeconds": "10m",
             "retryseconds": "7",
@@ -47,16 +49,22 @@ def test_parse_write_options_with_all_takes_them() -> None:
         channel="orders",
         producer_id="nightly",
         batch_number=0,
+        batch_numbers_rise=True,
         routing=WriteRouting.ROUND_ROBIN,
         lease_seconds=600.0,
         retry_seconds=7.0,
     )
 
 
+def test_parse_write_options_of_a_save_lets_lower_numbers_come() -> None:
+    """Whoever numbers saves by hand has not said in which order they come."""
+    assert not parsed({"producerId": "x", "batchNumber": "7"}).batch_numbers_rise
+
+
 def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
     """Spark gives its own options along; they are none of the connector's."""
     of_spark = {"checkpointlocation": "/x", "queryName": "q", "asyncProgressTrackingEnabled": "false"}
-    assert parsed(of_spark, is_streaming=True) == parsed({})
+    assert parsed(of_spark, is_streaming=True) == parsed({}, is_streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +82,11 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
         ({"producerId": "x" * 101}, "option producerId: is .*; it must be 1 to 100 printable"),
         ({"batchNumber": "1"}, "option batchNumber: goes with producerId only; give that too"),
         ({"producerId": "x", "batchNumber": "-1"}, "option batchNumber: is '-1'; it must be a whole number from 0 on"),
+        ({"producerId": "x", "batchNumbersRise": "true"}, "option batchNumbersRise: goes with batchNumber only; give"),
+        (
+            {"producerId": "x", "batchNumber": "1", "batchNumbersRise": "yes"},
+            "option batchNumbersRise: is 'yes'; it must be true or false",
+        ),
         ({"routing": "random"}, "option routing: is 'random'; it must be key or roundRobin"),
         ({"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
         ({"retrySeconds": "0"}, "option retrySeconds: is '0'; it must be a number of seconds above 0"),
@@ -92,6 +105,7 @@ def test_parse_write_options_that_are_wrong_says_why(options: dict[str, str], se
     ("options", "sentence"),
     [
         ({"producerId": "x", "batchNumber": "1"}, "option batchNumber: is for batch saves; leave it out"),
+        ({"batchNumbersRise": "true"}, "option batchNumbersRise: is for batch saves; leave it out"),
         ({"asyncProgressTrackingEnabled": "true"}, "option asyncProgressTrackingEnabled: is true, and then Spark may"),
     ],
 )

@@ -1,11 +1,18 @@
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
-from millrace_spark import OptionError
+from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.shards import Shard
+from millrace_spark.writing import committing, tasks
+from millrace_spark.writing.committing import BatchCommit
 from millrace_spark.writing.options import WriteOptions, parse_write_options
-from millrace_spark.writing.put_notes import ShardPuts, TaskPuts, gathered, told
+from millrace_spark.writing.put_notes import ShardPuts, TaskPuts, gathered, task_puts
 from millrace_spark.writing.schema import options_for
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter, stamp_producer_id
 
@@ -30,7 +37,7 @@ def test_gathered_puts_of_all_tasks_keep_their_order() -> None:
         TaskPuts("p", (ShardPuts(HERE, ("t4",), 2),)),
     ]
     assert gathered(messages) == [ShardPuts(HERE, ("t2", "t3", "t4"), 7), ShardPuts(THERE, ("t1",), 1)]
-    assert len(told(messages)) == 3
+    assert len(task_puts(messages)) == 3
 
 
 def test_stamp_producer_id_differs_where_shares_may() -> None:
@@ -40,6 +47,98 @@ def test_stamp_producer_id_differs_where_shares_may() -> None:
     by_key = {stamp_producer_id("p", options_to(endpoints)) for endpoints in ("a:1,b:1", "b:1,a:1", "a:1,b:1,c:1")}
     assert len(by_key) == 2
     assert all(name.startswith("p/") and len(name) < 20 for name in by_key)
+
+
+class _Task:
+    """What Spark tells a task of itself."""
+
+    def __init__(self, number: int = 0, properties: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._number = number
+        self._properties = properties
+
+    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+        return self._number
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        return self._properties.get(name)
+
+
+@pytest.fixture
+def run_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[_Task], None]:
+    """Has what follows believe that it runs in a task; what it puts goes nowhere, and is told as it is."""
+
+    def run(task: _Task) -> None:
+        monkeypatch.setattr(TaskContext, "get", lambda: task)
+
+    def put_all(_rows: object, options: WriteOptions, turn: int) -> tuple[ShardPuts, ...]:
+        return (ShardPuts(Shard("orders", options.endpoints[turn % len(options.endpoints)]), ("t",), 1),)
+
+    monkeypatch.setattr(tasks, "put_all", put_all)
+    return run
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> list[BatchCommit]:
+    """What is committed, instead of committing it."""
+    said: list[BatchCommit] = []
+    monkeypatch.setattr(committing, "commit_all", lambda _puts, commit: said.append(commit))
+    return said
+
+
+def saved_at(options: WriteOptions, run_in: Callable[[_Task], None], task_count: int) -> set[str]:
+    """Where the tasks of a save put rows without a key."""
+    writer = MillraceWriter(options)
+    servers = set()
+    for number in range(task_count):
+        run_in(_Task(number))
+        servers |= {puts.shard.endpoint for puts in writer.write(iter(())).puts}
+    return servers
+
+
+def test_write_of_a_save_by_key_puts_rows_where_its_repeat_does(
+    run_in: Callable[[_Task], None], commits: list[BatchCommit]
+) -> None:
+    """Rows without a key of all tasks go to one server, and to the same one where the save is repeated as advised."""
+    options = options_to("a:1,b:1,c:1")
+    for _ in range(10):
+        writer = MillraceWriter(options)
+        placed = []
+        for number in range(4):
+            run_in(_Task(number))
+            placed.append(writer.write(iter(())))
+        writer.commit(placed)
+        servers = {puts.shard.endpoint for message in placed for puts in message.puts}
+        assert len(servers) == 1
+        assert saved_at(replace(options, producer_id=commits[-1].producer_id), run_in, 7) == servers
+    assert len(saved_at(options_to("a:1,b:1,c:1", "body"), run_in, 3)) == 3
+
+
+def test_commit_of_a_save_tells_the_id_that_a_repeat_is_given(
+    run_in: Callable[[_Task], None], commits: list[BatchCommit]
+) -> None:
+    """Saving again under the advised id has the stamp of the first save; the ids of one-off saves are passing ones."""
+    run_in(_Task())
+    options = options_to("a:1,b:1")
+    for options_of_save in (options, replace(options, producer_id="nightly", batch_number=3)):
+        first = MillraceWriter(options_of_save)
+        first.commit([first.write(iter(()))])
+        again = MillraceWriter(replace(options_of_save, producer_id=commits[-1].producer_id))
+        again.commit([again.write(iter(()))])
+        assert commits[-1] == commits[-2]
+    assert commits[0].stamp_id.startswith("passing/spark-save-")
+    assert (commits[-1].producer_id, commits[-1].number) == ("nightly", 3)
+    assert commits[-1].stamp_id.startswith("nightly/")
+
+
+@pytest.mark.parametrize("missing", ["sql.streaming.queryId", "streaming.sql.batchId"])
+def test_write_of_a_stream_that_spark_does_not_name_is_refused(missing: str, run_in: Callable[[_Task], None]) -> None:
+    """Without the query's id or the batch's number its batches would be taken for repeats of others, and be lost."""
+    properties = {"sql.streaming.queryId": "7f", "streaming.sql.batchId": "5"}
+    run_in(_Task(properties=properties))
+    assert MillraceStreamWriter(options_to("a:1")).write(iter(())).producer_id == "spark-7f"
+    del properties[missing]
+    with pytest.raises(MillraceSparkError, match=f"property {missing}: is missing in a task"):
+        MillraceStreamWriter(options_to("a:1")).write(iter(()))
 
 
 def test_writers_of_empty_batches_ask_no_server() -> None:
@@ -59,7 +158,7 @@ def test_writers_of_empty_batches_ask_no_server() -> None:
         (MillraceWriter, 'mode overwrite: does not go with channels, which are queues; use mode("append")'),
         (
             MillraceStreamWriter,
-            "outputMode complete: does not go with channels, which are queues; use append, or update",
+            "outputMode complete: does not go with channels, which are queues; use append, or foreachBatch",
         ),
     ],
 )

@@ -1,0 +1,50 @@
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from millrace_spark.reading import stream
+from millrace_spark.reading.options import StreamOptions, parse_stream_options
+from millrace_spark.reading.schema import EVENT_SCHEMA
+from millrace_spark.reading.stream_reader import MillraceStreamReader
+
+
+class NotedStream:
+    """Notes what is asked of it."""
+
+    def __init__(self, _options: StreamOptions, calls: list[str]) -> None:
+        self._calls = calls
+        calls.append("opened")
+
+    def fix_end(self) -> None:
+        self._calls.append("end fixed")
+
+    def initial_offset(self) -> dict[str, object]:
+        self._calls.append("asked where it begins")
+        return {}
+
+    def next_offset(self, start: dict[str, object], *, is_limited: bool) -> dict[str, object]:
+        self._calls.append("asked how far, with limits" if is_limited else "asked how far")
+        return start
+
+    def close(self) -> None:
+        self._calls.append("closed")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the streams that are opened."""
+    noted: list[str] = []
+    monkeypatch.setattr(stream, "Stream", lambda options: NotedStream(options, noted))
+    monkeypatch.setattr(MillraceStreamReader, "_release_on_sigterm", lambda _reader: None)
+    return noted
+
+
+def test_prepare_for_available_now_claims_nothing_yet(calls: list[str]) -> None:
+    """Spark stops no source of a query that fails here, so the end is fixed with the first offset."""
+    options = parse_stream_options({"endpoints": "a:1", "channels": "orders"})
+    reader = MillraceStreamReader(options, EVENT_SCHEMA)
+    reader.prepareForTriggerAvailableNow()
+    assert calls == []
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    reader.stop()
+    assert calls == ["opened", "end fixed", "asked where it begins", "asked how far", "closed"]
