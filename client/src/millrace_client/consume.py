@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import queue
+import sys
 import threading
 from types import TracebackType
 from typing import Self
@@ -187,6 +188,9 @@ class ConsumeStream:
     def abandon(self) -> None:
         """Ends the stream from a finalizer, which may run anywhere and must not wait."""
         if self._is_over or self._is_ending or self._process_id != os.getpid():
+            return
+        if sys.is_finalizing():
+            # gRPC's threads stand still, perhaps in the middle of a lock. The end of the process ends the stream.
             return
         if self._has_settled:
             with contextlib.suppress(RuntimeError):

@@ -1,6 +1,7 @@
 """Deliveries against a scripted server, in both faces."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +183,26 @@ def test_deliveries_with_a_name_end_when_they_are_collected(server: FakeServer) 
     assert not deliverer.half_closed.is_set()
     del deliveries, cycle
     gc.collect()
+    assert deliverer.half_closed.wait(WAIT_SECONDS)
+    client.close()
+
+
+def test_deliveries_dropped_while_the_interpreter_ends_leave_grpc_alone(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads may stand still with a lock that ending the stream would wait for."""
+    deliverer = Deliverer(b"a")
+    server.script("Consume", deliverer)
+    client = millrace.connect(server.address)
+    deliveries = client.channel("orders").consume()
+    next(deliveries).ack()
+    deliverer.wait_for_settlements(1)
+    with monkeypatch.context() as ending:
+        ending.setattr(sys, "is_finalizing", lambda: True)
+        deliveries.__del__()
+    assert not deliverer.half_closed.is_set()
+    assert not deliverer.over.is_set()
+    deliveries.close()
     assert deliverer.half_closed.wait(WAIT_SECONDS)
     client.close()
 
