@@ -25,7 +25,7 @@ from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
 
 PAGE = Path(__file__).parents[2] / "docs" / "landing.md"
-CHANNELS = 'channels.web.type = "file"\nchannels.web-rejected.type = "file"'
+CHANNELS = 'channels.web.type = "file"\nchannels.rejected-web.type = "file"'
 EVENTS = 2_500
 BAD_EVERY = 400
 RUN_SECONDS_MAX = 240.0
@@ -160,7 +160,7 @@ def rejected(servers: Sequence[Millraced]) -> list[bytes]:
     bodies = []
     for server in servers:
         with millrace.connect(server.grpc) as client:
-            for batch in client.channel("web-rejected").peek(1, EVENTS):
+            for batch in client.channel("rejected-web").peek(1, EVENTS):
                 for event in batch:
                     assert event.headers["millrace.dead_letter.reason"] == "is no line of an access log"
                     assert event.headers["millrace.dead_letter.channel"] == "web"

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 import millrace_client as millrace
-from millrace_spark import MillraceSparkError
+from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.writing import committing
 from millrace_spark.writing import tasks as writing
 from millrace_spark.writing.committing import BatchCommit, commit_all
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
 from millrace_spark.writing.put_notes import ShardPuts
 from millrace_spark.writing.rollback import roll_back
+from millrace_spark.writing.targets import check_targets
 from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
@@ -272,6 +273,17 @@ def test_commit_all_of_too_many_transactions_says_so(
         commit(puts)
     roll_back(puts)
     assert bodies(client, channel) == []
+
+
+def test_check_targets_of_a_server_under_two_names_is_refused(
+    client: millrace.Client, channel: millrace.Channel
+) -> None:
+    """A half of what is written to both would be taken for a repeat of the other half."""
+    port = client.endpoint.rpartition(":")[2]
+    for named in (channel.name, ""):
+        options = replace(options_to(channel, f"127.0.0.1:{port}", f"localhost:{port}"), channel=named)
+        with pytest.raises(OptionError, match=f"^option endpoints: 127.0.0.1:{port} and localhost:{port} are the same"):
+            check_targets(options)
 
 
 def test_commit_all_with_one_server_away_says_what_is_stored(

@@ -12,6 +12,7 @@ from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
 from millrace_spark.landing.merges import CompactionLimits
 from millrace_spark.landing.places import WorkFolder, file_system_of, name_of, whole_path
 from millrace_spark.option_values import parse_endpoints
+from millrace_spark.shards import is_meant
 
 EVENT_COLUMNS = ("channel", "endpoint", "sequence", "headers", "body")
 """Columns of events that a landed row may have besides what was parsed."""
@@ -330,6 +331,17 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
                     f"{setting}: is {path}, which lies in {other}, {folder}; each must be a folder of its own, beside "
                     "the others"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_bad_lines(self) -> Self:
+        channel = self.bad_lines.channel
+        endpoints = self.bad_lines.endpoints or self.source.endpoints
+        if channel and is_meant(channel, tuple(self.source.channels)) and set(endpoints) & set(self.source.endpoints):
+            raise ValueError(
+                f"bad_lines.channel: is {channel}, which source.channels mean too, so its lines would be landed and "
+                "set aside again and again; give it a name that they do not fit"
+            )
         return self
 
     @model_validator(mode="after")

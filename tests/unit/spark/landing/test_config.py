@@ -95,6 +95,10 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
             {"bad_lines": {"path": "/bad", "channel": "bad"}},
             "bad_lines: has channel and path; it must have one of them",
         ),
+        (
+            {"source": {"endpoints": ["a:1"], "channels": ["web-*"]}, "bad_lines": {"channel": "web-rejected"}},
+            "bad_lines.channel: is web-rejected, which source.channels mean too",
+        ),
         ({"bad_lines": {"endpoints": ["a:1"]}}, "bad_lines: has endpoints, but no channel there"),
         ({"bad_lines": {"channel": "bad", "endpoints": ["a"]}}, "bad_lines.endpoints: 'a' is no host:port"),
         (
