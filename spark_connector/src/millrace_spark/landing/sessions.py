@@ -1,21 +1,19 @@
 """The Spark that a program runs in."""
 
-import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.java import ensure_java
 from millrace_spark.landing.config import SparkConfig
 from millrace_spark.landing.places import WorkFolder, is_local
+from millrace_spark.quiet_spark import quiet_spark
 from millrace_spark.source import register
 
 _OWN_SETTINGS = {
@@ -40,8 +38,6 @@ _DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-
-_JAVA_STOP_SECONDS_MAX = 10.0
 
 
 def is_submitted() -> bool:
@@ -76,57 +72,11 @@ def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         builder = builder.master(config.master)
         settings = {**(_OWN_SETTINGS if config.master.startswith("local") else {}), **settings}
-    with _client_log_in(log):
-        try:
-            with _standard_error_in(log):
-                session = builder.config(map=dict(settings)).getOrCreate()
+    try:
+        with quiet_spark(log, builder.config(map=dict(settings)).getOrCreate) as session:
             for setting, value in _SESSION_SETTINGS.items():
                 session.conf.set(setting, value)
             register(session)
             yield session
-            # Where the JVM has died there is nothing to stop.
-            with suppress(Py4JError, OSError):
-                session.stop()
-        except Py4JError as error:
-            raise MillraceSparkError(f"Spark ended; {log} tells more") from error
-        finally:
-            _wait_for_java()
-
-
-def _wait_for_java() -> None:
-    java: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - no other name
-    if java is None:
-        return
-    # Told so, it removes its temporary files.
-    java.terminate()
-    try:
-        java.wait(_JAVA_STOP_SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        java.kill()
-        java.wait()
-
-
-@contextmanager
-def _client_log_in(log: Path) -> Iterator[None]:
-    """Lets what Spark's client logs, such as errors of a JVM that ended, go to a file, and not to the terminal."""
-    handler = logging.FileHandler(log, delay=True)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-
-
-@contextmanager
-def _standard_error_in(log: Path) -> Iterator[None]:
-    """Lets programs that are started in the block, and so the JVM, write their standard error to a file."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+    except Py4JError as error:
+        raise MillraceSparkError(f"Spark ended; {log} tells more") from error
