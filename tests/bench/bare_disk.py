@@ -5,8 +5,9 @@ aside as the log does it, or has the file grow with each write.
 """
 
 import os
-import zlib
 from pathlib import Path
+
+from zlib_ng.zlib_ng import crc32
 
 from millrace_server.wal.writer import RESERVE_BYTES_MAX, RESERVE_BYTES_MIN
 
@@ -24,7 +25,7 @@ def append_synced(path: Path, batch: bytes, count: int, *, sets_aside: bool) -> 
     position = reserved = 0
     try:
         for _ in range(count):
-            zlib.crc32(batch)
+            crc32(batch)
             if sets_aside and position + len(batch) > reserved:
                 ahead = min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, position))
                 length = position + len(batch) - reserved + ahead

@@ -4,6 +4,8 @@ import asyncio
 import threading
 from concurrent.futures import Future
 
+import uvloop
+
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind, ComponentState
 from millrace_server.agent.doors import Doors
@@ -67,7 +69,7 @@ class Embedding:
 
     def _work(self) -> None:
         try:
-            asyncio.run(self._run())
+            uvloop.run(self._run())
         except BaseException as error:
             if self._has_begun.done():
                 raise

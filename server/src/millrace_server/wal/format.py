@@ -26,9 +26,10 @@ Record: a head of 32 bytes, then the payload.
 
 import enum
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from zlib_ng.zlib_ng import crc32
 
 MAGIC = b"MILLRACE"
 VERSION = 1
@@ -96,7 +97,7 @@ class SegmentHeader:
         """The header's 64 bytes."""
         fields = (self.channel_id, self.segment_id, self.first_write_number, self.previous_length)
         head = _SEGMENT_HEADER.pack(MAGIC, VERSION, *fields)
-        return head + _CHECKSUM.pack(zlib.crc32(head))
+        return head + _CHECKSUM.pack(crc32(head))
 
     @classmethod
     def decode(cls, encoded: bytes) -> "SegmentHeader":
@@ -114,7 +115,7 @@ class SegmentHeader:
         if magic != MAGIC:
             raise FormatError("it does not begin as a segment does")
         (checksum,) = _CHECKSUM.unpack_from(encoded, _SEGMENT_HEADER.size)
-        is_intact = checksum == zlib.crc32(encoded[: _SEGMENT_HEADER.size])
+        is_intact = checksum == crc32(encoded[: _SEGMENT_HEADER.size])
         # A version that is not ours may compute its checksum otherwise; a damaged version is damage all the same.
         if version != VERSION:
             raise UnknownVersionError(f"its format version is {version}; this program knows version {VERSION} only")
@@ -132,7 +133,7 @@ class SegmentHeader:
 
     def seed(self, position: int) -> int:
         """What a record's checksum begins with."""
-        return zlib.crc32(self.place(position))
+        return crc32(self.place(position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class RecordHead:
         if len(encoded) < RECORD_HEAD_BYTES:
             return None
         (checksum,) = _CHECKSUM.unpack_from(encoded)
-        if checksum != zlib.crc32(encoded[_CHECKSUM.size : RECORD_HEAD_BYTES], seed):
+        if checksum != crc32(encoded[_CHECKSUM.size : RECORD_HEAD_BYTES], seed):
             return None
         payload_checksum, length, kind, flags, write_number, synced = _RECORD_HEAD.unpack_from(encoded, _CHECKSUM.size)
         try:
@@ -177,12 +178,12 @@ class RecordHead:
 def encode_record_head(seed: int, *fields: int) -> bytes:
     """What `RecordHead(*fields).encode(seed)` gives, for who writes many."""
     head = _RECORD_HEAD.pack(*fields)
-    return _CHECKSUM.pack(zlib.crc32(head, seed)) + head
+    return _CHECKSUM.pack(crc32(head, seed)) + head
 
 
 def payload_checksum(pieces: Sequence[bytes | memoryview]) -> int:
     """CRC-32 of a payload that lies in pieces."""
     checksum = 0
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return checksum

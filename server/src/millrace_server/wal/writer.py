@@ -8,12 +8,13 @@ lone one waits for nobody.
 import errno
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Never
+
+from zlib_ng.zlib_ng import crc32
 
 from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import (
@@ -345,8 +346,8 @@ class LogWriter:
                 length = checksum = 0
                 for piece in pieces:
                     length += len(piece)
-                    checksum = zlib.crc32(piece, checksum)
-                seed = zlib.crc32(place)
+                    checksum = crc32(piece, checksum)
+                seed = crc32(place)
                 encoded.append(encode_record_head(seed, checksum, length, kind, flags, write_number, synced_position))
                 encoded += pieces
                 locations.append(Location(segment_id, position, length))

@@ -5,11 +5,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from millrace_server.agent.sources.exec.complaints import ComplaintLog
 from millrace_server.agent.supervision import ComponentError
@@ -42,18 +43,17 @@ class RunningCommand:
 
     def __init__(
         self,
-        guard: asyncio.subprocess.Process,
+        guard: "subprocess.Popen[bytes]",
         link: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        complaints: ComplaintLog,
+        output: asyncio.StreamReader,
+        complaining: Coroutine[None, None, None],
     ) -> None:
-        assert guard.stdout is not None
-        assert guard.stderr is not None
         self._guard = guard
         self._answers, self._requests = link
-        self._complaining = asyncio.create_task(complaints.follow(guard.stderr))
+        self._output = output
+        self._complaining = asyncio.create_task(complaining)
         self._ending: asyncio.Task[int | None] | None = None
         self.pid = 0
-        self._output = guard.stdout
 
     @classmethod
     async def start(cls, job: Job, complaints: ComplaintLog) -> "RunningCommand":
@@ -69,25 +69,36 @@ class RunningCommand:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                guard = await _start_guard(theirs)
+                guard = _start_guard(theirs)
         except BaseException:
             ours.close()
             raise
-        running = cls(guard, await asyncio.open_connection(sock=ours), complaints)
+        # A few turns of the loop; it goes to its end even where the caller is cancelled, so there is one to abandon.
+        linking = asyncio.create_task(cls._link(guard, ours, complaints))
         try:
-            running.pid = await running._hand_over(job)
+            running = await asyncio.shield(linking)
+            await running.hand_over(job)
         except BaseException:
-            await running.abandon()
+            await (await linking).abandon()
             raise
         return running
 
-    async def _hand_over(self, job: Job) -> int:
+    @classmethod
+    async def _link(
+        cls, guard: "subprocess.Popen[bytes]", link: socket.socket, complaints: ComplaintLog
+    ) -> "RunningCommand":
+        assert guard.stdout is not None
+        assert guard.stderr is not None
+        output, errors = await _reader_of(guard.stdout), await _reader_of(guard.stderr)
+        return cls(guard, await asyncio.open_connection(sock=link), output, complaints.follow(errors))
+
+    async def hand_over(self, job: Job) -> None:
+        """Has the guard start the command; once."""
         self._requests.write(json.dumps(job._asdict()).encode() + b"\n")
         answer = await self._next_answer()
         if "pid" not in answer:
             raise ComponentError(f"the command cannot be started: {answer.get('error', 'its guard was killed')}")
-        pid: int = answer["pid"]
-        return pid
+        self.pid = answer["pid"]
 
     async def read(self) -> bytes:
         """The next bytes of its standard output; none at the end. Nothing is lost where this is cancelled."""
@@ -95,8 +106,10 @@ class RunningCommand:
 
     def terminate(self) -> None:
         """Has the command and its descendants get SIGTERM, and SIGKILL after the grace time."""
-        with suppress(OSError):
-            self._requests.write_eof()
+        # The guard may have gone already.
+        if not self._requests.is_closing():
+            with suppress(OSError):
+                self._requests.write_eof()
 
     async def wait(self) -> int | None:
         """Waits until the command and its descendants have ended; the output must be read to its end before.
@@ -116,7 +129,7 @@ class RunningCommand:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         await self._complaining
-        await self._guard.wait()
+        await asyncio.to_thread(self._guard.wait)
         self._requests.close()
         with suppress(OSError):
             await self._requests.wait_closed()
@@ -139,19 +152,23 @@ class RunningCommand:
         return answer
 
 
-async def _start_guard(link: socket.socket) -> asyncio.subprocess.Process:
+def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
+    # Not by the event loop: uvloop's forks for it, which has gRPC's fork handlers run in a process of many threads.
     # Isolated and without site-packages: it starts in a moment, and nothing of the user's environment changes it.
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        str(_GUARD),
-        str(link.fileno()),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=OUTPUT_BYTES_MAX // 2,
+    return subprocess.Popen(  # noqa: S603 - the guard is our own program
+        [sys.executable, "-I", "-S", str(_GUARD), str(link.fileno())],
+        bufsize=0,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         pass_fds=(link.fileno(),),
         # Ctrl-C and what else is sent to the daemon's group goes to the daemon, which then ends its commands in order.
         start_new_session=True,
     )
+
+
+async def _reader_of(pipe: IO[bytes]) -> asyncio.StreamReader:
+    """Reads a pipe, which is closed at its end."""
+    reader = asyncio.StreamReader(OUTPUT_BYTES_MAX // 2)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader

@@ -28,6 +28,8 @@ class TcpListener:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        # Connections have it of the socket that takes them.
+        _keep_alive(self._bound)
         self._server = await loop.create_server(lambda: _Connection(self._parts, self._connections), sock=self._bound)
 
     def close(self) -> None:
@@ -54,8 +56,7 @@ class _Connection(asyncio.Protocol):
         self._unfinished_since = 0.0
         self._watching: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "TCP has a transport that reads and writes"
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's reads and writes
         self._transport = transport
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         if peer is None or own is None or len(self._connections) >= self._parts.config.connections_max:
@@ -65,7 +66,6 @@ class _Connection(asyncio.Protocol):
             return
         self._origin = Origin(client_ip(peer[0]), str(own[1]))
         self._connections.add(self)
-        _keep_alive(transport.get_extra_info("socket"))
         self._parts.backlog.add_tap(self)
 
     def data_received(self, data: bytes) -> None:
@@ -91,7 +91,8 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        self._transport.pause_reading()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume(self) -> None:
         self._transport.resume_reading()
@@ -125,8 +126,8 @@ class _Connection(asyncio.Protocol):
             self.end()
 
 
-def _keep_alive(connected: socket.socket) -> None:
+def _keep_alive(bound: socket.socket) -> None:
     """Has the system find out who is there no more, since syslog's senders may be silent for days."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
-        connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        bound.setsockopt(socket.IPPROTO_TCP, option, value)
