@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.wal import reading
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.sealing import KeyMissingError, Payload, Sealer
 from millrace_server.wal.segments import LogCorruptError
 from millrace_server.wal.writer import Location
 from tests.log_histories import DATA, KEYS, SEALERS, RunningLog, files_on
@@ -26,7 +26,7 @@ def _write(log: RunningLog, *payloads: bytes, begins_segment: bool = False) -> l
     return log.append(*payloads, begins_segment=begins_segment).locations
 
 
-def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[Location]) -> tuple[list[bytes], int]:
+def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[Location]) -> tuple[list[Payload], int]:
     """What a run says, and with how many calls."""
     before = len(disk.calls)
     payloads = log.read_run(locations)
@@ -94,12 +94,22 @@ def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) 
 
 @pytest.mark.parametrize("sealer", SEALERS)
 def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, sealer: Sealer) -> None:
-    """Readers see what was submitted, as bytes."""
+    """Readers see what was submitted."""
     with RunningLog(disk, sealer=sealer) as log:
         locations = _write(log, b"state", b"one" * 100, b"", begins_segment=True)
         for payloads in (log.log.read_run(locations), [log.log.read(location) for location in locations]):
             assert payloads == [b"state", b"one" * 100, b""]
-            assert all(type(payload) is bytes for payload in payloads)
+
+
+def test_read_run_hands_out_no_more_memory_than_is_used(disk: SimulatedDisk) -> None:
+    """Payloads that are most of what was read are views on it; a few between many others are copied out."""
+    with RunningLog(disk) as log:
+        locations = _write(log, b"state", b"a" * 900, b"b" * 100, b"c" * 900, b"d" * 100, begins_segment=True)
+        dense, sparse = log.log.read_run(locations), log.log.read_run([locations[2], locations[4]])
+        assert dense is not None
+        assert sparse == [b"b" * 100, b"d" * 100]
+        assert [type(payload) for payload in dense] == [memoryview] * 5
+        assert [type(payload) for payload in sparse] == [bytes, bytes]
 
 
 def test_read_run_with_damage_says_where(disk: SimulatedDisk) -> None:

@@ -17,7 +17,7 @@ from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
 MadeT = TypeVar("MadeT")
 
-_AHEAD_BYTES = 8 << 20
+_AHEAD_BYTES = 4 << 20
 """Bytes of columns that are read from a log at once, ahead of their use."""
 _UNLIMITED_EVENTS = 1 << 62
 

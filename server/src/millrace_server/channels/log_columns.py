@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.recent import RecentColumns
 from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
@@ -32,7 +33,7 @@ class LogColumns:
         """Lets columns that were just written stay in memory for a while."""
         self._recent.add(stored)
 
-    def read(self, stored: StoredColumns) -> bytes:
+    def read(self, stored: StoredColumns) -> Buffer:
         """The columns as they came, waiting for the disk where need be.
 
         Raises:
@@ -69,7 +70,7 @@ class LogColumns:
         for stored, raw in zip(missing, payloads, strict=True):
             self._keep(stored, raw)
 
-    def _keep(self, stored: StoredColumns, raw: bytes) -> None:
+    def _keep(self, stored: StoredColumns, raw: Buffer) -> None:
         stored.remember(raw)
         self._recent.add(stored)
 

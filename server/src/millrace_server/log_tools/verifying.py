@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.stamps import PRODUCERS_MAX
@@ -76,7 +77,7 @@ class LogSource:
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
 
-    def read(self, stored: StoredColumns) -> bytes:
+    def read(self, stored: StoredColumns) -> Buffer:
         """The columns as they came."""
         assert stored.location is not None
         return self._log.read(stored.location)

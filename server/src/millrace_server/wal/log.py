@@ -222,7 +222,7 @@ class WriteAheadLog:
         """
         self._generation += 1
 
-    def read(self, location: Location) -> bytes:
+    def read(self, location: Location) -> Payload:
         """Reads a record's payload back, with one system call. Any thread may, also while its segment is removed.
 
         Raises:
@@ -231,7 +231,7 @@ class WriteAheadLog:
         """
         return self._reader.read(location)
 
-    def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[bytes] | None:
+    def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[Payload] | None:
         """Reads many records' payloads back, those of neighbours with one system call; like `read` otherwise.
 
         Args:

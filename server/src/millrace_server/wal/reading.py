@@ -9,8 +9,8 @@ from millrace_server.wal.sealing import Payload, Sealer
 from millrace_server.wal.segments import LogCorruptError, Segment
 from millrace_server.wal.writer import Location
 
-RUN_BYTES_MAX = 16 << 20
-"""Bytes that one system call reads, unless a single record has more."""
+RUN_BYTES_MAX = 1 << 20
+"""Bytes that one system call reads, unless a single record has more. Much more would not stay in a cache meanwhile."""
 
 GAP_BYTES_MAX = 16 << 10
 """What may lie between two records that are read together: reading it costs less than another system call."""
@@ -28,15 +28,15 @@ class RecordReader:
         self._segments = segments
         self._sealer = sealer
 
-    def read(self, location: Location) -> bytes:
+    def read(self, location: Location) -> Payload:
         """What `WriteAheadLog.read` does."""
         segment = self._segment(location)
         encoded = segment.file.read(RECORD_HEAD_BYTES + location.payload_length, location.position)
         return self._payload(segment, location, memoryview(encoded))
 
-    def read_run(self, locations: Sequence[Location], *, cached_only: bool) -> list[bytes] | None:
+    def read_run(self, locations: Sequence[Location], *, cached_only: bool) -> list[Payload] | None:
         """What `WriteAheadLog.read_run` does."""
-        payloads: list[bytes] = []
+        payloads: list[Payload] = []
         for run in _runs(locations):
             segment = self._segment(run[0])
             start = run[0].position
@@ -45,10 +45,12 @@ class RecordReader:
             if encoded is None:
                 return None
             window = memoryview(encoded)
-            payloads += [
+            found = [
                 self._payload(segment, location, window[location.position - start : _end(location) - start])
                 for location in run
             ]
+            # As views they keep all that was read in memory, so only where they are most of it.
+            payloads += found if 2 * sum(map(len, found)) >= len(encoded) else map(bytes, found)
         return payloads
 
     def opener(self, segment: Segment, record: ScannedRecord) -> Callable[[], Payload]:
@@ -69,12 +71,12 @@ class RecordReader:
             raise LogCorruptError(f"segment {location.segment_id}, in which a record is to be read, is not there")
         return segment
 
-    def _payload(self, segment: Segment, location: Location, encoded: memoryview) -> bytes:
+    def _payload(self, segment: Segment, location: Location, encoded: memoryview) -> Payload:
         head = RecordHead.decode(bytes(encoded[:RECORD_HEAD_BYTES]), segment.header.seed(location.position))
         payload = encoded[RECORD_HEAD_BYTES:]
         if head is None or len(payload) != head.payload_length or payload_checksum([payload]) != head.payload_checksum:
             raise LogCorruptError(f"{segment.path.name}: the record at byte {location.position} is damaged")
-        return bytes(self._open(segment, location.position, head, payload))
+        return self._open(segment, location.position, head, payload)
 
     def _open(self, segment: Segment, position: int, head: RecordHead, payload: memoryview) -> Payload:
         if not head.flags:
