@@ -315,21 +315,34 @@ class Intake:
                 self._drop_oldest(self.held_bytes + held - bytes_max)
             case Overflow.BLOCK if may_wait:
                 self._wait_for_room(held)
+                if self.refusal is not None:
+                    raise self.refusal
         if self.held_bytes + held > bytes_max:
             raise BufferFullError(
                 f"the producer holds {self.held_bytes} bytes of events of at most {bytes_max}; send less at once, or "
                 "raise buffer_bytes_max"
             )
 
-    def _wait_for_room(self, held: int) -> None:
+    def wait_for_room(self, held: int) -> bool:
+        """Waits until events that take so much have room together, where sends wait for room.
+
+        Returns:
+            Whether whoever sends them one by one may wait for each: not where the time for that has passed.
+        """
+        if self._config.overflow is not Overflow.BLOCK or not self.bytes_max - self.held_bytes < held <= self.bytes_max:
+            return True
+        with self.lock:
+            return self._wait_for_room(held)
+
+    def _wait_for_room(self, held: int) -> bool:
+        """Waits as long as a send may; returns whether there is room, or nothing is taken any more."""
         began = self._clock()
-        self._has_room.wait_for(
-            lambda: self.refusal is not None or self.held_bytes + held <= self._config.buffer_bytes_max,
+        has_ended = self._has_room.wait_for(
+            lambda: self.refusal is not None or self.held_bytes + held <= self.bytes_max,
             self._config.max_block_seconds,
         )
         self._tally.blocked_seconds += self._clock() - began
-        if self.refusal is not None:
-            raise self.refusal
+        return has_ended
 
     def room_freed(self) -> "asyncio.Future[None]":
         """Ends when memory was given back, for a task of the engine's own loop."""

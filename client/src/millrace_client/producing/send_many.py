@@ -123,19 +123,22 @@ def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> 
     remaining = iter(events)
     while some := list(islice(remaining, _RUN_EVENTS)):
         bulk = bulk_of(some)
+        may_wait = bulk is None or intake.wait_for_room(bulk.held_bytes)
         place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
         if place is not None:
             runs.append(_Run(*place, len(some)))
         else:
-            runs += _put_each(intake, gathering, key, some)
+            runs += _put_each(intake, gathering, key, some, may_wait=may_wait)
     return SendFutures(runs)
 
 
-def _put_each(intake: Intake, gathering: Gathering, key: Key, events: Iterable[object]) -> Iterator[_Run]:
+def _put_each(
+    intake: Intake, gathering: Gathering, key: Key, events: Iterable[object], *, may_wait: bool
+) -> Iterator[_Run]:
     for event in events:
         try:
             body, headers = parts_of(event)
-            yield _Run(*intake.put(gathering, key, body, headers, None, True), 1)
+            yield _Run(*intake.put(gathering, key, body, headers, None, may_wait), 1)
         except MillraceError as error:
             intake.refuse_behind(error)
             refused = Page(intake.lock, 0.0)
