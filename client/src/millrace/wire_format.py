@@ -7,6 +7,7 @@ holds the columns, the columns. And they are taken apart likewise.
 
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 _WIRE_TYPE_BITS = 3
@@ -45,6 +46,22 @@ class Place(NamedTuple):
 def field_head(number: int, length: int) -> bytes:
     """What stands before a field's bytes: its number and wire type, and their length."""
     return _varint(number << _WIRE_TYPE_BITS | _WireType.LENGTH_DELIMITED) + _varint(length)
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field that holds bytes, text or a message; nothing where it is empty, as protobuf has it."""
+    return field_head(number, len(content)) + content if content else b""
+
+
+def packed(numbers: list[int]) -> bytes:
+    """What a packed field of these holds, none of them below 0. Fast where all are the same, or all are below 128."""
+    if not numbers:
+        return b""
+    if numbers.count(numbers[0]) == len(numbers):
+        return _varint(numbers[0]) * len(numbers)
+    if max(numbers) < _MORE_FOLLOW:
+        return bytes(numbers)
+    return b"".join(map(_varint, numbers))
 
 
 def place_of(number: int, message: Buffer) -> Place | None:
@@ -110,6 +127,7 @@ def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
     raise IndexError
 
 
+@lru_cache(1 << 14)
 def _varint(value: int) -> bytes:
     encoded = bytearray()
     while value >= _MORE_FOLLOW:

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace.wire_format import Place, field_head, place_of
+from millrace.wire_format import Place, field, field_head, packed, place_of
 
 COLUMNS_FIELD = pb.AppendRequest.COLUMNS_FIELD_NUMBER
 BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
@@ -75,3 +75,11 @@ def test_place_of_a_field_among_garbage_is_inside_the_message(garbage: bytes) ->
         place = place_of(15, message)
         if place is not None:
             assert 0 <= place.head < place.content <= place.end <= len(message)
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1) | st.integers(0, 300)), st.integers(0, 300), st.integers(0, 200))
+def test_packed_numbers_are_what_protobuf_writes(numbers: list[int], same: int, count: int) -> None:
+    """Whether they are small, large, or all the same."""
+    for sizes in (numbers, [same] * count):
+        expected = event_pb2.EventColumns(body_sizes=sizes).SerializeToString()
+        assert field(event_pb2.EventColumns.BODY_SIZES_FIELD_NUMBER, packed(sizes)) == expected

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from millrace_client.events import Event
 from millrace_client.producing.pages import EVENT_BYTES, HEAD_BYTES, HEADER_BYTES, SIZE_BYTES
@@ -33,11 +34,11 @@ def bulk_of(events: Sequence[object]) -> Bulk | None:
     kinds = set(map(type, events))
     columns: dict[str, list[str]] = {}
     if kinds == {bytes}:
-        bodies: list[bytes] = [event for event in events if isinstance(event, bytes)]
+        bodies = list(cast("Sequence[bytes]", events))
     elif kinds == {Event}:
-        whole = [event for event in events if isinstance(event, Event)]
-        bodies = [event.body for event in whole]
-        headers = [event.headers for event in whole]
+        alike = cast("Sequence[Event]", events)
+        bodies = [event.body for event in alike]
+        headers = [event.headers for event in alike]
         names = list(headers[0])
         if set(map(type, bodies)) != {bytes} or sum(map(len, headers)) != len(names) * len(headers):
             return None

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace.wire_format import field_head
+from millrace.wire_format import field, field_head, packed
 from millrace_client.events import Stamp
 from millrace_client.producing.pages import Page
 
 _COLUMNS_FIELD = pb.AppendStreamRequest.COLUMNS_FIELD_NUMBER
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
+_BODY_SIZES_FIELD = event_pb2.EventColumns.BODY_SIZES_FIELD_NUMBER
+_HEADERS_FIELD = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
+_KEY_FIELD = event_pb2.HeaderColumn.KEY_FIELD_NUMBER
+_SIZES_FIELD = event_pb2.HeaderColumn.SIZES_FIELD_NUMBER
+_VALUES_FIELD = event_pb2.HeaderColumn.VALUES_FIELD_NUMBER
 
 
 def request_of_pages(channel: str, stamp: Stamp, pages: Sequence[Page]) -> bytes:
@@ -19,12 +24,15 @@ def request_of_pages(channel: str, stamp: Stamp, pages: Sequence[Page]) -> bytes
     else:
         bodies, columns = _joined(pages)
     count = len(bodies)
-    events = event_pb2.EventColumns(
-        count=count,
-        body_sizes=list(map(len, bodies)),
-        headers=[_column(name, values, count) for name, values in columns.items()],
-    ).SerializeToString()
-    body_bytes = sum(map(len, bodies))
+    sizes = list(map(len, bodies))
+    events = b"".join(
+        [
+            event_pb2.EventColumns(count=count).SerializeToString(),
+            field(_BODY_SIZES_FIELD, packed(sizes)),
+            *[field(_HEADERS_FIELD, _column(name, values, count)) for name, values in columns.items()],
+        ]
+    )
+    body_bytes = sum(sizes)
     bodies_head = field_head(_BODIES_FIELD, body_bytes) if body_bytes else b""
     columns_head = field_head(_COLUMNS_FIELD, len(events) + len(bodies_head) + body_bytes)
     return b"".join((_head(channel, stamp), columns_head, events, bodies_head, *bodies))
@@ -60,10 +68,11 @@ def _joined(pages: Sequence[Page]) -> tuple[list[bytes], dict[str, list[str | No
     return bodies, columns
 
 
-def _column(name: str, values: list[str | None], count: int) -> event_pb2.HeaderColumn:
+def _column(name: str, values: list[str | None], count: int) -> bytes:
+    """An encoded HeaderColumn."""
     if len(values) == count and values[0] is not None and values.count(values[0]) == count:
         constant = values[0].encode()
-        return event_pb2.HeaderColumn(key=name, sizes=[len(constant) + 1], values=constant)
+        return _encoded_column(name, [len(constant) + 1], constant)
     # Most often each event has the header, and it is ASCII: then a few passes that make no objects do it.
     try:
         text = "".join(values)  # type: ignore[arg-type] # raises where there is a None
@@ -74,11 +83,17 @@ def _column(name: str, values: list[str | None], count: int) -> event_pb2.Header
     lengths = list(map(len, values))  # type: ignore[arg-type] # there is no None
     is_even = lengths.count(lengths[0]) == count
     sizes = [lengths[0] + 1] * count if is_even else [length + 1 for length in lengths]
-    return event_pb2.HeaderColumn(key=name, sizes=sizes, values=text.encode())
+    return _encoded_column(name, sizes, text.encode())
 
 
-def _sparse_column(name: str, values: list[str | None], count: int) -> event_pb2.HeaderColumn:
+def _sparse_column(name: str, values: list[str | None], count: int) -> bytes:
     encoded = [None if value is None else value.encode() for value in values]
     sizes = [0 if value is None else len(value) + 1 for value in encoded]
     sizes.extend([0] * (count - len(sizes)))
-    return event_pb2.HeaderColumn(key=name, sizes=sizes, values=b"".join(value for value in encoded if value))
+    return _encoded_column(name, sizes, b"".join(value for value in encoded if value))
+
+
+def _encoded_column(name: str, sizes: list[int], values: bytes) -> bytes:
+    return b"".join(
+        (field(_KEY_FIELD, name.encode()), field(_SIZES_FIELD, packed(sizes)), field(_VALUES_FIELD, values))
+    )
