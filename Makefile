@@ -78,7 +78,7 @@ torture: setup ## runs the tests that take long: crashes, and random histories
 fuzz: setup ## feeds random input: make fuzz [FUZZ_SECONDS=60]
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest $(TESTS) -m fuzz --timeout 3600
 
-lock: setup ## locks the requirements anew: make lock [UPGRADE=1]
+lock: ## locks the requirements anew, once there is a .venv: make lock [UPGRADE=1]
 	@$(BIN)/python tools/lock_requirements.py $(if $(UPGRADE),--upgrade)
 
 clean: ## removes what the other targets made, .venv too

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from millrace.columns import HEADER_CELLS_MAX, ColumnsCutter
 from millrace.v1 import event_pb2
-from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints
+from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints, packed_ints
 
 RECORD_BATCH_ROWS_MAX = 10_000
 """Small batches are gathered into RecordBatches of up to so many rows; below some 1,000 Spark's cost for each shows."""
@@ -103,7 +103,7 @@ class RecordBatchBuilder:
         bodies = columns.bodies
         self._bodies.append(bodies)
         self._bytes += len(bodies)
-        self._body_sizes.extend(columns.body_sizes[:])
+        self._body_sizes.frombytes(packed_ints(columns.body_sizes[:]))
         self._add_sequences(range(first_sequence, first_sequence + columns.count))
         self.count += columns.count
 
@@ -151,7 +151,7 @@ class _GatheredHeader:
 
     def add(self, header: event_pb2.HeaderColumn, count: int, count_before: int) -> None:
         """Adds the header of `count` events; `count_before` events have been gathered before them."""
-        sizes = array("i", header.sizes[:])
+        sizes = array("i", packed_ints(header.sizes[:]))
         values = header.values
         is_constant = len(sizes) == 1 and sizes[0] > 0
         if is_constant and self.count == count_before and self._continues(sizes, values):
