@@ -121,9 +121,11 @@ def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> 
     """Takes events, each as `Intake.put` does; what cannot be taken has failed when this returns."""
     runs: list[_Run] = []
     remaining = iter(events)
+    may_wait = True
     while some := list(islice(remaining, _RUN_EVENTS)):
         bulk = bulk_of(some)
-        may_wait = bulk is None or intake.wait_for_room(bulk.held_bytes)
+        # Once the time for waiting has passed without room, it has passed for all of them.
+        may_wait = may_wait and (bulk is None or intake.wait_for_room(bulk.held_bytes))
         place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
         if place is not None:
             runs.append(_Run(*place, len(some)))

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ class Bench:
     """An intake, whose pages are asked for as soon as they are there."""
 
     def __init__(self, **limits: Any) -> None:
-        self.intake = Intake(ProducerConfig(linger_seconds=0.0, **limits), "p-1", Tally())
+        self.tally = Tally()
+        self.intake = Intake(ProducerConfig(linger_seconds=0.0, **limits), "p-1", self.tally)
         self.gathering = self.intake.gathering("orders")
         self.pages: list[Page] = []
 
@@ -139,6 +141,31 @@ def test_put_many_beyond_the_buffer_fails_the_rest() -> None:
     assert 0 < done.count(True) < 1_000
     assert isinstance(futures[-1].settled(0).error, BufferFullError)
     assert bench.intake.held_bytes <= 100_000
+
+
+def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wakes for each single event, and all of them go in columns."""
+    bench = Bench(buffer_bytes_max=200_000, max_block_seconds=30.0)
+    bench.put_many([bytes(100)] * 500)
+    assert bench.intake.held_bytes > 100_000
+    [first] = bench.take()
+    monkeypatch.delattr(Intake, "put")
+    thread = threading.Thread(target=bench.put_many, args=([bytes(100)] * 500,))
+    thread.start()
+    bench.intake.release(first.held_bytes)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert sum(page.count for page in bench.take()) == 500
+
+
+def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send() -> None:
+    """The time that a send may wait is not waited for each of them."""
+    bench = Bench(buffer_bytes_max=100_000, max_block_seconds=0.2)
+    futures = bench.put_many([bytes(100)] * 1_000)
+    failed = [future.settled(0).error for future in futures if future.done()]
+    assert len(failed) > 100
+    assert all(isinstance(error, BufferFullError) for error in failed)
+    assert bench.tally.blocked_seconds < len(failed) * 0.2 / 10
 
 
 def test_put_many_of_what_is_no_event_raises() -> None:
