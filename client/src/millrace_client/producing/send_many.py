@@ -1,11 +1,11 @@
 """Many events at once, and the futures that tell what became of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import overload
 
-from millrace_client.errors import MillraceError
+from millrace_client.errors import BufferFullError, MillraceError
 from millrace_client.events import Events
 from millrace_client.producing.bulk import bulk_of
 from millrace_client.producing.intake import Intake
@@ -118,31 +118,32 @@ class SendFutures(Sequence[SendFuture]):
 
 
 def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> SendFutures:
-    """Takes events, each as `Intake.put` does; what cannot be taken has failed when this returns."""
+    """Takes events, each as `Intake.put` does; what cannot be taken has failed when this returns.
+
+    Once the time for waiting has passed without room, it has passed for all of them.
+    """
     runs: list[_Run] = []
     remaining = iter(events)
     may_wait = True
     while some := list(islice(remaining, _RUN_EVENTS)):
         bulk = bulk_of(some)
-        # Once the time for waiting has passed without room, it has passed for all of them.
         may_wait = may_wait and (bulk is None or intake.wait_for_room(bulk.held_bytes))
         place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
         if place is not None:
             runs.append(_Run(*place, len(some)))
-        else:
-            runs += _put_each(intake, gathering, key, some, may_wait=may_wait)
+            continue
+        for event in some:
+            try:
+                body, headers = parts_of(event)
+                runs.append(_Run(*intake.put(gathering, key, body, headers, None, may_wait), 1))
+            except MillraceError as error:
+                may_wait = may_wait and not isinstance(error, BufferFullError)
+                runs.append(_refused(intake, gathering.channel, error))
     return SendFutures(runs)
 
 
-def _put_each(
-    intake: Intake, gathering: Gathering, key: Key, events: Iterable[object], *, may_wait: bool
-) -> Iterator[_Run]:
-    for event in events:
-        try:
-            body, headers = parts_of(event)
-            yield _Run(*intake.put(gathering, key, body, headers, None, may_wait), 1)
-        except MillraceError as error:
-            intake.refuse_behind(error)
-            refused = Page(intake.lock, 0.0)
-            refused.settle(0, 1, 0, Outcome(gathering.channel, error=error))
-            yield _Run(refused, 0, 1)
+def _refused(intake: Intake, channel: str, error: MillraceError) -> _Run:
+    intake.refuse_behind(error)
+    page = Page(intake.lock, 0.0)
+    page.settle(0, 1, 0, Outcome(channel, error=error))
+    return _Run(page, 0, 1)

@@ -158,10 +158,11 @@ def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.
     assert sum(page.count for page in bench.take()) == 500
 
 
-def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send() -> None:
-    """The time that a send may wait is not waited for each of them."""
+@pytest.mark.parametrize("last", [bytes(100), Event(bytes(100), {"other": "headers"})])
+def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(last: bytes | Event) -> None:
+    """The time that a send may wait is not waited for each of them, whether they are alike or not."""
     bench = Bench(buffer_bytes_max=100_000, max_block_seconds=0.2)
-    futures = bench.put_many([bytes(100)] * 1_000)
+    futures = bench.put_many([bytes(100), last] * 500)
     failed = [future.settled(0).error for future in futures if future.done()]
     assert len(failed) > 100
     assert all(isinstance(error, BufferFullError) for error in failed)
