@@ -1,6 +1,8 @@
 """An HTTP server that answers as a test says."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from email.parser import BytesHeaderParser
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSE = b""
 """Closes the connection instead of an answer."""
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 def answer(status: int, *headers: str, body: bytes = b"") -> bytes:
@@ -48,19 +51,19 @@ class HttpReceiver:
         self.hold = False
         self.connection_count = 0
         self.before_answer: Callable[[Received], None] = lambda _request: None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         self.connection_count += 1
         try:
             await self._serve(reader, writer, self.connection_count)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             """The other side has gone, or the test is over."""
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
@@ -81,6 +84,12 @@ class HttpReceiver:
         """Closes all that are open."""
         for task in self._connections:
             task.cancel()
+
+    def reset_connections(self) -> None:
+        """Breaks all that are open, as a machine does that has forgotten them."""
+        for writer in self._connections.values():
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+            writer.transport.abort()
 
 
 @asynccontextmanager

@@ -1,9 +1,13 @@
-"""Modules with `HAS_VIRTUAL_CLOCK = True` run on the virtual clock; those whose tests have threads cannot."""
+"""Modules with `HAS_VIRTUAL_CLOCK = True` run on the virtual clock; those whose tests have threads cannot.
+
+They run on the server's own loop, whose transports are not quite asyncio's.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
+import uvloop
 
 from tests.virtual_clock import VirtualClockLoop
 
@@ -11,8 +15,13 @@ from tests.virtual_clock import VirtualClockLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Gives each test of such a module a loop whose clock jumps."""
+    """Gives each test of such a module a loop whose clock jumps.
+
+    A module with `LOOKS_INTO_THE_LOOP = True` has asyncio's own loop: others do not let it.
+    """
     module = item.getparent(pytest.Module)
     if module is not None and getattr(module.obj, "HAS_VIRTUAL_CLOCK", False):
         return {"virtual_clock": VirtualClockLoop}
-    return {"real_clock": asyncio.new_event_loop}
+    if module is not None and getattr(module.obj, "LOOKS_INTO_THE_LOOP", False):
+        return {"real_clock": asyncio.new_event_loop}
+    return {"real_clock": uvloop.new_event_loop}

@@ -281,6 +281,25 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     ]
 
 
+async def test_run_with_a_kept_connection_that_was_reset_opens_another(scene: Scene) -> None:
+    """Nor is it one where the server's machine has forgotten what was idle."""
+    sink, outlet = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(outlet))
+    await append(scene.channel, b"first")
+    await until(lambda: not scene.channel.contents.room.event_count)
+    scene.receiver.reset_connections()
+    # So that the loop has noticed before there is something to send.
+    await asyncio.sleep(0.05)
+    await append(scene.channel, b"second")
+    await until(lambda: not scene.channel.contents.room.event_count)
+    outlet.close()
+    await work
+    assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
+        (1, [b"first"]),
+        (2, [b"second"]),
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

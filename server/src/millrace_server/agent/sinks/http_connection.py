@@ -110,6 +110,9 @@ class _OpenConnection:
 
     async def exchange(self, request: h11.Request, body: bytes) -> HttpAnswer:
         self._has_answered = False
+        if self._writer.is_closing():
+            # It broke while nobody looked; uvloop's transports take it for a bug to write to them then.
+            raise _ClosedError("the connection was closed before the request was sent")
         for event in (request, h11.Data(data=body), h11.EndOfMessage()):
             # Nobody waits until all is sent: a server may answer, and refuse, before it has read everything.
             self._writer.write(self._http.send(event) or b"")

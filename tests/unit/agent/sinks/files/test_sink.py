@@ -19,6 +19,7 @@ from millrace_server.channels.transactions import Transaction
 from millrace_server.errors import ChannelLogFailedError, ChannelNotFoundError
 from tests.files_sink import SinkBench, config_of, files_below, lines_below, rows_of, unfinished_below
 
+LOOKS_INTO_THE_LOOP = True
 LONG_SECONDS = 3_600.0
 """No test waits for it."""
 

@@ -561,7 +561,7 @@ async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough
         hanging = scene.target.address if is_found else "{}:{}".format(*silent.getsockname())
         async with fake_target() as other:
             config = config_of(
-                hanging, other.address, failover_seconds=0.2, timeout_seconds=0.2, connect_timeout_seconds=0.2
+                hanging, other.address, failover_seconds=0.2, timeout_seconds=0.25, connect_timeout_seconds=0.25
             )
             sink = ForwardingSink(config, scene.scratch)
             await scene.give_up(f"{hanging} does not answer", sink)

@@ -26,14 +26,36 @@ async def start(started_job: Job) -> RunningCommand:
     return await RunningCommand.start(started_job, ComplaintLog(structlog.stdlib.get_logger("test")))
 
 
+async def next_line(running: RunningCommand) -> bytes:
+    """Reads a line, and nothing behind it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = await running._output.read(1)
+        assert byte, f"the output has ended behind {line!r}"
+        line += byte
+    return line
+
+
+async def rest_of(running: RunningCommand) -> bytes:
+    """Reads the output to its end."""
+    rest = b""
+    while data := await running.read():
+        rest += data
+    return rest
+
+
 async def pids_from(running: RunningCommand, count: int) -> list[int]:
     """Reads pids that a script writes, a line each."""
-    return [int(await running._output.readline()) for _ in range(count)]
+    return [int(await next_line(running)) for _ in range(count)]
 
 
 async def ended(running: RunningCommand) -> int | None:
-    assert await running._output.read() == b""
+    assert await rest_of(running) == b""
     return await running.wait()
+
+
+def open_file_count() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def until_gone(pids: list[int]) -> None:
@@ -52,7 +74,7 @@ async def test_output_of_a_command_is_what_it_writes(tmp_path: Path) -> None:
     """In its directory and with its environment; its standard input is at its end."""
     script = 'cat; pwd; printf "%s %s" "$WATER" "$PATH"'
     running = await start(job(script, directory=str(tmp_path), environment={"WATER": "clear"}))
-    assert await running._output.read() == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
+    assert await rest_of(running) == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
     assert await running.wait() == 0
 
 
@@ -89,9 +111,9 @@ async def test_terminate_ends_children_and_grandchildren() -> None:
 async def test_terminate_lets_a_command_end_in_order() -> None:
     """It gets SIGTERM once, and what it writes then is read."""
     running = await start(job("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
-    await running._output.readline()
+    await next_line(running)
     running.terminate()
-    assert await running._output.read() == b"bye\n"
+    assert await rest_of(running) == b"bye\n"
     assert await running.wait() == 5
 
 
@@ -115,7 +137,7 @@ async def test_end_of_a_command_ends_what_it_left_behind() -> None:
 async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
     """The far end of a pipe may have something to write still."""
     running = await start(job("(sleep 0.1; echo late) & exit 0"))
-    assert await running._output.read() == b"late\n"
+    assert await rest_of(running) == b"late\n"
     assert await running.wait() == 0
 
 
@@ -124,8 +146,18 @@ async def test_kill_of_the_guard_ends_the_command() -> None:
     running = await start(job("sleep 1000 & echo $!; wait"))
     pids = [running.pid, *await pids_from(running, 1)]
     os.kill(running._guard.pid, signal.SIGKILL)
-    assert await running.wait() is None
+    assert await ended(running) is None
     await until_gone(pids)
+
+
+async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
+    """Also what writes on and on: the output of the command has an end."""
+    running = await start(job("yes & wait"))
+    assert await next_line(running) == b"y\n"
+    os.kill(running._guard.pid, signal.SIGKILL)
+    async with asyncio.timeout(LONG_SECONDS):
+        await rest_of(running)
+        assert await running.wait() is None
 
 
 async def test_abandon_of_a_command_that_writes_on_and_on_ends_it() -> None:
@@ -151,10 +183,31 @@ async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> 
             await until_gone([int(text)])
 
 
+async def test_end_of_a_command_leaves_no_file_open() -> None:
+    """One that is restarted for months would use up all that a process may have open."""
+    counts = []
+    # The loop itself opens a file with its first connection.
+    for _ in range(3):
+        assert await ended(await start(job("echo oops >&2"))) == 0
+        counts.append(open_file_count())
+    assert counts[0] == counts[-1]
+
+
+async def test_read_of_a_command_that_writes_on_and_on_leaves_the_loop_to_others() -> None:
+    """A flood in either of its outputs is not all that there is."""
+    running = await start(job("yes >&2 & yes", grace_seconds=0.1))
+    async with asyncio.timeout(LONG_SECONDS):
+        reading = asyncio.create_task(rest_of(running))
+        await asyncio.sleep(0.05)
+        running.terminate()
+        assert b"y\n" in await reading
+        await running.wait()
+
+
 async def test_errors_of_a_command_are_logged() -> None:
     """Its standard error is no output."""
     with capture_logs() as log:
         running = await start(job("echo oops >&2; echo fine"))
-        assert await running._output.read() == b"fine\n"
+        assert await rest_of(running) == b"fine\n"
         await running.wait()
     assert [(entry["event"], entry["line"]) for entry in log] == [("the command says", "oops")]

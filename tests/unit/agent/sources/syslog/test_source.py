@@ -1,5 +1,6 @@
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -290,6 +291,21 @@ async def test_run_with_a_busy_sender_does_not_take_it_for_a_slow_one(monkeypatc
         writer.write(b"\n")
         await intake.wait_for(151)
     assert not any("syslog_truncated" in headers for headers, _ in intake.rows)
+
+
+async def test_run_with_senders_that_reset_their_connections_stores_their_messages() -> None:
+    """They have sent them; who they were is not known where they were gone too soon."""
+    made, intake = make_source(client_ip_header="ip", port_header="port"), GatheringIntake()
+    async with running(made, intake):
+        for number in range(20):
+            with socket.create_connection(address_of(made)) as sending:
+                sending.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sending.sendall(b"%d\n" % number)
+        rows = await intake.wait_for(20)
+        assert sorted(intake.bodies, key=int) == [b"%d" % number for number in range(20)]
+        assert {headers.get("ip", "127.0.0.1") for headers, _ in rows} == {"127.0.0.1"}
+        assert {headers["port"] for headers, _ in rows} == {str(address_of(made)[1])}
+    assert not any(made._losses.counts.values())
 
 
 async def test_run_with_too_many_connections_closes_those_that_come_last() -> None:

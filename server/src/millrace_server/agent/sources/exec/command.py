@@ -1,6 +1,7 @@
 """A running command, as the daemon sees it."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from millrace_server.agent.sources.exec.complaints import ComplaintLog
+from millrace_server.agent.sources.exec.pipes import PipeReader
 from millrace_server.agent.supervision import ComponentError
 
 OUTPUT_BYTES_MAX = 1 << 18
-"""Output that was read from a pipe and is not used yet; beyond it the pipe is left full, and the command waits."""
+"""Output that its pipe holds, where the system grants that much; beyond it the command waits."""
 
 _GUARD = Path(__file__).with_name("guard.py")
 
@@ -45,7 +47,7 @@ class RunningCommand:
         self,
         guard: "subprocess.Popen[bytes]",
         link: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        output: asyncio.StreamReader,
+        output: PipeReader,
         complaining: Coroutine[None, None, None],
     ) -> None:
         self._guard = guard
@@ -89,7 +91,9 @@ class RunningCommand:
     ) -> "RunningCommand":
         assert guard.stdout is not None
         assert guard.stderr is not None
-        output, errors = await _reader_of(guard.stdout), await _reader_of(guard.stderr)
+        with suppress(OSError):
+            fcntl.fcntl(guard.stdout, fcntl.F_SETPIPE_SZ, OUTPUT_BYTES_MAX)
+        output, errors = PipeReader(guard.stdout), PipeReader(guard.stderr)
         return cls(guard, await asyncio.open_connection(sock=link), output, complaints.follow(errors))
 
     async def hand_over(self, job: Job) -> None:
@@ -99,6 +103,8 @@ class RunningCommand:
         if "pid" not in answer:
             raise ComponentError(f"the command cannot be started: {answer.get('error', 'its guard was killed')}")
         self.pid = answer["pid"]
+        # From now on: where the guard is killed, what the command has started may write on and on until it is ended.
+        self._ending = asyncio.create_task(self._end())
 
     async def read(self) -> bytes:
         """The next bytes of its standard output; none at the end. Nothing is lost where this is cancelled."""
@@ -165,10 +171,3 @@ def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
         # Ctrl-C and what else is sent to the daemon's group goes to the daemon, which then ends its commands in order.
         start_new_session=True,
     )
-
-
-async def _reader_of(pipe: IO[bytes]) -> asyncio.StreamReader:
-    """Reads a pipe, which is closed at its end."""
-    reader = asyncio.StreamReader(OUTPUT_BYTES_MAX // 2)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return reader

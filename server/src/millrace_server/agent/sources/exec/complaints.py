@@ -1,12 +1,12 @@
 """What a command writes to its standard error, told by the log."""
 
-import asyncio
 import time
 from collections.abc import Callable
 
 import structlog
 
 from millrace_server.agent.line_allowance import LineAllowance
+from millrace_server.agent.sources.exec.pipes import PipeReader
 
 LINES_AT_ONCE = 20
 """So many lines are told as they come."""
@@ -34,7 +34,7 @@ class ComplaintLog:
         self._begun_line = b""
         self._untold_count = 0
 
-    async def follow(self, errors: asyncio.StreamReader) -> None:
+    async def follow(self, errors: PipeReader) -> None:
         """Logs what comes until there will be no more; reads it even where it is too much, so that nobody waits."""
         while data := await errors.read(_READ_BYTES):
             self.add(data)

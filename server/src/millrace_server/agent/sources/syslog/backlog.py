@@ -19,7 +19,8 @@ _BATCH_BYTES_MAX = 1024 * 1024
 class Origin(NamedTuple):
     """Where messages came from."""
 
-    client_ip: str
+    client_ip: str | None
+    """None where the sender was gone before anybody could look."""
     port: str
     """The port here on which they came."""
 

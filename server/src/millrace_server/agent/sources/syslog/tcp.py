@@ -30,7 +30,10 @@ class TcpListener:
         loop = asyncio.get_running_loop()
         # Connections have it of the socket that takes them.
         _keep_alive(self._bound)
-        self._server = await loop.create_server(lambda: _Connection(self._parts, self._connections), sock=self._bound)
+        self._server = await loop.create_server(self._make_connection, sock=self._bound)
+
+    def _make_connection(self) -> "_Connection":
+        return _Connection(self._parts, self._connections, str(self.address.port))
 
     def close(self) -> None:
         if self._server is not None:
@@ -44,12 +47,12 @@ class _Connection(asyncio.Protocol):
     """One sender."""
 
     _transport: asyncio.Transport
-    _origin: Origin
 
-    def __init__(self, parts: ListenerParts, connections: "set[_Connection]") -> None:
+    def __init__(self, parts: ListenerParts, connections: "set[_Connection]", port: str) -> None:
         config = parts.config
         self._parts = parts
         self._connections = connections
+        self._origin = Origin(None, port)
         self._framer = StreamFramer(config.framing, config.message_bytes_max, config.long_messages)
         self._has_ended = False
         self._loop = asyncio.get_running_loop()
@@ -58,15 +61,21 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's reads and writes
         self._transport = transport
-        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if peer is None or own is None or len(self._connections) >= self._parts.config.connections_max:
+        if len(self._connections) >= self._parts.config.connections_max:
             self._parts.losses.note(Loss.CONNECTIONS)
             self._has_ended = True
             transport.abort()
             return
-        self._origin = Origin(client_ip(peer[0]), str(own[1]))
+        # A sender may have reset its connection behind its last message, which is to be had nevertheless.
+        if (peer := transport.get_extra_info("peername")) is not None:
+            self._origin = self._origin._replace(client_ip=client_ip(peer[0]))
         self._connections.add(self)
-        self._parts.backlog.add_tap(self)
+        # Not before it reads, which uvloop begins behind this: a pause would be undone.
+        self._loop.call_soon(self._join_taps)
+
+    def _join_taps(self) -> None:
+        if not self._has_ended:
+            self._parts.backlog.add_tap(self)
 
     def data_received(self, data: bytes) -> None:
         framer = self._framer
