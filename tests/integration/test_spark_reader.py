@@ -246,15 +246,34 @@ def test_claim_ranges_when_another_reads_is_refused(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
     """The sentence names the channel, where it is and who holds it, and says what to do; so for a plain read."""
-    with claim_ranges(client.endpoint, channel.name, reader_id="nightly"):
-        with pytest.raises(MillraceSparkError) as refused:
-            claim_ranges(client.endpoint, channel.name, reader_id="other")
-        with pytest.raises(PySparkException) as refused_plan:
-            read(spark, client.endpoint, channel.name).collect()
+    channel.claim("nightly", lease_seconds=60)
+    with pytest.raises(MillraceSparkError) as refused:
+        claim_ranges(client.endpoint, channel.name, reader_id="other")
+    with pytest.raises(PySparkException) as refused_plan:
+        read(spark, client.endpoint, channel.name).collect()
     begin = f"channel {channel.name} at {client.endpoint}: reader 'nightly' has claimed the channel, for "
     for sentence in (str(refused.value), sentence_of(refused_plan)):
         assert sentence.startswith(begin)
-        assert sentence.endswith("or take the claim over; in Spark, by the option takeover")
+        assert "or take the claim over; in Spark, by the option takeover, or where that reader is this" in sentence
+        assert sentence.endswith("own, by release() of what claim_ranges() returned, or stop() of the query")
+
+
+def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client, channel: millrace.Channel) -> None:
+    """And which call lets go; once that is made, or somebody else has taken the claim over, nothing is said of it."""
+    with claim_ranges(client.endpoint, channel.name, reader_id="nightly") as held:
+        with pytest.raises(MillraceSparkError) as refused:
+            claim_ranges(client.endpoint, channel.name, reader_id="other")
+        assert str(refused.value) == (
+            f"channel {channel.name} at {client.endpoint}: this program itself has claimed it, as reader 'nightly'; "
+            "call release() on what that claim_ranges() returned, or leave its with block; claiming with the same "
+            "reader_id ends it, too"
+        )
+        held.release()
+        claim_ranges(client.endpoint, channel.name, reader_id="other").release()
+    with claim_ranges(client.endpoint, channel.name, reader_id="nightly"):
+        channel.claim("third", lease_seconds=60, takeover=True)
+        with pytest.raises(MillraceSparkError, match="reader 'third' has claimed the channel"):
+            claim_ranges(client.endpoint, channel.name, reader_id="other")
 
 
 def test_claim_ranges_with_takeover_fences_the_other_off(

@@ -7,7 +7,10 @@ from millrace_client import MillraceError
 from millrace_spark.errors import MillraceSparkError
 
 _ADVICE = {
-    "CHANNEL_CLAIMED": "in Spark, by the option takeover",
+    "CHANNEL_CLAIMED": (
+        "in Spark, by the option takeover, or where that reader is this program's own, by release() of what "
+        "claim_ranges() returned, or stop() of the query"
+    ),
     "NOT_CLAIMED": "the claim of this read has ended; load anew",
     "STALE_EPOCH": "the claim of this read has ended and a newer one has begun; load anew",
     "SEQUENCE_GONE": "what this read was planned for has been consumed; load anew",

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from millrace_spark.errors import MillraceSparkError
+from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.reader_id import reader_id_of
 from millrace_spark.reading.batch_bounds import bounded
 from millrace_spark.reading.options import (
@@ -20,6 +20,7 @@ from millrace_spark.reading.options import (
     parse_stream_options,
 )
 from millrace_spark.reading.ranges import RangePartition, split_among_tasks
+from millrace_spark.reading.refused_reader import RefusedStreamReader
 from millrace_spark.reading.schema import EVENT_SCHEMA, check_schema
 from millrace_spark.reading.stream_reader import MillraceStreamReader
 from millrace_spark.shipping import require_modules
@@ -69,9 +70,12 @@ class MillraceDataSource(DataSource):
         check_schema(schema)
         return MillraceReader(parse_batch_options(self.options, self._reader_id), schema)
 
-    def streamReader(self, schema: StructType) -> MillraceStreamReader:  # noqa: N802 - Spark's name
-        check_schema(schema)
-        return MillraceStreamReader(parse_stream_options(self.options), schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        try:
+            check_schema(schema)
+            return MillraceStreamReader(parse_stream_options(self.options), schema)
+        except OptionError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> MillraceWriter:  # noqa: FBT001 - Spark's signature
         return MillraceWriter.planned(self.options, schema, is_overwrite=overwrite)

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from millrace_spark import ClaimedRange, MillraceDataSource, MillraceSparkError, OptionError, source
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.reading.ranges import RangePartition, ranges_to_json
 from millrace_spark.reading.schema import EVENT_SCHEMA
+from millrace_spark.reading.stream_reader import MillraceStreamReader
 
 OPTIONS = {"endpoints": "a:1", "channels": "orders"}
 
@@ -54,8 +56,18 @@ def test_readers_refuse_options_of_the_other_kind() -> None:
         OptionError, match=r"option maxEventsPerTrigger: is for streams; leave it out, or use spark\.readS"
     ):
         MillraceDataSource(OPTIONS | {"MAXEVENTSPERTRIGGER": "5"}).reader(EVENT_SCHEMA)
-    with pytest.raises(OptionError, match=r"option ack: is for batch reads; leave it out, or use spark\.read"):
-        MillraceDataSource(OPTIONS | {"ack": "never"}).streamReader(EVENT_SCHEMA)
+    # Spark stops what it was given, and where it was given nothing it says only that.
+    refused = MillraceDataSource(OPTIONS | {"ack": "never"}).streamReader(EVENT_SCHEMA)
+    shipped = pickle.loads(pickle.dumps(refused))  # noqa: S301 - made here
+    for call in (
+        shipped.initialOffset,
+        lambda: shipped.latestOffset({}, ReadAllAvailable()),
+        lambda: shipped.partitions({}, {}),
+        lambda: shipped.read(InputPartition(None)),
+    ):
+        with pytest.raises(OptionError, match=r"option ack: is for batch reads; leave it out, or use spark\.read"):
+            call()
+    shipped.stop()
 
 
 def test_reader_when_shipped_keeps_its_reader_id() -> None:
@@ -70,6 +82,7 @@ def test_reader_when_shipped_keeps_its_reader_id() -> None:
 def test_stream_reader_when_shipped_is_small_and_makes_no_call() -> None:
     """It goes into every task; what it holds open stays in the process that plans."""
     reader = MillraceDataSource(OPTIONS).streamReader(EVENT_SCHEMA)
+    assert isinstance(reader, MillraceStreamReader)
     pickled = pickle.dumps(reader)
     assert len(pickled) < 2_500
     shipped = pickle.loads(pickled)  # noqa: S301 - made here

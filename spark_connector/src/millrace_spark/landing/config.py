@@ -1,6 +1,7 @@
 """What a landing is told: the tables of its TOML file."""
 
 import re
+from collections.abc import Iterable
 from itertools import permutations
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
@@ -199,6 +200,11 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
         return names
 
     @property
+    def header_names(self) -> list[str]:
+        """The headers that partitions are named after."""
+        return [name.removeprefix(HEADER) for name in self.by if name.startswith(HEADER)]
+
+    @property
     def needs_time(self) -> bool:
         """Whether a partition is named after a part of the time."""
         return any(name in TIME_PARTS for name in self.by)
@@ -344,22 +350,56 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
             )
         return self
 
+    def problem_of_columns(self, parsed: Iterable[str]) -> str | None:
+        """Says which column there is not, or would come twice; None where all is well.
+
+        Args:
+            parsed: The columns that lines become.
+        """
+        parsed = list(parsed)
+        for name in self.partitions.by:
+            if name in TIME_PARTS and name in parsed:
+                return f"partitions.by: {name!r} is a part of the time and a parsed column, too; rename the column"
+            if name not in (*TIME_PARTS, *parsed) and not name.startswith(HEADER):
+                return (
+                    f"partitions.by: {name!r} is neither a part of the time ({', '.join(TIME_PARTS)}) "
+                    f"nor a parsed column ({', '.join(parsed)}) nor headers.NAME"
+                )
+        return self._problem_of_names(parsed)
+
+    def _problem_of_names(self, parsed: list[str]) -> str | None:
+        names = [
+            *parsed,
+            *(self.target.event_column_prefix + name for name in self.target.event_columns),
+            *self.target.header_columns,
+            *self.partitions.header_names,
+            # A partition that is a parsed column is that column, and there once.
+            *(name for name in self.partitions.by if name in TIME_PARTS),
+        ]
+        # Spark tells no names apart by their case.
+        lowered = [name.lower() for name in names]
+        for name in names:
+            if lowered.count(name.lower()) > 1:
+                return (
+                    f"target: the column {name!r} would come twice; choose a target.event_column_prefix, or leave one "
+                    "out of target.event_columns, target.header_columns or partitions.by"
+                )
+        return None
+
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
         """As far as columns are known: those of JSON are when Spark has read the schema."""
         known = columns_of(self.parse)
         time = self.partitions.time or "time"
         if known is None:
-            return self
-        if self.partitions.needs_time and not (time in known or time == LANDING_TIME or time.startswith(HEADER)):
-            raise ValueError(
+            problem = self._problem_of_names([])
+        elif self.partitions.needs_time and not (time in known or time == LANDING_TIME or time.startswith(HEADER)):
+            problem = (
                 f"partitions.time: {time!r} is no parsed column; these are {', '.join(known)}. "
                 f"Name one of them, headers.NAME, or {LANDING_TIME}"
             )
-        for name in self.partitions.by:
-            if name not in known and name not in TIME_PARTS and not name.startswith(HEADER):
-                raise ValueError(
-                    f"partitions.by: {name!r} is neither a part of the time ({', '.join(TIME_PARTS)}) "
-                    f"nor a parsed column ({', '.join(known)}) nor headers.NAME"
-                )
+        else:
+            problem = self.problem_of_columns(known)
+        if problem is not None:
+            raise ValueError(problem)
         return self

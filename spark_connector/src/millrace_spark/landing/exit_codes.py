@@ -21,7 +21,7 @@ MEANINGS = {
     ExitCode.USAGE: "the command line or the configuration is wrong",
     ExitCode.BAD_LINES: "done, but there were bad lines (with --strict only)",
     ExitCode.LATER: "another millrace-spark works on this folder; try again when it has ended",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C before all was landed; the next start goes on",
+    ExitCode.INTERRUPTED: "ended by Ctrl-C before all was landed, or at once by a second one; the next start goes on",
     ExitCode.TERMINATED: "ended by SIGTERM before all was landed; the next start goes on",
 }
 """For each code one phrase, as `millrace-spark --help` shows it."""

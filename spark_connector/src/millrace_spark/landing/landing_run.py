@@ -174,7 +174,8 @@ class Landing:
 
     def _end(self) -> None:
         """Lets the batch that runs end, and no further one begin."""
-        self.state.phase = "stopping"
+        is_busy = self._lander.is_busy
+        self.state.phase = "stopping after this batch, Ctrl-C ends it at once" if is_busy else "stopping"
         give_up = time.monotonic() + self._config.run.grace_seconds
         while self._lander.is_busy and time.monotonic() < give_up:
             time.sleep(_LOOK_SECONDS)

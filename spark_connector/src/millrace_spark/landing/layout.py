@@ -5,7 +5,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 from pyspark.sql.types import DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
 from millrace_spark.errors import OptionError
-from millrace_spark.landing.config import HEADER, LANDING_TIME, TIME_PARTS, PartitionConfig
+from millrace_spark.landing.config import HEADER, LANDING_TIME, PartitionConfig
 
 _DIGITS = r"\A-?[0-9]{1,18}\z"
 _PATTERNS = {"year": "yyyy", "month": "MM", "day": "dd", "date": "yyyy-MM-dd", "hour": "HH", "minute": "mm"}
@@ -61,34 +61,20 @@ def _time_of(value: Column, kind: DataType, partitions: PartitionConfig) -> Colu
 
 
 def partition_columns(partitions: PartitionConfig, time: Column, values: dict[str, Column]) -> dict[str, Column]:
-    """The columns that folders are named after, outermost first.
+    """The columns that folders are named after, outermost first; `problem_of_columns` has found none in them.
 
     Args:
         partitions: What is wanted.
         time: A row's time; read where a part of it is wanted.
         values: What each parsed column is.
-
-    Raises:
-        OptionError: A partition is named after nothing that rows have, or after two things.
     """
     local = _rounded(F.from_utc_timestamp(time, partitions.time_zone), partitions.round_minutes)
     found = {}
     for name in partitions.by:
         if name.startswith(HEADER):
             found[name.removeprefix(HEADER)] = header_value(name.removeprefix(HEADER))
-        elif name in TIME_PARTS and name in values:
-            raise OptionError(
-                f"partitions.by: {name!r} is a part of the time and a parsed column, too; rename the column"
-            )
-        elif name in TIME_PARTS:
-            found[name] = _part(name, local)
-        elif name in values:
-            found[name] = values[name]
         else:
-            raise OptionError(
-                f"partitions.by: {name!r} is neither a part of the time ({', '.join(TIME_PARTS)}) "
-                f"nor a parsed column ({', '.join(values)}) nor headers.NAME"
-            )
+            found[name] = values[name] if name in values else _part(name, local)
     return found
 
 

@@ -17,6 +17,7 @@ from millrace_spark.landing.config_file import ConfigError, load_config, parse_o
 from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
 from millrace_spark.landing.folder_lock import FolderBusyError
 from millrace_spark.landing.land_command import land_channels
+from millrace_spark.landing.landing_run import check_package
 from millrace_spark.landing.merges import CompactionLimits
 from millrace_spark.landing.overrides import LandOptions
 from millrace_spark.landing.places import WorkFolder, whole_path
@@ -132,6 +133,7 @@ def check(
     """Say all that is wrong with a configuration; starts nothing and asks no server."""
     with _exit_on_error():
         loaded: LandingConfig = load_config(config, map(parse_override, settings or ()))
+        check_package(loaded)
     typer.echo(f"{config}: good; lands {', '.join(loaded.source.channels)} in {loaded.target.path}")
 
 
@@ -202,6 +204,10 @@ def _exit_on_error() -> Iterator[None]:
     except ConfigError as error:
         _note(str(error))
         raise typer.Exit(ExitCode.USAGE) from error
+    except KeyboardInterrupt as error:
+        # Commands take signals themselves, but Spark, while it starts, puts a handler of its own there.
+        _note("ended by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
 def _exit_code_of(error: MillraceSparkError) -> ExitCode:

@@ -50,6 +50,8 @@ def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
     """
     parsed = parse_lines(events, config.parse)
     values = dict(parsed.fields)
+    if problem := config.problem_of_columns(values):
+        raise OptionError(problem)
     types = {field.name: field.dataType for field in parsed.frame.select(_named(values)).schema}
     reason = parsed.reason
     time = F.lit(None).cast("timestamp")
@@ -66,7 +68,6 @@ def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
     ]
     # A partition that is a parsed column is that column; Spark leaves it out of the files.
     columns += [(name, column) for name, column in partitions.items() if name not in values]
-    _check_names([name for name, _ in columns])
     event = F.when(reason.isNotNull(), F.struct(*EVENT_COLUMNS))
     frame = parsed.frame.select(*_named(dict(columns)), reason.alias(REASON), event.alias(EVENT))
     return Rows(frame, tuple(partitions))
@@ -74,13 +75,3 @@ def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
 
 def _named(columns: dict[str, Column]) -> list[Column]:
     return [column.alias(name) for name, column in columns.items()]
-
-
-def _check_names(names: list[str]) -> None:
-    lowered = [name.lower() for name in names]
-    for name in names:
-        if lowered.count(name.lower()) > 1:
-            raise OptionError(
-                f"target: the column {name!r} would come twice; choose a target.event_column_prefix, or leave one out "
-                "of target.event_columns, target.header_columns or partitions.by"
-            )

@@ -2,8 +2,10 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import millrace_client as millrace
+from millrace_spark.errors import MillraceSparkError
 from millrace_spark.reading.claiming import claim_anew
 from millrace_spark.reading.options import LOOK_LEASE_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange
@@ -14,6 +16,9 @@ from millrace_spark.shards import Shard
 
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS_MAX = 1.0
+
+_living: set["HeldClaim"] = set()
+"""What this process holds."""
 
 
 class HeldClaim:
@@ -26,7 +31,7 @@ class HeldClaim:
         self._client = millrace.connect(shard.endpoint)
         channel = self._client.channel(shard.channel)
         try:
-            with explained(shard.endpoint, shard.channel):
+            with explained(shard.endpoint, shard.channel), self._own_told(shard):
                 # Another's claim is waited for where it is about to end: most likely a look's.
                 self._claim = claim_anew(channel, options, LOOK_LEASE_SECONDS)
         except BaseException:
@@ -35,6 +40,7 @@ class HeldClaim:
         self.range: ClaimedRange = claimed_range(shard.endpoint, self._claim, is_held=True)
         self._is_released = threading.Event()
         self._thread = threading.Thread(target=self._keep_alive, name=f"millrace-claim-{shard}", daemon=True)
+        _living.add(self)
         self._thread.start()
 
     def acknowledge(self) -> None:
@@ -44,6 +50,7 @@ class HeldClaim:
 
     def release(self) -> None:
         """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
+        _living.discard(self)
         self._is_released.set()
         self._thread.join()
         with contextlib.suppress(millrace.MillraceError):
@@ -59,4 +66,21 @@ class HeldClaim:
             except millrace.MillraceError as error:
                 # Whoever reads or acknowledges is told. Any other refusal may pass before the lease has run out.
                 if error.reason in LOST:
+                    _living.discard(self)
                     return
+
+    @contextlib.contextmanager
+    def _own_told(self, shard: Shard) -> Iterator[None]:
+        """Where this program itself is in the way, says so: there is nobody else to wait for, and nobody to ask."""
+        try:
+            yield
+        except millrace.ChannelClaimedError:
+            holder = self._client.admin.get_channel(shard.channel).claim
+            own = [(held.range.channel, held.range.reader_id, held.range.epoch) for held in tuple(_living)]
+            if holder is not None and (shard.channel, holder.reader_id, holder.epoch) in own:
+                raise MillraceSparkError(
+                    f"channel {shard.channel} at {shard.endpoint}: this program itself has claimed it, as reader "
+                    f"{holder.reader_id!r}; call release() on what that claim_ranges() returned, or leave its with "
+                    "block; claiming with the same reader_id ends it, too"
+                ) from None
+            raise

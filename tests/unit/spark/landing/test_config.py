@@ -108,6 +108,24 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
         ({"partitions": {"by": ["status"]}}, "partitions.by: 'status' is neither a part of the time (year, month,"),
         ({"partitions": {"by": ["date", "Date"]}}, "partitions.by: 'date' is empty or comes twice"),
         ({"partitions": {"by": ["headers."]}}, "partitions.by: 'headers.' is empty or comes twice"),
+        (
+            {"parse": {"type": "regex", "pattern": "(?P<date>.)"}, "partitions": {"by": ["date"], "time": "landing"}},
+            "partitions.by: 'date' is a part of the time and a parsed column, too; rename the column",
+        ),
+        (
+            {"target": {"event_columns": ["sequence", "sequence"]}},
+            "target: the column 'sequence' would come twice; choose a target.event_column_prefix, or leave one out of",
+        ),
+        ({"target": {"header_columns": ["Line"]}}, "target: the column 'line' would come twice"),
+        ({"partitions": {"by": ["headers.line"]}}, "target: the column 'line' would come twice"),
+        (
+            {"target": {"header_columns": ["shop"]}, "partitions": {"by": ["headers.shop"]}},
+            "target: the column 'shop' would come twice",
+        ),
+        (
+            {"parse": {"type": "json", "columns": "a int"}, "target": {"header_columns": ["Sequence"]}},
+            "target: the column 'sequence' would come twice",
+        ),
         ({"partitions": {"time_zone": "Berlin"}}, "it must be the name of a time zone, such as Europe/Berlin"),
         (
             {"partitions": {"round_minutes": 0}},
@@ -140,7 +158,7 @@ def test_config_takes_times_of_columns_headers_and_landing(time: str) -> None:
 
 
 def test_config_of_json_leaves_columns_to_spark() -> None:
-    """Only Spark reads the schema, so its columns are no mistake yet."""
+    """Only Spark reads the schema, so its columns are no mistake yet, not even one that may come twice."""
     checked(parse={"type": "json", "columns": "at timestamp"}, partitions={"by": ["date", "shop"], "time": "at"})
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from millrace_spark import OptionError
+from millrace_spark.landing import program
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.config_file import check_config, load_config
 from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
@@ -68,6 +70,24 @@ def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
     assert "target.pth: is not known; did you mean path?" in checked.stderr
     mended = CliRunner().invoke(app, ["check", str(file), "--set", "source.endpoints=[]", "--set", "target.path=y"])
     assert mended.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("target.header_columns=['sequence']", "target: the column 'sequence' would come twice; choose a target"),
+        ("target.format=delta", 'target.format: is "delta", which the package delta-spark writes, and this Python has'),
+    ],
+)
+def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str, told: str) -> None:
+    """With the sentence that `land` has for it."""
+    file = tmp_path / "web.toml"
+    file.write_text('[source]\nendpoints = ["a:1"]\nchannels = ["web"]\n[target]\npath = "y"\n')
+    assert CliRunner().invoke(app, ["check", str(file)]).exit_code == ExitCode.OK
+    checked, landed = (CliRunner().invoke(app, [command, str(file), "--set", setting]) for command in ("check", "land"))
+    assert (checked.exit_code, checked.stderr) == (landed.exit_code, landed.stderr)
+    assert checked.exit_code == ExitCode.USAGE
+    assert told in checked.stderr
 
 
 @pytest.mark.parametrize(
@@ -221,6 +241,29 @@ def test_stop_signals_ask_once_and_are_given_back() -> None:
     assert signals.is_stopping.is_set()
     assert signals.exit_code == ExitCode.TERMINATED
     assert signal.getsignal(signal.SIGTERM) == former
+
+
+def test_stop_signals_asked_again_end_at_once_and_say_so() -> None:
+    """One line that takes the fear away, and the code of the table."""
+    program = (
+        "import os, signal as s; from millrace_spark.landing.stopping import StopSignals; StopSignals().install(); "
+        # As Spark's start does.
+        "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); "
+        "s.raise_signal(s.SIGINT); print('asked', flush=True); s.raise_signal(s.SIGINT); print('went on')"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
+    assert (finished.returncode, finished.stdout) == (ExitCode.INTERRUPTED, "asked\n")
+    assert finished.stderr == (
+        "millrace-spark: ended at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
+    )
+
+
+def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some seconds Ctrl-C is Spark's own, which raises KeyboardInterrupt."""
+    monkeypatch.setattr(program, "land_channels", Mock(side_effect=KeyboardInterrupt))
+    finished = CliRunner().invoke(app, ["land", "-e", "a:1", "-c", "web", "--to", "y"])
+    assert finished.exit_code == ExitCode.INTERRUPTED
+    assert finished.stderr == "ended by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
 
 
 @pytest.mark.parametrize(
