@@ -1,12 +1,11 @@
 """What Spark's planner and tasks ask of servers."""
 
-import gc
 from collections.abc import Iterator
-from functools import cache
 
 import pyarrow as pa
 
 import millrace_client as millrace
+from millrace_spark.collector import spare_collector
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.lookup import connected, find_shards
 from millrace_spark.patience import Patience
@@ -72,21 +71,12 @@ def read_partition(
     Raises:
         MillraceSparkError: The claim has ended, the events are gone, or the server cannot be reached.
     """
-    _spare_collector()
+    spare_collector()
     claimed = partition.claimed
     with explained(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
         batches = _batches(client.channel(claimed.channel), partition, Patience(retry_seconds))
         columns = ((batch.first_sequence, batch.columns) for batch in batches)
         yield from record_batches(columns, EventOrigin(claimed.channel, claimed.endpoint), schema)
-
-
-@cache
-def _spare_collector() -> None:
-    """Has the garbage collector pass over all that is loaded, once for each process.
-
-    Spark's worker runs it after each task, and for a task of some 50,000 events that took a fifth of its time.
-    """
-    gc.freeze()
 
 
 def _batches(channel: millrace.Channel, partition: RangePartition, patience: Patience) -> Iterator[millrace.Batch]:

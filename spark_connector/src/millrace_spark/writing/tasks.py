@@ -9,6 +9,7 @@ import pyarrow as pa
 import millrace_client as millrace
 from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
+from millrace_spark.collector import spare_collector
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.patience import PASSING, Patience
 from millrace_spark.refusals import explained
@@ -46,6 +47,7 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
         MillraceSparkError: A row cannot be stored, or a server refuses or cannot be reached. What was put is rolled
             back, where that is possible, and else goes when its lease ends.
     """
+    spare_collector()
     router = RowRouter(options, turn)
     with ExitStack() as stack:
         puts = _TaskPuts(options, stack)
