@@ -21,7 +21,7 @@ from millrace_server.channels.contents import Contents, Receipt
 from millrace_server.channels.disk_room import DiskRoom
 from millrace_server.channels.journal import Journal, JournalFiles
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.recent import RecentMemory
 from millrace_server.channels.records import claim_note, restore_ended, restore_ledger
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.room import Room
@@ -109,7 +109,7 @@ class FileChannel:
         config = file_limits(**limits)
         log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
         checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=config.backup_checkpoint)
-        columns = LogColumns(log, RecentColumns())
+        columns = LogColumns(log, RecentMemory())
         recovered = recover(log, checkpoints, columns, ReplayProgress())
         columns.first_segment_id = log.first_segment_id
         log.start()
@@ -220,7 +220,7 @@ def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, settle
     """What a replay of the log on a disk comes to."""
     log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
     checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True)
-    return recover(log, checkpoints, LogColumns(log, RecentColumns()), progress or ReplayProgress(), settles=settles)
+    return recover(log, checkpoints, LogColumns(log, RecentMemory()), progress or ReplayProgress(), settles=settles)
 
 
 @asynccontextmanager

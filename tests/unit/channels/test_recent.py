@@ -1,7 +1,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.recent import READ_BYTES_MAX, RecentColumns, RecentMemory
 from millrace_server.wal.writer import Location
 from tests.channel_events import stored
 
@@ -51,3 +51,13 @@ def test_add_from_several_threads_keeps_the_account() -> None:
     kept = list(recent._columns)
     assert recent._bytes == sum(one.raw_bytes for one in kept) <= 1000
     assert all(one.is_in_memory for one in kept)
+
+
+def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
+    """A writer at full speed does not take from readers what was read ahead for them."""
+    memory = RecentMemory()
+    ahead = columns(READ_BYTES_MAX // 2)
+    memory.read.add(ahead)
+    for _ in range(3):
+        memory.written.add(columns(READ_BYTES_MAX // 2))
+    assert ahead.is_in_memory

@@ -22,7 +22,7 @@ from millrace_server.channels.journal import Journal, JournalFiles
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.memory_share import MemoryShare
-from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.recent import RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.room import Room
 from millrace_server.channels.spilling import SpillCommits
@@ -155,7 +155,7 @@ class FileStores:
     def __init__(self, base: Path, disk: Disk) -> None:
         self._base = base
         self._disk = disk
-        self._recent = RecentColumns()
+        self._recent = RecentMemory()
         # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
         self._openers = ThreadPoolExecutor(_OPENERS_MAX, thread_name_prefix="channel-opener")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredBatch, StoredColumns
-from millrace_server.channels.recent import RecentColumns
+from millrace_server.channels.recent import RecentMemory
 from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.sealing import KeyMissingError
@@ -22,7 +22,7 @@ class LogColumns:
         first_segment_id: The oldest segment that there was when the channel was opened.
     """
 
-    def __init__(self, log: WriteAheadLog, recent: RecentColumns) -> None:
+    def __init__(self, log: WriteAheadLog, recent: RecentMemory) -> None:
         self._log = log
         self._recent = recent
         self.damage = ""
@@ -31,7 +31,7 @@ class LogColumns:
 
     def add(self, stored: StoredColumns) -> None:
         """Lets columns that were just written stay in memory for a while."""
-        self._recent.add(stored)
+        self._recent.written.add(stored)
 
     def read(self, stored: StoredColumns) -> Buffer:
         """The columns as they came, waiting for the disk where need be.
@@ -72,7 +72,7 @@ class LogColumns:
 
     def _keep(self, stored: StoredColumns, raw: Buffer) -> None:
         stored.remember(raw)
-        self._recent.add(stored)
+        self._recent.read.add(stored)
 
     def _failed(self, error: Exception, locations: Sequence[Location]) -> MillraceError:
         oldest = min(location.segment_id for location in locations)
