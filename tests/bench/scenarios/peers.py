@@ -37,12 +37,14 @@ def file_peers_scenario(world: World) -> Scenario:
         else:
             peers.append(peer)
             notes.append(remark)
+    many_at_once, one_by_one, _ = producer_contenders(world, made)
     return Scenario(
         name="file_peers",
         title="File: Producer beside others' clients and servers",
         events_per_operation=BATCH_EVENTS,
         operations=_OPERATIONS,
-        ours=producer_contenders(world, made)[:2],
+        # As the others do it, one by one.
+        ours=[one_by_one, many_at_once],
         echo=world.bare_stream("echo", append_columns(BATCH_EVENTS, world.channel), IN_FLIGHT),
         peers=peers,
         target=of_fastest_peer([peer.name for peer in peers]) if peers else None,
