@@ -121,6 +121,16 @@ def test_put_many_counts_the_memory_that_single_puts_would() -> None:
     assert many.intake.held_bytes == sum(page.held_bytes for page in many.take())
 
 
+@pytest.mark.parametrize("body_bytes", [10, 100, 500])
+def test_put_many_of_many_fills_its_pages(body_bytes: int) -> None:
+    """However large events are, little of a page's room is left unused for taking many of them together."""
+    bench = Bench(batch_bytes_max=100_000)
+    bench.put_many([bytes(body_bytes)] * 6_000)
+    *full, _last = bench.take()
+    assert full
+    assert all(page.encoded_bytes > 60_000 or page.count > 3_500 for page in full)
+
+
 def test_put_many_with_an_event_that_is_too_large_fails_it_alone() -> None:
     """Its future tells why; those around it are on their way."""
     bench = Bench(batch_bytes_max=1_000)
