@@ -100,8 +100,11 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
     assert ranges(start) == {"orders@a:1": (5, 5), "orders@b:1": (10, 10)}
     a.next = b.next = 20
     assert stream.initial_offset() == start
-    first = next_batch(stream, start)
-    assert ranges(first) == {"orders@a:1": (5, 20), "orders@b:1": (10, 20)}
+    first = last = next_batch(stream, start)
+    assert {name: part["from"] for name, part in first.items()} == {"orders@a:1": 5, "orders@b:1": 10}
+    # One claim may hear of what is new before the other does.
+    while {part["to"] for part in last.values()} != {20}:
+        last = next_batch(stream, last)
     # What is left out is not removed before something is done.
     assert (a.acknowledged, b.acknowledged) == ([], [])
     stream.close()
