@@ -9,14 +9,16 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from millrace_client import ChannelInfo, Client
 
 END_SECONDS_MAX = 60.0
+_PRESS_AGAIN_SECONDS = 5.0
 ROWS = 24
 COLUMNS = 100
 
@@ -93,9 +95,17 @@ class Terminal:
         """Presses keys."""
         os.write(self._person, keys.encode())
 
-    def interrupt(self) -> None:
-        """Does what Ctrl-C does."""
-        self.process.send_signal(signal.SIGINT)
+    def interrupt_until_it_ends(self) -> None:
+        """Presses Ctrl-C, and again where that went by.
+
+        Python looks whether a signal came before it waits for keys, not at the same time: one that comes between the
+        two is heard of at the next.
+        """
+        deadline = time.monotonic() + END_SECONDS_MAX
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_PRESS_AGAIN_SECONDS)
 
     def wait_for(self, text: str) -> str:
         """All that was written, as soon as the text is in it."""

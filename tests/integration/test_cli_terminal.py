@@ -52,7 +52,7 @@ def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> N
     """Ctrl-C is one of its two ends."""
     with millrace_on_terminal(server, "top") as terminal:
         terminal.wait_for(orders)
-        terminal.interrupt()
+        terminal.interrupt_until_it_ends()
         exit_code, written = terminal.wait()
     assert exit_code == 0
     assert MAIN_SCREEN in written
@@ -128,7 +128,7 @@ def test_purge_on_a_terminal_interrupted_removes_nothing(server: str, client: Cl
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
         terminal.wait_for("[y/N]")
-        terminal.interrupt()
+        terminal.interrupt_until_it_ends()
         exit_code, _ = terminal.wait()
     assert exit_code == 130
     assert client.admin.get_channel(orders).gauges.queued_events == 1

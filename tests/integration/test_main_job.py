@@ -27,6 +27,7 @@ from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
 from examples.access_log.query import KINDS
+from tests.query_plan import query_plan
 
 pytestmark = pytest.mark.spark
 
@@ -263,16 +264,10 @@ def test_job_whose_query_fails_keeps_the_earlier_result(tmp_path: Path, monkeypa
 
 def test_local_query_that_fails_tells_why(tmp_path: Path) -> None:
     """What the query complains of is the error, in one sentence."""
-    plan = QueryPlan(
-        endpoint="127.0.0.1:1",
-        folder=tmp_path / "landed",
-        kind="nonsense",
-        batch_events_max=1,
-        spark_log=tmp_path / "spark.log",
-        is_short=True,
-        width=80,
-    )
-    with local_query.local_query(plan) as query, pytest.raises(QueryError, match="invalid choice: 'nonsense'"):
+    with (
+        local_query.local_query(query_plan(tmp_path, "nonsense")) as query,
+        pytest.raises(QueryError, match="invalid choice: 'nonsense'"),
+    ):
         query.landed()
     assert list(tmp_path.iterdir()) == []
 

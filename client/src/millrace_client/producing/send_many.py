@@ -14,8 +14,9 @@ from millrace_client.producing.pages import Page, SendFuture
 from millrace_client.producing.results import Outcome, SendResult
 from millrace_client.producing.sending import parts_of
 
-_RUN_EVENTS = range(128, 512)
-"""How many events go into a page together, at least and at most. For 500 the lock is held for some 80 us."""
+_RUN_EVENTS_MIN = 128
+_RUN_EVENTS_MAX = 512
+"""How many events go into a page together. For 500 the lock is held for some 80 us."""
 
 Key = str | bytes | None
 
@@ -125,11 +126,11 @@ def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> 
     runs: list[_Run] = []
     remaining = iter(events)
     may_wait = True
-    run_events = _RUN_EVENTS.start
+    run_events = _RUN_EVENTS_MIN
     while some := list(islice(remaining, run_events)):
         bulk = bulk_of(some)
         if bulk is not None:
-            run_events = max(_RUN_EVENTS.start, min(intake.run_events(bulk), _RUN_EVENTS.stop))
+            run_events = max(_RUN_EVENTS_MIN, min(intake.run_events(bulk), _RUN_EVENTS_MAX))
         may_wait = may_wait and (bulk is None or intake.wait_for_room(bulk.held_bytes))
         place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
         if place is not None:

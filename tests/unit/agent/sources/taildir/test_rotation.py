@@ -38,6 +38,15 @@ def rename(log: Path, name: str = "app.log.1") -> Path:
     return log.rename(log.with_name(name))
 
 
+def write_older_and_newer(log: Path) -> Path:
+    """Forty lines: the first half in a file that is written before the log. Returns that file."""
+    older = log.with_name("app.log.1")
+    append(older, *numbered(0, 20))
+    append(log, *numbered(20, 40))
+    os.utime(older, (60, 60))
+    return older
+
+
 def copy_and_cut(log: Path, name: str = "app.log.1") -> Path:
     copy = log.with_name(name)
     shutil.copy(log, copy)
@@ -403,10 +412,7 @@ def test_run_on_files_renamed_between_finding_and_reading_keeps_the_order_of_wri
     """A file that has another name by the time of its turn is looked for: what is newer must not be read before it."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
-    older = log.with_name("app.log.1")
-    append(older, *numbered(0, 20))
-    append(log, *numbered(20, 40))
-    os.utime(older, (60, 60))
+    older = write_older_and_newer(log)
     scan = FileRegister.scan
 
     def scan_and_rename(register: FileRegister, now: float) -> None:
@@ -425,10 +431,7 @@ def test_run_on_files_renamed_between_finding_and_knowing_keeps_the_order_of_wri
     """The same where it has another name before it was looked into for the first time."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
-    older = log.with_name("app.log.1")
-    append(older, *numbered(0, 20))
-    append(log, *numbered(20, 40))
-    os.utime(older, (60, 60))
+    older = write_older_and_newer(log)
     find = PathPatterns.find
 
     def find_and_rename(patterns: PathPatterns) -> Iterator[FoundFile]:
