@@ -47,7 +47,7 @@ class Routing(StrEnum):
 class ProducerConfig:
     """Limits of one producer. Checked as a whole when made: a value that is not allowed is a BadArgumentError."""
 
-    batch_bytes_max: int = 1 * MIB
+    batch_bytes_max: int = 2 * MIB
     """A batch is sealed before it would pass this encoded size."""
     batch_events_max: int = 4_000
     """A batch is sealed at this many events. A channel whose transaction capacity is lower lowers it by itself."""

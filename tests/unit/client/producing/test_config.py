@@ -9,7 +9,7 @@ from millrace_client.producing.config import EVENT_BYTES_MAX
 def test_config_by_default_is_what_the_docs_say() -> None:
     """The defaults hold together."""
     config = ProducerConfig()
-    assert (config.batch_bytes_max, config.batch_events_max, config.linger_seconds) == (1 << 20, 4000, 0.01)
+    assert (config.batch_bytes_max, config.batch_events_max, config.linger_seconds) == (2 << 20, 4000, 0.01)
     assert (config.overflow, config.routing) == (Overflow.BLOCK, Routing.ROUND_ROBIN)
     assert config.event_bytes_limit == config.batch_bytes_max
 
