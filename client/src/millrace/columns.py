@@ -55,10 +55,20 @@ def check_columns(columns: event_pb2.EventColumns, body_bytes: int | None = None
     if len({header.key for header in columns.headers}) != len(columns.headers):
         raise ColumnsError("columns.headers: a key comes twice; keys must be unique")
     for index, header in enumerate(columns.headers):
-        _check_header(f"columns.headers[{index}]", header, count)
+        check_header(f"columns.headers[{index}]", header, count)
 
 
-def _check_header(field: str, header: event_pb2.HeaderColumn, count: int) -> None:
+def check_header(field: str, header: event_pb2.HeaderColumn, count: int) -> None:
+    """Does the same for one header of so many events.
+
+    Args:
+        field: What it is called where it is refused.
+        header: What to check.
+        count: How many events have it, or might.
+
+    Raises:
+        ColumnsError: A sum does not hold, or values are not UTF-8.
+    """
     sizes = header.sizes[:]
     values = header.values
     if len(sizes) not in {1, count}:

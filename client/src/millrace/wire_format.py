@@ -6,24 +6,20 @@ holds the columns, the columns. And they are taken apart likewise.
 """
 
 from collections.abc import Iterator
-from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 _WIRE_TYPE_BITS = 3
 _WIRE_TYPES = (1 << _WIRE_TYPE_BITS) - 1
+_VARINT = 0
+_FIXED_64 = 1
+_LENGTH_DELIMITED = 2
+_FIXED_32 = 5
 _PAYLOAD_BITS = 7
 _MORE_FOLLOW = 1 << _PAYLOAD_BITS
 _VARINT_BITS_MAX = 64
 _FIELDS_MAX = 64
 _WORTH_IT_BYTES = 16 * 1024
-
-
-class _WireType(IntEnum):
-    VARINT = 0
-    FIXED_64 = 1
-    LENGTH_DELIMITED = 2
-    FIXED_32 = 5
 
 
 Buffer: TypeAlias = bytes | memoryview
@@ -45,7 +41,7 @@ class Place(NamedTuple):
 
 def field_head(number: int, length: int) -> bytes:
     """What stands before a field's bytes: its number and wire type, and their length."""
-    return _varint(number << _WIRE_TYPE_BITS | _WireType.LENGTH_DELIMITED) + _varint(length)
+    return _varint(number << _WIRE_TYPE_BITS | _LENGTH_DELIMITED) + _varint(length)
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -62,6 +58,16 @@ def packed(numbers: list[int]) -> bytes:
     if max(numbers) < _MORE_FOLLOW:
         return bytes(numbers)
     return b"".join(map(_varint, numbers))
+
+
+def repeated_number(packed: bytes) -> tuple[int, int] | None:
+    """What a packed field holds that holds one number again and again, and how often; None where it does not."""
+    try:
+        number, length = _read_varint(packed, 0)
+    except IndexError:
+        return None
+    count = len(packed) // length
+    return (number, count) if packed == _varint(number) * count else None
 
 
 def place_of(number: int, message: Buffer) -> Place | None:
@@ -91,20 +97,20 @@ def _places_of(number: int, message: Buffer) -> Iterator[Place]:
     for _ in range(_FIELDS_MAX):
         head = position
         tag, position = _read_varint(message, head)
-        match tag & _WIRE_TYPES:
-            case _WireType.LENGTH_DELIMITED:
-                length, content = _read_varint(message, position)
-                position = content + length
-                if tag >> _WIRE_TYPE_BITS == number:
-                    yield Place(head, content, position)
-            case _WireType.VARINT:
-                _, position = _read_varint(message, position)
-            case _WireType.FIXED_64:
-                position += 8
-            case _WireType.FIXED_32:
-                position += 4
-            case _:
-                raise IndexError
+        wire_type = tag & _WIRE_TYPES
+        if wire_type == _LENGTH_DELIMITED:
+            length, content = _read_varint(message, position)
+            position = content + length
+            if tag >> _WIRE_TYPE_BITS == number:
+                yield Place(head, content, position)
+        elif wire_type == _VARINT:
+            _, position = _read_varint(message, position)
+        elif wire_type == _FIXED_64:
+            position += 8
+        elif wire_type == _FIXED_32:
+            position += 4
+        else:
+            raise IndexError
         if position == len(message):
             return
     raise IndexError
@@ -117,6 +123,9 @@ def _is_plain(number: int, message: Buffer, place: Place) -> bool:
 
 def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
     """A number, and where the next thing begins."""
+    byte = message[position]
+    if byte < _MORE_FOLLOW:
+        return byte, position + 1
     value = 0
     for bits in range(0, _VARINT_BITS_MAX, _PAYLOAD_BITS):
         byte = message[position]

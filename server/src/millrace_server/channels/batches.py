@@ -11,10 +11,9 @@ from typing import Protocol
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
-from millrace.wire_format import Buffer, place_of
+from millrace.wire_format import Buffer
+from millrace_server.channels.plain_columns import plain_columns
 from millrace_server.wal.writer import Location
-
-_BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 
 # Upper bounds of what protobuf adds: to a batch in an answer; to one row for its headers' tags and lengths.
 _BATCH_BYTES = 64
@@ -80,17 +79,11 @@ class StoredColumns:
             ColumnsError: They contradict themselves.
             DecodeError: They are no columns.
         """
-        place = place_of(_BODIES_FIELD, raw)
-        if place is not None:
-            # The bodies are most of it, and need not be parsed to be counted.
-            rest = b"".join((raw[: place.head], raw[place.end :]))
-            columns = event_pb2.EventColumns.FromString(rest)
-            columns.DiscardUnknownFields()
-            if columns.ByteSize() == len(rest):
-                body_bytes = place.end - place.content
-                check_columns(columns, body_bytes)
-                return cls(raw, columns.count, body_bytes)
-        # There is more in it than protobuf would write: it would be stored and sent again, and no bound knows of it.
+        plain = plain_columns(raw)
+        if plain is not None:
+            return cls(raw, plain.event_count, plain.body_bytes)
+        # There may be more in it than protobuf would write: it would be stored and sent again, and no bound knows of
+        # it.
         columns = _parsed(raw)
         columns.DiscardUnknownFields()
         check_columns(columns)
