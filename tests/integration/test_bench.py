@@ -42,6 +42,7 @@ def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
 
 
+@pytest.mark.torture
 def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> None:
     """It tells of memory and of openings by what is behind the checkpoint, by what is queued, and of the whole log."""
     shown, report = _bench(tmp_path, "file_restart")
@@ -51,6 +52,7 @@ def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> N
     assert all(line["value"] > 0 for section in sections[1:] for line in section["lines"])
 
 
+@pytest.mark.torture
 def test_bench_of_taildir_tells_how_fast_lines_are_read(tmp_path: Path) -> None:
     """It measures channels in memory and on a disk, and what the source costs once all is read."""
     shown, report = _bench(tmp_path, "taildir")
