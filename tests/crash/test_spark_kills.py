@@ -60,7 +60,7 @@ def test_account_of_what_went_wrong_tells_of_it() -> None:
     assert Account.of([b"1", b"2", b"3"], [b"1", b"1", b"3", b"4"]) == Account(3, [b"2"], [b"1"], [b"4"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_queries_of_a_killed_driver_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
     """From a channel to Parquet and from channel to channel, through kills of the driver anywhere in its work."""
     with spark_scene(tmp_path, chance, server_count=1, is_torn=False, has_notes=False) as scene:

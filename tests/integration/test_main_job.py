@@ -106,6 +106,7 @@ def processes_below(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Path) -> None:
     """Without a Java it brings one; it kills its agents, has equal counts all the same, and leaves nothing."""
     log = write_access_log(tmp_path / "access.log", 2_500)
@@ -197,6 +198,7 @@ def test_main_when_it_is_interrupted_stops_the_agents(tmp_path: Path, monkeypatc
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
 
 
+@pytest.mark.timeout(300)
 def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
