@@ -63,7 +63,10 @@ def test_sink_stopped_with_its_server_finishes_its_files_at_once(
     settings = ('format = "parquet"', 'compression = "zstd"', "roll_seconds = 3600")
     server = start_millraced(_config(tmp_path / "out" / "host={header:host}", *settings))
     _append(server, range(3_000))
-    _until(lambda: len(unfinished_below(tmp_path / "out")) == 3)
+    with millrace.connect(server.grpc) as client:
+        # What is still queued when the server stops stays in the channel.
+        _until(lambda: client.admin.get_channel("orders").gauges.taken_events == 3_000)
+    assert len(unfinished_below(tmp_path / "out")) == 3
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 5.0
