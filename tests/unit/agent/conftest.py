@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
-import uvloop
 
+from tests.server_loop import new_server_loop
 from tests.virtual_clock import VirtualClockLoop
 
 
@@ -24,4 +24,4 @@ def pytest_asyncio_loop_factories(
         return {"virtual_clock": VirtualClockLoop}
     if module is not None and getattr(module.obj, "LOOKS_INTO_THE_LOOP", False):
         return {"real_clock": asyncio.new_event_loop}
-    return {"real_clock": uvloop.new_event_loop}
+    return {"real_clock": new_server_loop}

@@ -22,9 +22,10 @@ HEADERS = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
 
 @pytest.fixture(autouse=True, scope="module")
 def _whatever_the_size() -> Iterator[None]:
-    """Columns of these few bytes would be left to protobuf, which is faster there."""
+    """Columns of these few bytes, or of many headers, would be left to protobuf, which is faster there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire_format, "_WORTH_IT_BYTES", 0)
+        patch.setattr(wire_format, "_FIELDS_MAX", 2 * HEADER_KEYS_MAX)
         yield
 
 
@@ -42,7 +43,9 @@ def header(*, key: str = "k", sizes: bytes = b"\x02\x01", values: bytes = b"v") 
         pytest.param([({"k": "v"}, b"x")] * 3, id="one value for all"),
         pytest.param([({"k": str(n), "j": "x" * n}, b"x") for n in range(200)], id="many values"),
         pytest.param([({"k": "v"} if n % 2 else {"j": "w"}, b"x") for n in range(4)], id="values here and there"),
+        pytest.param([({"k": "v" * n} if n % 2 else {}, b"x") for n in range(300)], id="values of all widths"),
         pytest.param([({"straße": "grün"}, b"x"), ({"straße": "rot"}, b"x")], id="text other than ASCII"),
+        pytest.param([({f"{n}": "v" for n in range(HEADER_KEYS_MAX)}, b"x")], id="many headers"),
     ],
 )
 def test_plain_columns_of_events_are_counted(events: list[tuple[dict[str, str], bytes]]) -> None:
@@ -59,6 +62,11 @@ def test_plain_columns_of_events_are_counted(events: list[tuple[dict[str, str], 
 def test_plain_columns_with_fields_in_another_order_are_counted(raw: bytes) -> None:
     """The producer writes bodies last."""
     assert plain_columns(raw) == (2, 3)
+
+
+def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
+    """Where the events that had it were dropped."""
+    assert plain_columns(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x00\x00", values=b"")) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,13 @@ def test_plain_columns_with_fields_in_another_order_are_counted(raw: bytes) -> N
         pytest.param(COUNT + BODY_SIZES + BODIES + header() + header(), id="a key twice"),
         pytest.param(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x00", values=b""), id="no value for all"),
         pytest.param(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x02\x02"), id="fewer values than sizes say"),
+        pytest.param(
+            COUNT + BODY_SIZES + BODIES + header(sizes=b"\x02\x01\x01"), id="more sizes of a header than events"
+        ),
+        pytest.param(COUNT + BODY_SIZES + BODIES + header(sizes=b"", values=b""), id="a header without sizes"),
+        pytest.param(
+            COUNT + BODY_SIZES + BODIES + header() + header(key="j", sizes=b"\x02\x02"), id="only the second header"
+        ),
         pytest.param(COUNT + BODY_SIZES + BODIES + header(values=b"\xff"), id="a value that is no text"),
         pytest.param(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x02\x02", values="ß".encode()), id="half a letter"),
         pytest.param(COUNT + BODY_SIZES + BODIES + b"\x20\x01", id="a header that is a number"),

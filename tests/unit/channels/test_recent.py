@@ -1,7 +1,9 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.recent import READ_BYTES_MAX, RecentColumns, RecentMemory
+from millrace_server.channels.recent import READ_BYTES_MAX, WRITTEN_BYTES_MAX, RecentColumns, RecentMemory
 from millrace_server.wal.writer import Location
 from tests.channel_events import stored
 
@@ -53,6 +55,30 @@ def test_add_from_several_threads_keeps_the_account() -> None:
     assert all(one.is_in_memory for one in kept)
 
 
+def test_add_while_another_thread_adds_counts_both() -> None:
+    """Neither's bytes are forgotten, nor are more columns than the room asks for."""
+
+    class Yielding:
+        """Columns that let another thread go first where there is one."""
+
+        is_in_memory = True
+
+        @property
+        def raw_bytes(self) -> int:
+            time.sleep(0)
+            return 10
+
+        def forget(self) -> None:
+            self.is_in_memory = False
+
+    recent = RecentColumns(1000)
+    added = [Yielding() for _ in range(2000)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda one: recent.add(cast("StoredColumns", one)), added))
+    assert recent._bytes == 1000
+    assert sum(one.is_in_memory for one in added) == 100
+
+
 def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
     """A writer at full speed does not take from readers what was read ahead for them."""
     memory = RecentMemory()
@@ -61,3 +87,12 @@ def test_what_was_read_back_outlasts_what_is_written_meanwhile() -> None:
     for _ in range(3):
         memory.written.add(columns(READ_BYTES_MAX // 2))
     assert ahead.is_in_memory
+
+
+def test_what_is_written_takes_little_room() -> None:
+    """Requests at full speed keep to memory that a processor's cache can hold."""
+    memory = RecentMemory()
+    older, newer = columns(WRITTEN_BYTES_MAX * 2 // 3), columns(WRITTEN_BYTES_MAX * 2 // 3)
+    memory.written.add(older)
+    memory.written.add(newer)
+    assert (older.is_in_memory, newer.is_in_memory) == (False, True)

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
-import uvloop
+
+from tests.server_loop import new_server_loop
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Gives each test in this folder such a loop."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": new_server_loop}

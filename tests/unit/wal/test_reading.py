@@ -70,6 +70,8 @@ def test_read_run_over_segments_takes_one_call_for_each(disk: SimulatedDisk) -> 
         locations = _write(log, b"state", b"one", begins_segment=True)
         locations += _write(log, b"state", b"two", begins_segment=True)
         assert _read_counting(disk, log.log, locations) == ([b"state", b"one", b"state", b"two"], 2)
+        # By its place alone, the second would be the first one's neighbour.
+        assert _read_counting(disk, log.log, [locations[0], locations[3]]) == ([b"state", b"two"], 2)
 
 
 def test_read_run_of_much_is_cut(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +81,7 @@ def test_read_run_of_much_is_cut(disk: SimulatedDisk, monkeypatch: pytest.Monkey
     with RunningLog(disk) as log:
         locations = _write(log, *payloads, begins_segment=True)
         assert _read_counting(disk, log.log, locations) == (payloads, 4)
+        assert _read_counting(disk, log.log, locations[:3]) == (payloads[:3], 1)
 
 
 def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) -> None:
@@ -112,12 +115,13 @@ def test_read_run_hands_out_no_more_memory_than_is_used(disk: SimulatedDisk) -> 
         assert [type(payload) for payload in sparse] == [bytes, bytes]
 
 
-def test_read_run_with_damage_says_where(disk: SimulatedDisk) -> None:
+@pytest.mark.parametrize("offset", [0, 31, 33], ids=["head", "head's end", "payload"])
+def test_read_run_with_damage_says_where(disk: SimulatedDisk, offset: int) -> None:
     """Each record of a run is checked as if it were read alone."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", b"one", b"two", begins_segment=True)
         content = bytearray(disk.content(FIRST))
-        content[locations[2].position + 33] ^= 1
+        content[locations[2].position + offset] ^= 1
         log.log._segments[1].file.write([bytes(content)], 0)
         assert log.log.read_run(locations[:2]) == [b"state", b"one"]
         with pytest.raises(

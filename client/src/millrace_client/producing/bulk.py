@@ -16,7 +16,7 @@ class Bulk:
     columns: dict[str, list[str]]
     """The values of each header."""
     encoded_bytes: int
-    """What they take on the wire, at most."""
+    """What they take on the wire, at most; without the headers' names, which each page has once."""
 
     @property
     def bytes_on_new_page(self) -> int:
@@ -49,11 +49,11 @@ def bulk_of(events: Sequence[object]) -> Bulk | None:
     else:
         return None
     try:
-        texts = ["".join(columns), *map("".join, columns.values())]
+        keys, *texts = "".join(columns), *map("".join, columns.values())
     except TypeError:
         # A name or a value is no text.
         return None
-    if not all(map(str.isascii, texts)):
+    if not (keys.isascii() and all(map(str.isascii, texts))):
         return None
     sizes_bytes = SIZE_BYTES * len(bodies) * (1 + len(columns))
     return Bulk(bodies, columns, sum(map(len, bodies)) + sum(map(len, texts)) + sizes_bytes)

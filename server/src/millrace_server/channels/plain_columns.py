@@ -87,8 +87,6 @@ def _check_header(header: pb.PackedHeader, event_count: int) -> None:
 
 def _sizes(packed: bytes) -> _Sizes:
     """What the content of a packed field comes to."""
-    if not packed:
-        return _Sizes(0, 0, 0)
     if (repeated := repeated_number(packed)) is not None:
         number, count = repeated
         return _Sizes(count, 0 if number else count, number * count)
@@ -107,7 +105,6 @@ def _parsed_header(encoded: bytes, event_count: int | None = None) -> event_pb2.
             check_header("", header, event_count)
     except (DecodeError, ColumnsError):
         raise _NotPlainError from None
-    header.DiscardUnknownFields()
     if header.ByteSize() != len(encoded):
         raise _NotPlainError
     return header

@@ -281,15 +281,27 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     ]
 
 
-async def test_run_with_a_kept_connection_that_was_reset_opens_another(scene: Scene) -> None:
+async def test_run_with_a_kept_connection_that_was_reset_opens_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor is it one where the server's machine has forgotten what was idle."""
+    writers: list[asyncio.StreamWriter] = []
+    open_connection = asyncio.open_connection
+
+    async def open_noted(*args: Any, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await open_connection(*args, **options)
+        writers.append(writer)
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", open_noted)
     sink, outlet = scene.sink(), outlet_of(scene.registry)
     work = asyncio.create_task(sink.run(outlet))
     await append(scene.channel, b"first")
     await until(lambda: not scene.channel.contents.room.event_count)
     scene.receiver.reset_connections()
-    # So that the loop has noticed before there is something to send.
-    await asyncio.sleep(0.05)
+    # The loop is to have noticed before there is something to send.
+    with pytest.raises(ConnectionResetError):
+        await writers[0].wait_closed()
     await append(scene.channel, b"second")
     await until(lambda: not scene.channel.contents.room.event_count)
     outlet.close()
@@ -298,6 +310,38 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(scene: Sc
         (1, [b"first"]),
         (2, [b"second"]),
     ]
+
+
+async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_another(scene: Scene) -> None:
+    """It may have been forgotten before the request came."""
+    await fill(scene.channel, 1, 1)
+    scene.receiver.answers = [OK, CLOSE]
+
+    def reset(request: Received) -> None:
+        if bodies_of(request) == [b"1"] and request.connection == 1:
+            scene.receiver.reset_connections()
+
+    scene.receiver.before_answer = reset
+    await scene.empty(outlet=outlet_of(scene.registry, batch_events_max=1))
+    assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
+        (1, [b"0"]),
+        (1, [b"1"]),
+        (2, [b"1"]),
+    ]
+
+
+async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scene: Scene) -> None:
+    """The request had come: it is sent once more only after the usual wait."""
+    await fill(scene.channel, 1, 1)
+    scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
+    outlet = outlet_of(scene.registry, batch_events_max=1)
+    work = asyncio.create_task(scene.sink().run(outlet))
+    await until(lambda: len(scene.receiver.requests) == 2)
+    scene.receiver.reset_connections()
+    with pytest.raises(ComponentError, match="the connection broke"):
+        await work
+    outlet.give_back_all()
+    assert queued(scene.channel) == [b"1"]
 
 
 @pytest.mark.parametrize(

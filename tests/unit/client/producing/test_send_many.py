@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.columns import ColumnsCutter
-from millrace_client import BadArgumentError, BufferFullError, Event, EventTooLargeError, Overflow, ProducerConfig
+from millrace_client import (
+    BadArgumentError,
+    BufferFullError,
+    Event,
+    EventTooLargeError,
+    Overflow,
+    ProducerClosedError,
+    ProducerConfig,
+    Routing,
+)
 from millrace_client.events import Stamp
 from millrace_client.producing.bulk import bulk_of
 from millrace_client.producing.encoding import columns_of_request, request_of_pages
@@ -25,7 +34,9 @@ class Bench:
 
     def __init__(self, **limits: Any) -> None:
         self.tally = Tally()
-        self.intake = Intake(ProducerConfig(linger_seconds=0.0, **limits), "p-1", self.tally)
+        self.now = 0.0
+        config = ProducerConfig(**{"linger_seconds": 0.0, **limits})
+        self.intake = Intake(config, "p-1", self.tally, lambda: self.now)
         self.gathering = self.intake.gathering("orders")
         self.pages: list[Page] = []
 
@@ -45,6 +56,24 @@ class Bench:
                 return taken
             taken += pages
 
+    def fake_waiting(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None] = lambda: None) -> list[float]:
+        """Has the clock jump where somebody waits; returns a list that gets the seconds.
+
+        Args:
+            monkeypatch: For the test.
+            act: What happens meanwhile, with the lock held.
+        """
+        waits: list[float] = []
+
+        def wait_for(is_over: Callable[[], bool], seconds: float) -> bool:
+            waits.append(seconds)
+            self.now += seconds
+            act()
+            return is_over()
+
+        monkeypatch.setattr(self.intake._has_room, "wait_for", wait_for)
+        return waits
+
     def stored(self) -> list[tuple[dict[str, str], bytes]]:
         """The events as they would be stored."""
         rows: list[tuple[dict[str, str], bytes]] = []
@@ -52,6 +81,11 @@ class Bench:
             columns = columns_of_request(request_of_pages("orders", Stamp("p", 1, len(page.bodies)), [page]))
             rows += ColumnsCutter(columns).rows(0, columns.count)
         return rows
+
+
+def wire_bytes(page: Page) -> int:
+    """What a page's events take in a request."""
+    return columns_of_request(request_of_pages("orders", Stamp("p", 1, len(page.bodies)), [page])).ByteSize()
 
 
 def test_bulk_of_events_with_the_same_headers_has_their_columns() -> None:
@@ -68,6 +102,8 @@ def test_bulk_of_events_with_the_same_headers_has_their_columns() -> None:
         [Event(b"a"), b"b"],
         [Event(b"a", {"x": "1"}), Event(b"b")],
         [Event(b"a", {"x": "1"}), Event(b"b", {"y": "1"})],
+        [Event(b"a", {"x": "1"}), Event(b"b", {"x": "1", "y": "2"})],
+        [Event(b"a"), Event(b"b", {"x": "1"})],
         [Event(b"a", {"x": "ä"})],
         [Event(b"a", {"ä": "x"})],
         [Event(b"a", {"x": 1})],  # type: ignore[dict-item] # what a caller without a type checker may give
@@ -101,14 +137,92 @@ def test_put_many_stores_what_single_puts_would(runs: list[tuple[bool, list[Even
     assert many.stored() == single.stored()
 
 
-def test_put_many_keeps_each_page_within_its_limits() -> None:
-    """Neither more events nor more bytes than a batch may have."""
-    bench = Bench(batch_events_max=300, batch_bytes_max=10_000)
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [[Event(b"a", {"x": "1"})] * 2, [Event(b"b", {"y": "2"})] * 2],
+        [[Event(b"a", {"x": "1"})] * 2, [b"b"] * 2, [Event(b"c", {"x": "3"})] * 2],
+        [[Event(b"a", {"x": "1"}), b"b"], [Event(b"c", {"x": "3"})] * 2],
+        [[b"a"] * 128 + [Event(b"b", {"x": "1"})] * 128],
+    ],
+)
+@pytest.mark.parametrize("has_context", [False, True])
+def test_put_many_of_other_headers_than_those_before_stores_what_single_puts_would(
+    runs: list[list[Any]], *, has_context: bool
+) -> None:
+    """No event gets another one's headers, nor loses its own or those of its context."""
+    many, single = Bench(context_headers=has_context), Bench(context_headers=has_context)
+    for events in runs:
+        many.put_many(events)
+        for event in events:
+            single.put(event if isinstance(event, Event) else Event(event))
+    assert many.stored() == single.stored()
+
+
+@pytest.mark.parametrize("routing", [Routing.ROUND_ROBIN, Routing.BY_KEY])
+@pytest.mark.parametrize("key", ["a", "b", None])
+def test_put_many_with_a_key_goes_where_a_single_put_does(routing: Routing, key: str | None) -> None:
+    """A key's events stay in order, and go to the server that all producers agree about."""
+    bench = Bench(routing=routing)
+    bench.put(Event(b"0"), key)
+    bench.put_many([b"1"] * 2, key)
+    bench.put(Event(b"2"), key)
+    bench.put_many([b"other"], None if key else "a")
+    assert sorted(page.bodies for page in bench.take()) == [[b"0", b"1", b"1", b"2"], [b"other"]]
+
+
+@pytest.mark.parametrize(
+    ("events_max", "bytes_max"), [(300, 1_000_000), (100, 1_000_000), (4_000, 10_000), (4_000, 100_000)]
+)
+def test_put_many_keeps_each_page_within_its_limits(events_max: int, bytes_max: int) -> None:
+    """Neither more events nor more bytes than a batch may have, as they go over the wire."""
+    bench = Bench(batch_events_max=events_max, batch_bytes_max=bytes_max)
     bench.put_many([bytes(40)] * 5_000)
     pages = bench.take()
     assert sum(len(page.bodies) for page in pages) == 5_000
-    assert max(len(page.bodies) for page in pages) <= 300
-    assert max(page.encoded_bytes for page in pages) <= 10_000
+    assert max(len(page.bodies) for page in pages) <= events_max
+    assert max(map(wire_bytes, pages)) <= bytes_max
+
+
+def test_put_many_with_long_names_of_headers_leaves_less_room_to_single_puts() -> None:
+    """Names count too, once a page."""
+    names = [f"{number:05000}" for number in range(10)]
+    events = [Event(bytes(40), dict.fromkeys(names, str(number % 10))) for number in range(2_000)]
+    bench = Bench(batch_bytes_max=100_000)
+    bench.put_many(events[:200])
+    for event in events[200:]:
+        bench.put(event)
+    assert max(map(wire_bytes, bench.take())) <= 100_000
+
+
+def test_put_many_wakes_the_engine() -> None:
+    """For the first event of a page, and for a page that is full, whose time has not come yet."""
+    bench = Bench(batch_events_max=128, linger_seconds=60.0)
+    woken: list[int] = []
+    bench.intake.wake = lambda: woken.append(bench.intake.held_bytes)
+    bench.put_many([b"a"] * 100)
+    assert len(woken) == 1
+    bench.intake.begin_turn()
+    bench.put_many([b"b"] * 28)
+    assert len(woken) == 2
+    [page], _ = bench.intake.take(bench.gathering, 0.0, lambda _: True)
+    assert page.count == 128
+
+
+def test_put_many_where_nothing_is_taken_any_more_fails_all() -> None:
+    """As a single send does, of which the reason is known."""
+    bench = Bench()
+    bench.intake.refuse(ProducerClosedError("the producer is closed"))
+    errors = [future.settled(0).error for future in bench.put_many(ALIKE * 100)]
+    assert [type(error) for error in errors] == [ProducerClosedError] * 200
+    assert not bench.take()
+
+
+def test_put_many_with_too_many_headers_fails_each() -> None:
+    """No page has more keys than a batch may have."""
+    bench = Bench()
+    futures = bench.put_many([Event(b"", {f"{number}": "" for number in range(300)})] * 2)
+    assert [type(future.settled(0).error) for future in futures] == [BadArgumentError] * 2
 
 
 def test_put_many_counts_the_memory_that_single_puts_would() -> None:
@@ -117,7 +231,7 @@ def test_put_many_counts_the_memory_that_single_puts_would() -> None:
     many.put_many(ALIKE * 64)
     for event in ALIKE * 64:
         single.put(event)
-    assert many.intake.held_bytes == pytest.approx(single.intake.held_bytes, rel=0.05)
+    assert many.intake.held_bytes == single.intake.held_bytes
     assert many.intake.held_bytes == sum(page.held_bytes for page in many.take())
 
 
@@ -142,15 +256,17 @@ def test_put_many_with_an_event_that_is_too_large_fails_it_alone() -> None:
     assert [body for _, body in bench.stored()] == [b"before", b"behind"]
 
 
-def test_put_many_beyond_the_buffer_fails_the_rest() -> None:
-    """Where the policy is to refuse, the first ones fit and the last ones have failed."""
-    bench = Bench(buffer_bytes_max=100_000, overflow=Overflow.RAISE)
-    futures = bench.put_many([bytes(100)] * 1_000)
+def test_put_many_beyond_the_buffer_fails_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the policy is to refuse, the first ones fit and the last ones have failed; nobody waits."""
+    bench = Bench(buffer_bytes_max=1_000_000, overflow=Overflow.RAISE)
+    waits = bench.fake_waiting(monkeypatch)
+    futures = bench.put_many([bytes(100)] * 10_000)
     done = [future.done() for future in futures]
     assert done == sorted(done)
-    assert 0 < done.count(True) < 1_000
+    assert 0 < done.count(True) < 10_000
     assert isinstance(futures[-1].settled(0).error, BufferFullError)
-    assert bench.intake.held_bytes <= 100_000
+    assert bench.intake.held_bytes <= 1_000_000
+    assert not waits
 
 
 def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,15 +284,43 @@ def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.
     assert sum(page.count for page in bench.take()) == 500
 
 
-@pytest.mark.parametrize("last", [bytes(100), Event(bytes(100), {"other": "headers"})])
-def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(last: bytes | Event) -> None:
+@pytest.mark.parametrize("last", [bytes(100), Event(bytes(100), {"other": "headers"})], ids=["alike", "mixed"])
+def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(
+    monkeypatch: pytest.MonkeyPatch, last: bytes | Event
+) -> None:
     """The time that a send may wait is not waited for each of them, whether they are alike or not."""
-    bench = Bench(buffer_bytes_max=100_000, max_block_seconds=0.2)
-    futures = bench.put_many([bytes(100), last] * 500)
+    bench = Bench(buffer_bytes_max=1_000_000, max_block_seconds=30.0)
+    waits = bench.fake_waiting(monkeypatch)
+    futures = bench.put_many([bytes(100), last] * 5_000)
     failed = [future.settled(0).error for future in futures if future.done()]
     assert len(failed) > 100
     assert all(isinstance(error, BufferFullError) for error in failed)
-    assert bench.tally.blocked_seconds < len(failed) * 0.2 / 10
+    assert waits == [30.0]
+    assert bench.tally.blocked_seconds == 30.0
+
+
+def test_put_many_with_an_event_that_is_wrong_waits_for_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there was no room in time is there no more waiting."""
+    bench = Bench(buffer_bytes_max=100_000, max_block_seconds=30.0)
+    bench.put(Event(bytes(99_000)))
+    waits = bench.fake_waiting(monkeypatch)
+    wrong, large = bench.put_many([Event(b"", {"x": "\udc80"}), bytes(900)])
+    assert isinstance(wrong.settled(0).error, BadArgumentError)
+    assert isinstance(large.settled(0).error, BufferFullError)
+    assert waits == [30.0]
+
+
+def test_put_many_that_never_fit_together_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer that is smaller than what is handed over at once takes it bit by bit."""
+    bench = Bench(buffer_bytes_max=20_000, max_block_seconds=30.0)
+
+    def give_back() -> None:
+        bench.intake.held_bytes = 0
+
+    waits = bench.fake_waiting(monkeypatch, give_back)
+    futures = bench.put_many([bytes(100)] * 1_000)
+    assert not any(future.done() for future in futures)
+    assert len(waits) > 10
 
 
 def test_put_many_of_what_is_no_event_raises() -> None:
@@ -187,19 +331,37 @@ def test_put_many_of_what_is_no_event_raises() -> None:
     assert isinstance(refused, BadArgumentError)
 
 
-def test_futures_of_many_tell_of_each_event() -> None:
-    """They are found by index from either end, in slices, and in their order."""
-    bench = Bench(batch_events_max=100)
-    futures = bench.put_many([bytes([number]) for number in range(250)])
+@pytest.mark.parametrize("batch_events_max", [100, 300, 4_000])
+def test_futures_of_many_tell_of_each_event(batch_events_max: int) -> None:
+    """They are found by index from either end, in slices, and in their order, however they lie in pages."""
+    bench = Bench(batch_events_max=batch_events_max)
+    futures = bench.put_many([b"%d" % number for number in range(1_000)])
+    expected: list[int] = []
     for first, page in enumerate(bench.take()):
-        bench.intake.settle(page, 0, page.count, 0, Outcome("orders", first_sequence=1_000 * (first + 1)))
-    sequences = [result.sequence for result in futures.results(0)]
-    assert len(sequences) == len(futures) == 250
-    assert sequences[0] == futures[0].result(0).sequence == 1_000
-    assert futures[-1].result(0).sequence == sequences[-1]
-    assert [future.result(0).sequence for future in futures[98:130:7]] == sequences[98:130:7]
-    with pytest.raises(IndexError, match="250 events"):
-        futures[250]
+        sequences = range(10_000 * (first + 1), 10_000 * (first + 1) + page.count)
+        bench.intake.settle(page, 0, page.count, 0, Outcome("orders", first_sequence=sequences.start))
+        expected += sequences
+    assert [result.sequence for result in futures.results(0)] == expected
+    assert [future.result(0).sequence for future in futures[:]] == expected
+    assert len(futures) == 1_000
+    assert futures[-1].result(0).sequence == expected[-1]
+    assert [future.result(0).sequence for future in futures[98:330:7]] == expected[98:330:7]
+    for index in (1_000, -1_001):
+        with pytest.raises(IndexError, match=f"1000 events; index {index}"):
+            futures[index]
+
+
+def test_futures_of_many_behind_events_that_were_dropped_tell_of_theirs() -> None:
+    """A page from which the oldest have gone counts on."""
+    bench = Bench(buffer_bytes_max=100_000, overflow=Overflow.DROP_OLDEST)
+    bench.put(Event(bytes(60_000)))
+    bench.put(Event(b"kept"))
+    bench.put(Event(bytes(50_000)))
+    futures = bench.put_many([bytes(10)] * 100)
+    [page] = bench.take()
+    assert (page.dropped_count, page.count) == (1, 103)
+    bench.intake.settle(page, 1, page.count, 0, Outcome("orders", first_sequence=1))
+    assert [result.sequence for result in futures.results(0)] == list(range(3, 103))
 
 
 def test_results_of_many_when_one_is_open_times_out() -> None:

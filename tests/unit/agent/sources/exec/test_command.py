@@ -141,12 +141,25 @@ async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
     assert await running.wait() == 0
 
 
+async def test_wait_that_is_cancelled_may_follow_once_more() -> None:
+    """A source that is stopped waits for its command in the end."""
+    running = await start(job("exec >&- 2>&-; exec sleep 1000"))
+    assert await rest_of(running) == b""
+    waiting = asyncio.create_task(running.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    running.terminate()
+    assert await running.wait() == -signal.SIGTERM
+
+
 async def test_kill_of_the_guard_ends_the_command() -> None:
     """Somebody may kill whatever has our name."""
     running = await start(job("sleep 1000 & echo $!; wait"))
     pids = [running.pid, *await pids_from(running, 1)]
     os.kill(running._guard.pid, signal.SIGKILL)
-    assert await ended(running) is None
+    async with asyncio.timeout(LONG_SECONDS):
+        assert await ended(running) is None
     await until_gone(pids)
 
 
@@ -156,7 +169,9 @@ async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
     assert await next_line(running) == b"y\n"
     os.kill(running._guard.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG_SECONDS):
-        await rest_of(running)
+        # Not kept: where it does not end, there is no end of it.
+        while await running.read():
+            pass
         assert await running.wait() is None
 
 

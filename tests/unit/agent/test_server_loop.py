@@ -1,0 +1,26 @@
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from tests.server_loop import new_server_loop
+
+
+def test_loop_in_which_a_test_times_out_ends() -> None:
+    """A test that waits for nothing fails instead of hanging: pytest's timeout is a signal's."""
+
+    def time_out(_number: int, _frame: object) -> None:
+        pytest.fail("Timeout")
+
+    before = signal.signal(signal.SIGUSR1, time_out)
+    try:
+        with asyncio.Runner(loop_factory=new_server_loop) as runner:
+            # From a thread: the loop waits for something when the signal comes, as it does in a test that hangs.
+            sending = threading.Thread(target=signal.raise_signal, args=(signal.SIGUSR1,))
+            runner.get_loop().call_soon(sending.start)
+            with pytest.raises(RuntimeError, match="stopped before Future completed"):
+                runner.run(asyncio.wait_for(asyncio.Event().wait(), 10))
+            sending.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
