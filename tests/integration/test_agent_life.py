@@ -218,6 +218,7 @@ def test_sighup_changes_only_what_changed(start_millraced: StartMillraced, tmp_p
 def test_sighup_with_a_bad_file_changes_nothing(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """All that is wrong is listed, the server goes on as before, and a good file counts afterwards."""
     server = start_millraced(flow(tmp_path, count=1))
+    until(lambda: {one.state for one in components_of(server).values()} == {ComponentState.RUNNING})
     before = components_of(server)
     last = reload(server, flow(tmp_path, count=9).replace('"memory"', '"memroy"') + "[sinsk]\n")
     assert last["level"] == "error"

@@ -82,6 +82,7 @@ def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
         pytest.param(COUNT + BODY_SIZES + BODIES + b"\x28\x01", id="an unknown field"),
         pytest.param(b"", id="nothing"),
         pytest.param(COUNT + BODY_SIZES, id="no bodies"),
+        pytest.param(COUNT + field(2, b"\x00\x00") + field_head(3, 0), id="bodies without bytes"),
         pytest.param(b"\x08\x00" + COUNT + BODY_SIZES + BODIES, id="a count of 0"),
         pytest.param(COUNT + field_head(2, 0) + BODY_SIZES + BODIES, id="empty sizes"),
         pytest.param(COUNT + field(2, b"\x81\x00\x02") + BODIES, id="a size longer than it need be"),

@@ -1,10 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from millrace_client import ChannelFullError, Event, SendResult
-from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put
+from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
 
 
 def load(**changes: Any) -> Load:
@@ -89,3 +91,21 @@ def test_measure_put_that_fails_ends_at_once() -> None:
     with pytest.raises(ChannelFullError):
         measure_put(cast("Any", producer), load(event_count=100))
     assert producer.sent_count == 1
+
+
+def test_take_from_a_server_that_is_silent_for_a_while_goes_on() -> None:
+    """It ends when the channel is empty, not when nothing comes for a moment."""
+    channel = _SlowChannel([3, 0, 4])
+    figures = measure_take(cast("Any", channel), None, lambda: not channel.waits, 60.0)
+    assert figures.event_count == 7
+
+
+class _SlowChannel:
+    """Has so many events ready each time that somebody consumes."""
+
+    def __init__(self, waits: list[int]) -> None:
+        self.waits = waits
+
+    @contextmanager
+    def consume(self, **_: object) -> Iterator[list[Any]]:
+        yield [SimpleNamespace(bodies=lambda: [bytes(20)], ack=lambda: None) for _ in range(self.waits.pop(0))]

@@ -92,9 +92,8 @@ def take(
     Ends when the channel is empty. Latencies are from when `millrace bench put` sent an event, on the same machine.
     """
     client.admin.get_channel(channel)
-    stopping = threading.Event()
-    stopping.set()
-    _write({"take": measure_take(client.channel(channel), events, stopping, seconds)}, as_json=as_json)
+    taken = measure_take(client.channel(channel), events, lambda: _is_empty(client, channel), seconds)
+    _write({"take": taken}, as_json=as_json)
 
 
 @bench_app.command()
@@ -117,7 +116,7 @@ def both(
 
     Latencies of the takes are from sending an event until it is delivered.
     """
-    if client.admin.get_channel(channel).gauges.queued_events:
+    if not _is_empty(client, channel):
         raise CommandError(
             ExitCode.REFUSED,
             f"the channel {channel} holds events, which would be taken; use another, or empty it with "
@@ -134,12 +133,22 @@ def both(
     config = ProducerConfig(batch_events_max=batch_events, linger_seconds=linger)
     stopping = threading.Event()
     with ThreadPoolExecutor(1) as taking:
-        taken = taking.submit(measure_take, client.channel(channel), None, stopping, _FOR_EVER)
+        taken = taking.submit(
+            measure_take,
+            client.channel(channel),
+            None,
+            lambda: stopping.is_set() and _is_empty(client, channel),
+            _FOR_EVER,
+        )
         try:
             sent = _put(client, channel, load, config)
         finally:
             stopping.set()
         _write({"put": sent, "take": taken.result()}, as_json=as_json)
+
+
+def _is_empty(client: Client, channel: str) -> bool:
+    return not client.admin.get_channel(channel).gauges.queued_events
 
 
 def _put(client: Client, channel: str, load: Load, config: ProducerConfig) -> Figures:

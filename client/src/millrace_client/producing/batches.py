@@ -1,5 +1,6 @@
 """Batches: what is sent, answered and sent again as a whole."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,15 @@ def seal(  # noqa: PLR0913, PLR0917 - what the engine knows of a batch, each onc
 def split_in_halves(batch: Batch) -> list[Batch]:
     """Two batches of half the events each, which keep their numbers."""
     return _cut(batch, [0, batch.count // 2, batch.count])
+
+
+def split_by_size(batch: Batch, bytes_max: int) -> list[Batch]:
+    """Parts of about so many bytes, at least two; where one event has most of the bytes, it and what is around it."""
+    sizes = columns_of_request(batch.request).body_sizes[:]
+    if 2 * max(sizes) > sum(sizes):
+        return split_around_largest(batch)
+    part_count = min(max(math.ceil(len(batch.request) / bytes_max), 2), batch.count)
+    return _cut(batch, [batch.count * index // part_count for index in range(part_count + 1)])
 
 
 def split_around_largest(batch: Batch) -> list[Batch]:

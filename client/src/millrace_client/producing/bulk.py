@@ -24,6 +24,12 @@ class Bulk:
         return self.encoded_bytes + HEAD_BYTES * (1 + len(self.columns)) + sum(map(len, self.columns))
 
     @property
+    def event_bytes_bound(self) -> int:
+        """At least as many bytes as any one of them takes on the wire."""
+        longest = [max(map(len, self.bodies)), *[max(map(len, values)) for values in self.columns.values()]]
+        return sum(longest) + SIZE_BYTES * len(longest)
+
+    @property
     def held_bytes(self) -> int:
         """What they take of the buffer."""
         return self.encoded_bytes + len(self.bodies) * (EVENT_BYTES + HEADER_BYTES * len(self.columns))

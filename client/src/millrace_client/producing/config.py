@@ -48,7 +48,7 @@ class ProducerConfig:
     """Limits of one producer. Checked as a whole when made: a value that is not allowed is a BadArgumentError."""
 
     batch_bytes_max: int = 2 * MIB
-    """A batch is sealed before it would pass this encoded size."""
+    """A batch is sealed before it would pass this encoded size. A server that takes less lowers it by itself."""
     batch_events_max: int = 4_000
     """A batch is sealed at this many events. A channel whose transaction capacity is lower lowers it by itself."""
     linger_seconds: float = 0.01

@@ -326,7 +326,9 @@ class Engine:
                 # A doubt about a former server ends here: it is known by now that this one gets it.
                 batch.doubted, batch.doubted_at = outlet, now
             attempt = batch.note_attempt(outlet.server.target.address, error)
-            outlet.note_failure(batch, error, now)
+            if not is_sure:
+                outlet.note_failure(batch, error, now)
+            # Else the server is well: it is the batch that is at fault.
             if is_sure and batch.count > 1:
                 self._split(batch, error)
             elif (outlet.is_careful and not is_sure) or self._schedule.is_retried_anew(error, batch.attempt_count):
@@ -376,6 +378,9 @@ class Engine:
         if error.reason == "TXN_CAPACITY":
             batch.gathering.events_max = min(batch.gathering.events_max, max(batch.count // 2, 1))
             pieces = batching.split_in_halves(batch)
+        elif error.reason == "MESSAGE_TOO_LARGE":
+            batch.gathering.bytes_max = min(batch.gathering.bytes_max, len(batch.request) // 2)
+            pieces = batching.split_by_size(batch, batch.gathering.bytes_max)
         else:
             pieces = batching.split_around_largest(batch)
         self._queue(pieces[0], self._loop.time())
@@ -489,6 +494,10 @@ class Engine:
         for server in self._servers:
             if not server.is_ready:
                 return server.unreachable_error(channel)
+            outlet = server.outlets.get(channel)
+            # Where it is open what a server did, that is so of other events than these.
+            if outlet is not None and outlet.last_error is not None and outlet.last_error.is_outcome_known:
+                return outlet.last_error
         if not self._servers and self._naming_error is not None:
             message = f"cannot look up {', '.join(self._settings.endpoints)}: {self._naming_error}"
             return UnavailableError(message, channel=channel)

@@ -57,7 +57,8 @@ class Intake:
         self._changed = threading.Condition(self.lock)
         # Room is left for the two headers of the context.
         self._keys_max = max(1, min(HEADER_KEYS_MAX - _CONTEXT_HEADERS, HEADER_CELLS_MAX // config.batch_events_max))
-        self._batch_bytes_max = config.batch_bytes_max
+        # A larger event may be one that goes alone, or one that is refused.
+        self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
         self._has_context = config.context_headers
         self._places: dict[str, int] = {}
         self._room_waiters: list[asyncio.Future[None]] = []
@@ -87,7 +88,10 @@ class Intake:
             known = self.gatherings.get(channel)
             if known is None:
                 known = self.gatherings[channel] = Gathering(
-                    channel, self._config.batch_events_max, is_ordered=self._config.is_resumable
+                    channel,
+                    self._config.batch_events_max,
+                    self._config.batch_bytes_max,
+                    is_ordered=self._config.is_resumable,
                 )
             return known
 
@@ -127,7 +131,7 @@ class Intake:
                         break
                     column.append(value)
                     size += len(value) + SIZE_BYTES
-            if page.encoded_bytes + size > self._batch_bytes_max:
+            if page.encoded_bytes + size > gathering.bytes_max or size > self._joining_bytes_max:
                 page = self._fit(gathering, lane, page, body, headers, size)
             if page.bodies is not bodies:
                 bodies = page.bodies
@@ -151,9 +155,10 @@ class Intake:
             self.lock.release()
         return page, index
 
-    def run_events(self, bulk: Bulk) -> int:
+    @staticmethod
+    def run_events(gathering: Gathering, bulk: Bulk) -> int:
         """How many events like these take a quarter of a page: more together would leave much of its room unused."""
-        return self._batch_bytes_max * len(bulk.bodies) // (4 * bulk.encoded_bytes)
+        return gathering.bytes_max * len(bulk.bodies) // (4 * bulk.encoded_bytes)
 
     def put_bulk(self, gathering: Gathering, key: str | bytes | None, bulk: Bulk) -> tuple[Page, int] | None:
         """Takes events that are alike, side by side in one page.
@@ -163,8 +168,10 @@ class Intake:
             with what is there, or there is no room for all.
         """
         lane = gathering.keyless if key is None else gathering.lanes[self._hash(key) % LANES]
-        is_too_much = len(bulk.bodies) > gathering.events_max or bulk.bytes_on_new_page > self._batch_bytes_max
+        is_too_much = len(bulk.bodies) > gathering.events_max or bulk.bytes_on_new_page > gathering.bytes_max
         if self._has_context or len(bulk.columns) > self._keys_max or is_too_much:
+            return None
+        if self._joining_bytes_max < gathering.bytes_max and bulk.event_bytes_bound > self._joining_bytes_max:
             return None
         if not self.lock.acquire(False):
             self._acquire_patiently()
@@ -173,12 +180,14 @@ class Intake:
                 return None
             page = lane.page or self._open_page(gathering, lane)
             is_full = len(page.bodies) + len(bulk.bodies) > gathering.events_max
-            if is_full or page.encoded_bytes + bulk.bytes_on_new_page > self._batch_bytes_max:
+            is_full = is_full or page.encoded_bytes + bulk.bytes_on_new_page > gathering.bytes_max
+            # Never an empty one: that would be a batch of no events.
+            if is_full and page.bodies:
                 page = self._turn_page(gathering, lane)
             position = len(page.bodies)
             if not page.add_alike(bulk.bodies, bulk.columns):
                 return None
-            page.encoded_bytes += bulk.encoded_bytes if position else bulk.bytes_on_new_page
+            page.encoded_bytes = page.encoded_bytes + bulk.encoded_bytes if position else bulk.bytes_on_new_page
             page.held_bytes += bulk.held_bytes
             self.held_bytes += bulk.held_bytes
             if len(page.bodies) >= gathering.events_max:
@@ -213,7 +222,7 @@ class Intake:
         """The page for an event that would make its page too large, with the event's headers."""
         position = len(page.bodies)
         _cut(page, position)
-        if size > self._batch_bytes_max:
+        if size > self._joining_bytes_max:
             try:
                 self._refuse_what_never_fits(body, headers, size)
             except MillraceError:
@@ -437,7 +446,7 @@ class Intake:
         [(_, first)] = chosen
         names = set(first.columns)
         count_left = gathering.events_max - len(first.bodies)
-        bytes_left = self._batch_bytes_max - first.encoded_bytes
+        bytes_left = gathering.bytes_max - first.encoded_bytes
         for lane, page in others:
             if count_left <= 0:
                 return

@@ -50,12 +50,14 @@ class Lane:
 class Gathering:
     """Events on their way to one channel."""
 
-    __slots__ = ("channel", "events_max", "is_ordered", "keyless", "lanes", "waiting")
+    __slots__ = ("bytes_max", "channel", "events_max", "is_ordered", "keyless", "lanes", "waiting")
 
-    def __init__(self, channel: str, events_max: int, *, is_ordered: bool = False) -> None:
+    def __init__(self, channel: str, events_max: int, bytes_max: int, *, is_ordered: bool = False) -> None:
         self.channel = channel
         self.events_max = events_max
         """Of a batch; less than was configured where the channel has said that it takes less."""
+        self.bytes_max = bytes_max
+        """Likewise, of its encoded size, where a server has said so; an event that is larger goes alone."""
         self.is_ordered = is_ordered
         """Whether all events stay in the order of `send`, whatever their keys: then there is one lane for all."""
         self.keyless = Lane(0, is_only=True) if is_ordered else Lane(-1)

@@ -130,7 +130,7 @@ def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> 
     while some := list(islice(remaining, run_events)):
         bulk = bulk_of(some)
         if bulk is not None:
-            run_events = max(_RUN_EVENTS_MIN, min(intake.run_events(bulk), _RUN_EVENTS_MAX))
+            run_events = max(_RUN_EVENTS_MIN, min(intake.run_events(gathering, bulk), _RUN_EVENTS_MAX))
         may_wait = may_wait and (bulk is None or intake.wait_for_room(bulk.held_bytes))
         place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
         if place is not None:

@@ -155,7 +155,8 @@ class Outlet:
         self.sick_until = 0.0
         self._schedule = schedule
         self._numbering = numbering
-        self._last_reason = ""
+        self.last_error: MillraceError | None = None
+        """Why it was left alone last; None since a batch has succeeded."""
         self._failure_count = 0
         self._failed_at = -1.0
         self._waiting_since = 0.0
@@ -172,7 +173,12 @@ class Outlet:
 
     def is_well_but_full(self, now: float) -> bool:
         """Whether nothing but want of room keeps it from taking a batch."""
-        return not self.server.is_down and now < self.sick_until and self._last_reason in FULL_REASONS
+        return (
+            not self.server.is_down
+            and now < self.sick_until
+            and self.last_error is not None
+            and self.last_error.reason in FULL_REASONS
+        )
 
     def has_capacity(self, now: float) -> bool:
         """Whether a batch could be sent now."""
@@ -203,7 +209,7 @@ class Outlet:
     def note_success(self) -> None:
         """It is well."""
         self._failure_count = 0
-        self._last_reason = ""
+        self.last_error = None
 
     def note_failure(self, batch: Batch, error: MillraceError, now: float) -> None:
         """Counts a failure, unless it is one of several batches that failed together."""
@@ -211,7 +217,7 @@ class Outlet:
             self._failure_count += 1
             self._failed_at = now
             self.sick_until = now + self._schedule.rest_seconds(self._failure_count, error)
-            self._last_reason = error.reason
+            self.last_error = error
 
     def answer_due(self) -> float | None:
         """By when the next answer must come; None where nothing is under way."""

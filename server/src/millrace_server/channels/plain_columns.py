@@ -44,7 +44,8 @@ def plain_columns(raw: Buffer) -> PlainColumns | None:
         faster, see `place_of`.
     """
     place = place_of(_BODIES_FIELD, raw)
-    if place is None:
+    # Protobuf would not write a field for bodies without bytes.
+    if place is None or place.content == place.end:
         return None
     body_bytes = place.end - place.content
     rest = b"".join((raw[: place.head], raw[place.end :]))

@@ -179,6 +179,16 @@ def test_send_while_a_key_is_held_up_lets_others_go_on(channels: FakeChannels, p
     assert bad.result(10).stored
 
 
+def test_send_behind_what_a_full_channel_refuses_fails_for_the_same_reason(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """Events that never went into a batch have the reason of those that did: the server is there."""
+    channels.judge = lambda _bodies: full()
+    producer = producer_of(channels, batch_events_max=1, inflight_batches_max=1, delivery_timeout_seconds=0.3)
+    results = producer.send_many([b"a", b"b", b"c"]).results(10)
+    assert [result.error and result.error.reason for result in results] == ["CHANNEL_FULL"] * 3
+
+
 # Batches that are too large.
 
 
@@ -196,6 +206,41 @@ def test_send_of_more_than_the_channel_takes_at_once_is_split(
         producer.send(b"%d" % index)
     producer.flush(10)
     assert sum(len(bodies) > 10 for bodies in channels.batches) == refused_count
+
+
+def test_send_of_batches_larger_than_a_message_finds_out_what_the_server_takes(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """In few steps, however alike events are; it is kept to, and costs no order."""
+
+    def judge(bodies: list[bytes]) -> RefusalError | None:
+        return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
+
+    channels.judge = judge
+    producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
+    bodies = [b"%0100d" % index for index in range(600)]
+    assert all(result.stored for result in producer.send_many(bodies, key="k").results(10))
+    assert channels.stored["orders"] == bodies
+    refused_count = sum(judge(batch) is not None for batch in channels.batches)
+    assert refused_count < 10
+    assert all(result.stored for result in producer.send_many(bodies, key="k").results(10))
+    assert sum(judge(batch) is not None for batch in channels.batches) == refused_count
+
+
+def test_send_with_an_event_larger_than_a_message_fails_it_alone(
+    channels: FakeChannels, producer_of: MakeProducer
+) -> None:
+    """It is not looked for by halving where its size tells which one it is."""
+
+    def judge(bodies: list[bytes]) -> RefusalError | None:
+        return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
+
+    channels.judge = judge
+    producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
+    bodies = [*[bytes(10)] * 100, bytes(20_000), *[bytes(20)] * 100]
+    results = producer.send_many(bodies, key="k").results(10)
+    assert [result.stored for result in results] == [len(body) < 10_000 for body in bodies]
+    assert [len(batch) for batch in channels.batches] == [201, 100, 1, 100]
 
 
 def test_send_of_an_event_too_large_for_the_server_fails_alone(

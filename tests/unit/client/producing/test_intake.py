@@ -259,6 +259,19 @@ def test_put_of_too_large_an_event_is_refused_alone() -> None:
     assert bench.intake.held_bytes == 0
 
 
+def test_put_of_an_event_above_its_own_limit_is_refused() -> None:
+    """`event_bytes_max` may be below `batch_bytes_max`."""
+    bench = Bench(event_bytes_max=1000)
+    bench.put(bytes(900))
+    for headers in ({}, {"a": "x" * 100}, {"a": "ä" * 50}):
+        with pytest.raises(EventTooLargeError, match="up to 1000 bytes"):
+            bench.put(bytes(996), **headers)
+    bench.put(bytes(900))
+    bench.now += 1
+    [bodies] = bench.take()
+    assert [len(body) for body in bodies] == [900, 900]
+
+
 def test_put_of_an_event_above_a_batch_goes_alone_where_it_may() -> None:
     """`event_bytes_max` above `batch_bytes_max` lets single events be larger than batches."""
     bench = Bench(batch_bytes_max=1000, event_bytes_max=5000, linger_seconds=0)

@@ -21,6 +21,7 @@ from millrace_client.events import Stamp
 from millrace_client.producing.bulk import bulk_of
 from millrace_client.producing.encoding import columns_of_request, request_of_pages
 from millrace_client.producing.intake import Intake
+from millrace_client.producing.lanes import Gathering
 from millrace_client.producing.metrics import Tally
 from millrace_client.producing.pages import Page
 from millrace_client.producing.results import Outcome
@@ -81,6 +82,27 @@ class Bench:
             columns = columns_of_request(request_of_pages("orders", Stamp("p", 1, len(page.bodies)), [page]))
             rows += ColumnsCutter(columns).rows(0, columns.count)
         return rows
+
+
+class _Lowering:
+    """A lock that is taken just after the engine has heard that a batch may have few events only, or few bytes."""
+
+    def __init__(self, gathering: Gathering, **limits: int) -> None:
+        self._gathering = gathering
+        self._limits = limits
+        self._lock = threading.Lock()
+        self.release = self._lock.release
+
+    def acquire(self, blocking: bool = True) -> bool:  # noqa: FBT001, FBT002 - as of a lock
+        for name, limit in self._limits.items():
+            setattr(self._gathering, name, limit)
+        return self._lock.acquire(blocking)
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def wire_bytes(page: Page) -> int:
@@ -223,6 +245,34 @@ def test_put_many_with_too_many_headers_fails_each() -> None:
     bench = Bench()
     futures = bench.put_many([Event(b"", {f"{number}": "" for number in range(300)})] * 2)
     assert [type(future.settled(0).error) for future in futures] == [BadArgumentError] * 2
+
+
+@pytest.mark.parametrize("body_bytes", range(9_860, 9_940))
+def test_put_many_of_what_just_fits_a_batch_closes_no_empty_page(body_bytes: int) -> None:
+    """A batch of no events would be the end of the producer."""
+    bench = Bench(batch_bytes_max=10_000)
+    bench.put_many([bytes(body_bytes)])
+    assert [len(page.bodies) for page in bench.take()] == [1]
+
+
+@pytest.mark.parametrize("limits", [{"events_max": 50}, {"bytes_max": 500}])
+def test_put_many_while_batches_become_smaller_closes_no_empty_page(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine lowers what a batch may have whenever a server says so."""
+    bench = Bench()
+    monkeypatch.setattr(bench.intake, "lock", _Lowering(bench.gathering, **limits))
+    bench.put_many([b"a"] * 100)
+    assert [len(page.bodies) for page in bench.take()] == [100]
+
+
+@pytest.mark.parametrize("event", [bytes(1_000), Event(b"", {"a": "x" * 1_000})])
+def test_put_many_of_events_above_their_own_limit_refuses_them(event: Any) -> None:
+    """`event_bytes_max` may be below `batch_bytes_max`."""
+    bench = Bench(event_bytes_max=1_000)
+    futures = bench.put_many([event] * 2)
+    assert all(isinstance(result.error, EventTooLargeError) for result in futures.results(0))
+    assert bench.take() == []
 
 
 def test_put_many_counts_the_memory_that_single_puts_would() -> None:
