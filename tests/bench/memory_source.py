@@ -1,10 +1,14 @@
-"""A Spark source like Millrace's, but without servers: the same events, from memory, by the same way into Arrow."""
+"""A Spark source like Millrace's, but without servers: the same events, from memory.
+
+As a stream they go into Arrow as Millrace's do. As a batch they are there in Arrow before they are wanted: what Spark
+itself takes to bring them from Python to its rows, and the most that any source in Python can reach.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -27,6 +31,9 @@ class MemorySource(DataSource):
     def schema(self) -> StructType:
         return EVENT_SCHEMA
 
+    def reader(self, schema: StructType) -> "MemoryReader":
+        return MemoryReader(int(self.options["events"]), schema)
+
     def streamReader(self, schema: StructType) -> "MemoryStreamReader":  # noqa: N802 - Spark's name
         return MemoryStreamReader(int(self.options["events"]), int(self.options["maxEventsPerTrigger"]), schema)
 
@@ -38,6 +45,24 @@ class MemoryPartition(InputPartition):
         super().__init__(None)
         self.start = start
         self.count = count
+
+
+class MemoryReader(DataSourceReader):
+    """A task makes one batch, and gives it again and again."""
+
+    def __init__(self, event_count: int, schema: StructType) -> None:
+        self._event_count = event_count
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return _partitions(0, self._event_count)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, MemoryPartition):
+            return
+        [batch] = _record_batches(MemoryPartition(0, BATCH_EVENTS), self._schema)
+        for _ in range(partition.count // BATCH_EVENTS):
+            yield batch
 
 
 class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,15 +87,23 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"to": min(start["to"] + count, self._event_count)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        starts = range(start["to"], end["to"], EVENTS_PER_PARTITION)
-        return [MemoryPartition(first, min(EVENTS_PER_PARTITION, end["to"] - first)) for first in starts]
+        return _partitions(start["to"], end["to"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, MemoryPartition):
             return iter(())
-        from pyspark.sql.pandas.types import to_arrow_schema
+        return _record_batches(partition, self._schema)
 
-        return record_batches(_batches(partition), _ORIGIN, to_arrow_schema(self._schema))
+
+def _partitions(start: int, stop: int) -> list[InputPartition]:
+    starts = range(start, stop, EVENTS_PER_PARTITION)
+    return [MemoryPartition(first, min(EVENTS_PER_PARTITION, stop - first)) for first in starts]
+
+
+def _record_batches(partition: MemoryPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return record_batches(_batches(partition), _ORIGIN, to_arrow_schema(schema))
 
 
 def _batches(partition: MemoryPartition) -> Iterator[tuple[int, event_pb2.EventColumns]]:

@@ -67,7 +67,7 @@ def test_bench_of_spark_tells_of_batches_and_streams(tmp_path: Path) -> None:
     """It measures each beside what Spark does natively, or beside no servers at all, and says what it reached."""
     shown, report = _bench(tmp_path, "spark", seconds_max=800.0)
     assert "the same rows natively from Parquet" in shown
-    assert [len(section["lines"]) for section in report["spark"]] == [3, 3, 3, 1, 3]
+    assert [len(section["lines"]) for section in report["spark"]] == [5, 3, 3, 1, 3]
     assert all(line["value"] > 0 for section in report["spark"] for line in section["lines"])
 
 
