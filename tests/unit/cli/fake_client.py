@@ -326,9 +326,13 @@ class FakeProducer:
         self._error: MillraceError | None = None
         self._sent: list[FakeFutures] = []
         self.is_connected = True
+        self.is_stopped = False
+        """Whether it has heard by now that an event before those to come is not stored."""
         self.close_seconds: float | None = None
 
     def send_many(self, events: Sequence[Event | bytes]) -> FakeFutures:
+        if self.is_stopped:
+            raise ProducerClosedError("stopped")
         self._sent.append(FakeFutures(self, events))
         return self._sent[-1]
 

@@ -132,6 +132,18 @@ def test_send_that_fails_raises_what_the_server_said(orders: FakeChannel, error:
     assert [event.body for event in orders.events] == [b"a", b"b"]
 
 
+def test_send_behind_a_line_that_failed_raises_why_it_did(orders: FakeChannel) -> None:
+    """Not that the producer has stopped, which is all that it says to further lines."""
+    error = TxnCapacityError("too many")
+    orders.append_errors.append(error)
+    bench = Bench(orders)
+    bench.send([b"a"])
+    bench.producers[0].is_stopped = True
+    with pytest.raises(CommandError) as raised:
+        bench.send([b"b"])
+    assert raised.value.__cause__ is error
+
+
 def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
     """What is under way has a moment to be answered for; what is not, is left to the next run."""
     orders.append_errors.extend([None, ChannelFullError("full")])

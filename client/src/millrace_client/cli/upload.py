@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from millrace_client import MillraceError, Producer, SendAttempt, SendFutures, SendSummary, UnavailableError
+from millrace_client import (
+    MillraceError,
+    Producer,
+    ProducerClosedError,
+    SendAttempt,
+    SendFutures,
+    SendSummary,
+    UnavailableError,
+)
 from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
 from millrace_client.cli.line_format import LineFormat
 from millrace_client.cli.line_routing import LineRouting
@@ -116,13 +124,18 @@ class Upload:
         events, error = self._format.events(lines, first_line)
         if events:
             self.account.lines_read += len(events)
-            shares = [
-                _Share(destination, places, destination.producer.send_many([events[place] for place in places]))
-                for destination, places in zip(
-                    self._destinations, self._routing.places(events, first_line), strict=True
-                )
-                if places
-            ]
+            try:
+                shares = [
+                    _Share(destination, places, destination.producer.send_many([events[place] for place in places]))
+                    for destination, places in zip(
+                        self._destinations, self._routing.places(events, first_line), strict=True
+                    )
+                    if places
+                ]
+            except ProducerClosedError:
+                # It has stopped at a line that is ahead: why, is told there.
+                self._settle(progress, 0)
+                raise
             self._ahead.append(_Part(lines[: len(events)], shares))
         self._settle(progress, BATCHES_AHEAD_MAX - 1)
         if error is not None:
