@@ -31,14 +31,13 @@ class ColumnsError(ValueError):
     """Returned when columns contradict themselves; says which field, what it was, what is allowed."""
 
 
-def check_columns(columns: event_pb2.EventColumns, body_bytes: int | None = None) -> None:
+def check_columns(columns: event_pb2.EventColumns) -> None:
     """Makes sure that columns hold together, so that cutting them and making rows of them cannot fail.
 
     Costs some microseconds for a thousand events: sums and lengths are compared, no event is touched.
 
     Args:
         columns: What to check.
-        body_bytes: The length of their bodies, for columns that come without `bodies`.
 
     Raises:
         ColumnsError: A sum does not hold, a key comes twice, there are too many keys, or values are not UTF-8.
@@ -46,7 +45,7 @@ def check_columns(columns: event_pb2.EventColumns, body_bytes: int | None = None
     count = columns.count
     if len(columns.body_sizes) != count:
         raise ColumnsError(f"columns.body_sizes: has {len(columns.body_sizes)} entries; columns.count is {count}")
-    body_bytes = len(columns.bodies) if body_bytes is None else body_bytes
+    body_bytes = len(columns.bodies)
     # As a list: protobuf's own sequence is several times as slow to walk along.
     if (size_sum := sum(columns.body_sizes[:])) != body_bytes:
         raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")

@@ -60,14 +60,14 @@ def packed(numbers: list[int]) -> bytes:
     return b"".join(map(_varint, numbers))
 
 
-def repeated_number(packed: bytes) -> tuple[int, int] | None:
-    """What a packed field holds that holds one number again and again, and how often; None where it does not."""
+def repeated_number(content: bytes) -> tuple[int, int] | None:
+    """The number that a packed field holds again and again, and how often; None where it holds different ones."""
     try:
-        number, length = _read_varint(packed, 0)
+        number, length = _read_varint(content, 0)
     except IndexError:
         return None
-    count = len(packed) // length
-    return (number, count) if packed == _varint(number) * count else None
+    count = len(content) // length
+    return (number, count) if content == _varint(number) * count else None
 
 
 def place_of(number: int, message: Buffer) -> Place | None:

@@ -327,8 +327,8 @@ class Engine:
                 batch.doubted, batch.doubted_at = outlet, now
             attempt = batch.note_attempt(outlet.server.target.address, error)
             if not is_sure:
+                # Otherwise the server is well: it is the batch that is at fault.
                 outlet.note_failure(batch, error, now)
-            # Else the server is well: it is the batch that is at fault.
             if is_sure and batch.count > 1:
                 self._split(batch, error)
             elif (outlet.is_careful and not is_sure) or self._schedule.is_retried_anew(error, batch.attempt_count):

@@ -51,16 +51,13 @@ def plain_columns(raw: Buffer) -> PlainColumns | None:
     rest = b"".join((raw[: place.head], raw[place.end :]))
     try:
         return PlainColumns(_checked_count(rest, body_bytes), body_bytes)
-    except _NotPlainError:
+    except (_NotPlainError, ColumnsError, DecodeError):
         return None
 
 
 def _checked_count(rest: bytes, body_bytes: int) -> int:
     """How many events there are in good columns whose bodies have so many bytes, and stand elsewhere."""
-    try:
-        columns = pb.PackedColumns.FromString(rest)
-    except DecodeError:
-        raise _NotPlainError from None
+    columns = pb.PackedColumns.FromString(rest)
     columns.DiscardUnknownFields()
     sizes = _sizes(columns.body_sizes)
     if columns.ByteSize() != len(rest) or (sizes.size_count, sizes.total) != (columns.count, body_bytes):
@@ -76,7 +73,7 @@ def _checked_count(rest: bytes, body_bytes: int) -> int:
 def _check_header(header: pb.PackedHeader, event_count: int) -> None:
     values = header.values
     if not values.isascii():
-        _parsed_header(header.SerializeToString(), event_count)
+        check_header("", _parsed_header(header.SerializeToString()), event_count)
         return
     sizes = _sizes(header.sizes)
     holds_for_all = sizes.size_count == 1 and not sizes.zero_count
@@ -98,14 +95,9 @@ def _sizes(packed: bytes) -> _Sizes:
     return _Sizes(len(sizes), sizes.count(0), sum(sizes))
 
 
-def _parsed_header(encoded: bytes, event_count: int | None = None) -> event_pb2.HeaderColumn:
-    """A HeaderColumn that is as protobuf would write it; a good one, where it is told for how many events."""
-    try:
-        header = event_pb2.HeaderColumn.FromString(encoded)
-        if event_count is not None:
-            check_header("", header, event_count)
-    except (DecodeError, ColumnsError):
-        raise _NotPlainError from None
+def _parsed_header(encoded: bytes) -> event_pb2.HeaderColumn:
+    """A HeaderColumn that is as protobuf would write it."""
+    header = event_pb2.HeaderColumn.FromString(encoded)
     if header.ByteSize() != len(encoded):
         raise _NotPlainError
     return header

@@ -192,6 +192,11 @@ def test_send_behind_what_a_full_channel_refuses_fails_for_the_same_reason(
 # Batches that are too large.
 
 
+def refuse_large_messages(bodies: list[bytes]) -> RefusalError | None:
+    """As a server does that takes messages of 10,000 bytes."""
+    return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
+
+
 def test_send_of_more_than_the_channel_takes_at_once_is_split(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
@@ -212,30 +217,22 @@ def test_send_of_batches_larger_than_a_message_finds_out_what_the_server_takes(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
     """In few steps, however alike events are; it is kept to, and costs no order."""
-
-    def judge(bodies: list[bytes]) -> RefusalError | None:
-        return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
-
-    channels.judge = judge
+    channels.judge = refuse_large_messages
     producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
     bodies = [b"%0100d" % index for index in range(600)]
     assert all(result.stored for result in producer.send_many(bodies, key="k").results(10))
     assert channels.stored["orders"] == bodies
-    refused_count = sum(judge(batch) is not None for batch in channels.batches)
+    refused_count = sum(refuse_large_messages(batch) is not None for batch in channels.batches)
     assert refused_count < 10
     assert all(result.stored for result in producer.send_many(bodies, key="k").results(10))
-    assert sum(judge(batch) is not None for batch in channels.batches) == refused_count
+    assert sum(refuse_large_messages(batch) is not None for batch in channels.batches) == refused_count
 
 
 def test_send_with_an_event_larger_than_a_message_fails_it_alone(
     channels: FakeChannels, producer_of: MakeProducer
 ) -> None:
     """It is not looked for by halving where its size tells which one it is."""
-
-    def judge(bodies: list[bytes]) -> RefusalError | None:
-        return RefusalError(EXHAUSTED, "MESSAGE_TOO_LARGE") if sum(map(len, bodies)) > 10_000 else None
-
-    channels.judge = judge
+    channels.judge = refuse_large_messages
     producer = producer_of(channels, batch_bytes_max=100_000, linger_seconds=0.05)
     bodies = [*[bytes(10)] * 100, bytes(20_000), *[bytes(20)] * 100]
     results = producer.send_many(bodies, key="k").results(10)
