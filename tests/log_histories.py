@@ -188,7 +188,7 @@ class RunningLog:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Keeps the writer from looking at what is submitted, so that it finds all of it at once."""
-        with self._writer._condition:
+        with self._writer._lock:
             yield
 
     def remove_before(self, segment_id: int) -> int:

@@ -12,8 +12,7 @@ UNLIMITED = 1 << 62
 @pytest.fixture
 def limits() -> ChannelLimits:
     """10 body bytes, 5 events a transaction, answers of 10,000 bytes."""
-    config = limits_of(body_bytes_max=10, capacity=50, transaction_capacity=5)
-    return ChannelLimits(lambda: config, 10_000)
+    return ChannelLimits(limits_of(body_bytes_max=10, capacity=50, transaction_capacity=5), 10_000)
 
 
 def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLimits) -> None:
@@ -25,8 +24,7 @@ def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLim
 
 def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
     """Its headers count too; what was stored can always be fetched."""
-    config = limits_of(body_bytes_max=1 << 30)
-    limits = ChannelLimits(lambda: config, 10_000)
+    limits = ChannelLimits(limits_of(body_bytes_max=1 << 30), 10_000)
     with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers .*, which holds 10000 bytes"):
         limits.refuse_too_large([stored(b"", b"x" * 10_000)])
 
@@ -95,5 +93,4 @@ def test_portion_is_what_was_asked_for_within_the_limits(
 
 def test_portion_in_rows_is_a_small_one() -> None:
     """Whatever a message may hold."""
-    config = limits_of()
-    assert ChannelLimits(lambda: config, 1 << 30).portion(Form.ROWS, 0, 0, 10).answer_bytes_max == 8 << 20
+    assert ChannelLimits(limits_of(), 1 << 30).portion(Form.ROWS, 0, 0, 10).answer_bytes_max == 8 << 20

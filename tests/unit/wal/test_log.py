@@ -112,7 +112,7 @@ async def test_submit_of_many_at_once_is_answered_with_one_call_to_the_loop() ->
     begun = _submit(log, STATE, begins_segment=True)
     await begun
     assert log._writer is not None
-    with log._writer._condition:
+    with log._writer._lock:
         answers = [_submit(log, _put(b"%d" % number)) for number in range(20)]
         for answer in answers:
             answer.add_done_callback(order.append)
@@ -131,7 +131,7 @@ async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: Write
         raise LookupError("a mistake")
 
     assert log._writer is not None
-    with log._writer._condition:
+    with log._writer._lock:
         begun = _submit(log, STATE, begins_segment=True)
         log.submit([_put(b"one")], needs_sync=True, done=done)
         behind = _submit(log, _put(b"two"))
@@ -152,7 +152,7 @@ def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> N
     async def submit() -> list[asyncio.Future[Submission]]:
         return [_submit(unheard, STATE, begins_segment=True), _submit(unheard, _put(b"record"))]
 
-    with unheard._writer._condition:
+    with unheard._writer._lock:
         answers = asyncio.run(submit())
     unheard.close()
     assert not any(answer.done() for answer in answers)

@@ -23,7 +23,7 @@ def disk() -> SimulatedDisk:
 
 
 def _write(log: RunningLog, *payloads: bytes, begins_segment: bool = False) -> list[Location]:
-    return log.append(*payloads, begins_segment=begins_segment).locations
+    return [*log.append(*payloads, begins_segment=begins_segment).locations]
 
 
 def _read_counting(disk: SimulatedDisk, log: WriteAheadLog, locations: Sequence[Location]) -> tuple[list[Payload], int]:

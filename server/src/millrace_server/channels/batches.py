@@ -72,19 +72,24 @@ class StoredColumns:
         return cls(columns.SerializeToString(), columns.count, sum(columns.body_sizes[:]))
 
     @classmethod
-    def received(cls, raw: Buffer) -> "StoredColumns":
-        """Columns that a stranger made, checked, and kept as they came.
+    def received(cls, received: Buffer | event_pb2.EventColumns) -> "StoredColumns":
+        """Columns that a stranger made, checked, and kept as they came where they are plain.
+
+        Args:
+            received: The columns as they came, or parsed.
 
         Raises:
             ColumnsError: They contradict themselves.
             DecodeError: They are no columns.
         """
-        plain = plain_columns(raw)
-        if plain is not None:
-            return cls(raw, plain.event_count, plain.body_bytes)
+        if isinstance(received, event_pb2.EventColumns):
+            columns = received
+        elif (plain := plain_columns(received)) is not None:
+            return cls(received, plain.event_count, plain.body_bytes)
+        else:
+            columns = _parsed(received)
         # There may be more in it than protobuf would write: it would be stored and sent again, and no bound knows of
         # it.
-        columns = _parsed(raw)
         columns.DiscardUnknownFields()
         check_columns(columns)
         return cls.of(columns)
@@ -147,9 +152,9 @@ class StoredColumns:
         self._cutter = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
-    """Events `start` to `stop` (excluded) of stored columns."""
+    """Events `start` to `stop` (excluded) of stored columns. It does not change; see `StoredBatch`."""
 
     stored: StoredColumns
     start: int
@@ -169,7 +174,7 @@ class Window:
     @property
     def is_whole(self) -> bool:
         """Whether nothing of the stored columns lies outside."""
-        return self.count == self.stored.count
+        return self.stop - self.start == self.stored.count
 
     def part(self, start: int, stop: int) -> "Window":
         """A window inside this one; indexes count from its first event."""
@@ -221,9 +226,13 @@ class Fit:
     """At least as many bytes as they have when encoded."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredBatch:
-    """A window whose events have their sequences."""
+    """A window whose events have their sequences.
+
+    It does not change. It is not frozen either: each commit makes some, and what is frozen takes three times as long
+    to make.
+    """
 
     first_sequence: int
     window: Window
@@ -236,7 +245,7 @@ class StoredBatch:
     @property
     def end_sequence(self) -> int:
         """One past the last event's sequence."""
-        return self.first_sequence + self.count
+        return self.first_sequence + self.window.stop - self.window.start
 
     @property
     def is_in_log(self) -> bool:

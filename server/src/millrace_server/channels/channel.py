@@ -95,7 +95,8 @@ class Channel:
         self.claims = ClaimDesk(basis.contents, basis.commits, basis.epochs_from)
         self._clock = asyncio.get_running_loop().time
         self._directory = directory
-        self._limits = ChannelLimits(lambda: self.config, answer_bytes_max)
+        self._answer_bytes_max = answer_bytes_max
+        self._limits = ChannelLimits(config, answer_bytes_max)
         self._limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self._open: dict[str, Transaction] = {}
         self._ended = basis.ended
@@ -247,7 +248,8 @@ class Channel:
         return planned if isinstance(planned, Receipt) else await asyncio.shield(planned)
 
     def _begin_commit(self, change: Change, txn_ids: Sequence[str]) -> "Receipt | asyncio.Future[Receipt]":
-        self._refuse_gap(change.stamp)
+        if change.stamp is not None:
+            self._refuse_gap(change.stamp)
         txns = [self._open[txn_id] for txn_id in txn_ids]
         end = CommitEnd(made=lambda receipt: self._end_committed(txns, receipt), refused=lambda: _reopen(txns))
         commit = self.commits.make(change, txn_ids, end)
@@ -289,7 +291,8 @@ class Channel:
             DiskFullError: The disk has no room.
             ChannelLogFailedError: The channel's log has failed.
         """
-        self.contents.counters.put_attempts += sum(stored.count for stored in batches)
+        for stored in batches:
+            self.contents.counters.put_attempts += stored.count
         change = self.plan_append(batches, stamp, also_draining=also_draining)
         if not self.contents.goes_at_once(change):
             puts = [Window.whole(stored) for stored in batches]
@@ -304,19 +307,24 @@ class Channel:
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
     ) -> Change:
         """What appending these would do now. For whoever appends to several channels as one; see `append`."""
-        puts = [Window.whole(stored) for stored in batches]
-        if also_draining:
-            self.contents.refuse_if_closed()
-        else:
-            self._refuse_new()
-        self._limits.refuse_too_many(sum(put.count for put in puts))
+        self.contents.refuse_if_closed()
+        if self._is_draining and not also_draining:
+            raise _draining()
+        puts = []
+        event_count = body_bytes = 0
+        for stored in batches:
+            puts.append(Window.whole(stored))
+            event_count += stored.count
+            body_bytes += stored.body_bytes
+        self._limits.refuse_too_many(event_count)
         self._limits.refuse_too_large(batches)
-        self._limits.refuse_too_many_bytes(sum(put.body_bytes for put in puts))
+        self._limits.refuse_too_many_bytes(body_bytes)
         return self.contents.plan(puts, [], stamp)
 
     def begin_append(self, change: Change) -> "Receipt | asyncio.Future[Receipt]":
         """Begins an append that was planned just now, and for which there is room; see `Commits.make`."""
-        self._refuse_gap(change.stamp)
+        if change.stamp is not None:
+            self._refuse_gap(change.stamp)
         return self.commits.make(change, (), self._appended)
 
     def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
@@ -338,10 +346,9 @@ class Channel:
             if not isinstance(settling, Receipt):
                 await settling
 
-    def _refuse_gap(self, stamp: Stamp | None) -> None:
+    def _refuse_gap(self, stamp: Stamp) -> None:
         """Asked when a change is about to begin, no earlier: what it comes after may have waited before it."""
-        if stamp is not None:
-            self.contents.ledger.refuse_gap(stamp)
+        self.contents.ledger.refuse_gap(stamp)
 
     def _count_commit(self, _receipt: Receipt) -> None:
         self.contents.counters.commits += 1
@@ -519,6 +526,7 @@ class Channel:
     def enforce(self, config: ChannelConfig) -> None:
         """Puts a configuration in force at once; what the channel holds may be above its limits."""
         self.config = config
+        self._limits = ChannelLimits(config, self._answer_bytes_max)
         self.commits.enforce(config)
         self.contents.room.resize(config.capacity, config.body_bytes_max)
 

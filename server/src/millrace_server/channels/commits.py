@@ -21,7 +21,7 @@ class ClaimNote:
     has_ended: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CommitEnd:
     """What its caller does at the end of a commit. Neither may raise."""
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.counters import ChannelCounters
@@ -22,8 +22,7 @@ _AHEAD_BYTES = 4 << 20
 _UNLIMITED_EVENTS = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a commit stored; both sequences are 0 where it stored nothing."""
 
     first_sequence: int = 0
@@ -55,23 +54,25 @@ class Change:
     """Events that the channel gains; negative where it loses some."""
     body_bytes: int = field(init=False)
     """Bytes of bodies that the channel gains; negative where it loses some."""
+    needs_room: bool = field(init=False)
+    """Whether the channel gains anything."""
 
     def __post_init__(self) -> None:
-        self.put_count = sum([put.stop - put.start for put in self.puts])
-        self.put_body_bytes = sum([put.body_bytes for put in self.puts])
-        self.take_count = sum([take.count for take in self.takes])
-        self.event_count = self.put_count - self.take_count
-        self.body_bytes = self.put_body_bytes - sum([take.window.body_bytes for take in self.takes])
+        put_count = put_body_bytes = take_count = take_body_bytes = 0
+        for put in self.puts:
+            put_count += put.stop - put.start
+            put_body_bytes += put.body_bytes
+        for take in self.takes:
+            take_count += take.count
+            take_body_bytes += take.window.body_bytes
+        self.put_count, self.put_body_bytes, self.take_count = put_count, put_body_bytes, take_count
+        self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
+        self.needs_room = self.event_count > 0 or self.body_bytes > 0
 
-    @property
-    def needs_room(self) -> bool:
-        """Whether the channel gains anything."""
-        return self.event_count > 0 or self.body_bytes > 0
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BegunChange:
-    """A change that has its place in the order of commits, and of which nobody sees anything yet."""
+    """A change that has its place in the order of commits, and of which nobody sees anything yet. It stays as it is."""
 
     change: Change
     batches: Sequence[StoredBatch]
@@ -165,8 +166,8 @@ class Contents:
             TxnCapacityError: The puts would not fit the channel if it were empty.
         """
         self.refuse_if_closed()
-        event_count = sum(put.count for put in puts)
         if stamp is not None:
+            event_count = sum(put.count for put in puts)
             ranges = self.ledger.new_ranges(stamp, event_count)
             kept_count = sum(stop - start for start, stop in ranges)
             change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count, has_new_numbers=bool(ranges))
@@ -227,7 +228,8 @@ class Contents:
             self._assigned_sequence = batch.end_sequence
             batches.append(batch)
         acceptance = None if change.stamp is None else self.ledger.accept(change.stamp)
-        self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))
+        if change.needs_room:
+            self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))
         is_deduplicated = change.dropped_count > 0
         if batches:
             receipt = Receipt(first_sequence, self._assigned_sequence - 1, is_deduplicated)
@@ -246,8 +248,9 @@ class Contents:
                 follower.offer(batch)
         if begun.batches:
             self.readers.wake_all()
-        self._settle(change.takes)
-        self.room.change(min(change.event_count, 0), min(change.body_bytes, 0))
+        if change.takes:
+            self._settle(change.takes)
+            self.room.change(min(change.event_count, 0), min(change.body_bytes, 0))
         self.counters.put_successes += self.next_sequence - begun.first_sequence
         if not change.is_purge:
             self.counters.take_successes += change.take_count

@@ -116,7 +116,8 @@ class HostedChannel:
             ReplayingError: It is not open yet.
             ChannelCorruptError, ChannelLogFailedError: It could not be opened.
         """
-        self.refuse_unless_open()
+        if self._channel is None:
+            self.refuse_unless_open()
         assert self._channel is not None, "what is open has a channel"
         return self._channel
 

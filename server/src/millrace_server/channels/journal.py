@@ -236,12 +236,11 @@ class Journal:
     def _submit(self, pending: Pending) -> None:
         begins_segment = self._needs_segment()
         # Taken before the change begins: it is the state that the segment's first commit is applied to.
-        records = [state_record(self.state())] if begins_segment else []
+        segment_start = [state_record(self.state())] if begins_segment else []
         pending.begin()
-        records += pending.records
-        byte_count = sum(len(piece) for _, pieces in records for piece in pieces)
-        self._segment_bytes = byte_count if begins_segment else self._segment_bytes + byte_count
-        self._is_rotating = self._is_rotating or begins_segment
+        if begins_segment:
+            self._segment_bytes = 0
+            self._is_rotating = True
         pending.submitted_at = self._loop.time()
         self._pending.append(pending)
         self._commit_count += isinstance(pending, PendingCommit)
@@ -249,18 +248,19 @@ class Journal:
         self.change_count += 1
         if self._stall_timer is None:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._look_for_stall)
-        self._log.submit(
-            records,
+        self._segment_bytes += self._log.submit(
+            [*segment_start, *pending.records],
             needs_sync=begins_segment or self._needs_sync(pending),
             begins_segment=begins_segment,
             done=partial(self._done, pending, int(begins_segment)),
         )
 
     def _needs_segment(self) -> bool:
-        if self._log.end.segment_id == 0 and not self.submitted_count:
+        if not self.submitted_count and self._log.end.segment_id == 0:
             return True
-        is_full = self._segment_bytes >= self.config.segment_bytes_max
-        return is_full and not self._is_rotating and self._loop.time() >= self._rotates_again_at
+        if self._segment_bytes < self.config.segment_bytes_max:
+            return False
+        return not self._is_rotating and self._loop.time() >= self._rotates_again_at
 
     def _needs_sync(self, pending: Pending) -> bool:
         if pending.is_urgent or not pending.needs_sync or self.config.fsync == "commit":
@@ -362,8 +362,8 @@ class Journal:
         return undone
 
     def _refuse_after_fault(self) -> None:
-        if fault := self.fault:
-            raise fault
+        if self._fault:
+            raise ChannelLogFailedError(self._fault)
 
 
 def _ignore(*_: object) -> None:

@@ -1,6 +1,6 @@
 """What a channel refuses because it is too much, and how much one answer holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.config import ChannelConfig
@@ -17,17 +17,19 @@ class ChannelLimits:
     """Refuses requests that are too large for a channel.
 
     Args:
-        config: Tells the channel's limits as they are now.
+        config: The channel's.
         answer_bytes_max: Bytes that the events of one answer may have.
     """
 
-    def __init__(self, config: Callable[[], ChannelConfig], answer_bytes_max: int) -> None:
-        self._config = config
+    def __init__(self, config: ChannelConfig, answer_bytes_max: int) -> None:
+        self._transaction_capacity = config.transaction_capacity
+        self._body_bytes_max = config.body_bytes_max
+        self._open_body_bytes_max = config.open_body_bytes_max
         self._answer_bytes_max = answer_bytes_max
 
     def refuse_too_large(self, batches: Sequence[StoredColumns]) -> None:
         """Raises EventTooLargeError where one event could not be stored, or not be fetched."""
-        body_bytes_max = self._config().body_bytes_max
+        body_bytes_max = self._body_bytes_max
         for stored in batches:
             # No body is larger than all of them together, which is known without a look at any.
             if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
@@ -42,7 +44,7 @@ class ChannelLimits:
 
     def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
         """Raises EventTooLargeError where one body has more bytes than all that is put at once may have."""
-        body_bytes_max = self._config().open_body_bytes_max
+        body_bytes_max = self._open_body_bytes_max
         for stored in batches:
             if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
                 raise EventTooLargeError(
@@ -51,31 +53,31 @@ class ChannelLimits:
 
     def refuse_too_many(self, put_count: int) -> None:
         """Raises TxnCapacityError where a transaction would put more events than it may."""
-        capacity = self._config().transaction_capacity
-        if put_count > capacity:
-            raise TxnCapacityError(f"the transaction would put {put_count} events; transaction_capacity is {capacity}")
+        if put_count > self._transaction_capacity:
+            raise TxnCapacityError(
+                f"the transaction would put {put_count} events; transaction_capacity is {self._transaction_capacity}"
+            )
 
     def refuse_too_many_bytes(self, body_bytes: int) -> None:
         """Raises TxnCapacityError where a transaction would put more than all of them together may."""
-        body_bytes_max = self._config().open_body_bytes_max
-        if body_bytes > body_bytes_max:
+        if body_bytes > self._open_body_bytes_max:
             raise TxnCapacityError(
-                f"the transaction would put {body_bytes} body bytes; the channel takes {body_bytes_max} at once"
+                f"the transaction would put {body_bytes} body bytes; the channel takes {self._open_body_bytes_max} at "
+                "once"
             )
 
     def refuse_crowding(self, open_body_bytes: int, body_bytes: int) -> None:
         """Bounds what transactions hold that nobody may ever commit; it is counted apart from what is committed."""
-        body_bytes_max = self._config().open_body_bytes_max
-        if open_body_bytes + body_bytes > body_bytes_max:
+        if open_body_bytes + body_bytes > self._open_body_bytes_max:
             raise BytesFullError(
                 f"open transactions hold {open_body_bytes} body bytes, and {body_bytes} more are above what they may "
-                f"hold together, {body_bytes_max}; put again when some have ended",
+                f"hold together, {self._open_body_bytes_max}; put again when some have ended",
                 retry_delay_seconds=_CROWDED_RETRY_DELAY_SECONDS,
             )
 
     def taking_room(self, take_count: int, txn_id: str) -> int:
         """How many more events a transaction may take; raises TxnCapacityError where there are none."""
-        room = self._config().transaction_capacity - take_count
+        room = self._transaction_capacity - take_count
         if room <= 0:
             raise TxnCapacityError(
                 f"the transaction has taken {take_count} events, all that transaction_capacity allows; "

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
@@ -14,6 +15,8 @@ from millrace_server.channels.records import claim_record, commit_records, keep_
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.writer import Location, LogPosition, Record
+
+_is_whole = attrgetter("is_whole")
 
 
 class Pending:
@@ -28,14 +31,12 @@ class Pending:
         submitted_at: When it was submitted, on the event loop's clock.
     """
 
+    records: Sequence[Record] = ()
     needs_sync = True
     is_urgent = False
     has_puts = False
-
-    def __init__(self, records: Sequence[Record] = ()) -> None:
-        self.records = records
-        self.is_settled = False
-        self.submitted_at = 0.0
+    is_settled = False
+    submitted_at = 0.0
 
     def begin(self) -> None:
         """Takes its place behind all that began before."""
@@ -58,9 +59,9 @@ class Pending:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommitOrder:
-    """What is to be committed."""
+    """What is to be committed. It does not change."""
 
     change: Change
     txn_ids: Sequence[str]
@@ -84,18 +85,17 @@ class PendingCommit(Pending):
     """A commit."""
 
     def __init__(self, holding: Holding, order: CommitOrder, future: "asyncio.Future[Receipt]") -> None:
-        super().__init__()
         self._holding = holding
         self._order = order
-        self._change = order.change
-        if not order.in_memory and not all(put.is_whole for put in order.change.puts):
+        change = order.change
+        if not order.in_memory and not all(map(_is_whole, change.puts)):
             # A part of some columns becomes columns of its own: a PUT record is kept whole, or not at all.
-            self._change = replace(order.change, puts=[_made_whole(put) for put in order.change.puts])
+            change = replace(change, puts=[_made_whole(put) for put in change.puts])
+        self._change = change
         self._begun: BegunChange
         self._is_repeat = False
         self.future = future
-        self.has_puts = bool(self._change.puts) and not order.in_memory
-        change = self._change
+        self.has_puts = bool(change.puts) and not order.in_memory
         self.writes_nothing = not (order.txn_ids or change.puts or change.takes or change.has_new_numbers)
         """Whether it only repeats what was committed before."""
         self.needs_sync = not order.in_memory
@@ -103,7 +103,7 @@ class PendingCommit(Pending):
     @property
     def put_raw_bytes(self) -> int:
         """Bytes of columns that it puts."""
-        return sum(put.stored.raw_bytes for put in self._change.puts)
+        return sum([put.stored.raw_bytes for put in self._change.puts])
 
     def begin(self) -> None:
         order = self._order
@@ -160,6 +160,9 @@ class PendingRollback(Pending):
 
     needs_sync = False
 
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+
     def again(self) -> Pending:
         return PendingRollback(self.records)
 
@@ -175,7 +178,7 @@ class PendingClaim(Pending):
     """A claim that begins or ends."""
 
     def __init__(self, last: LastClaim, note: ClaimNote, future: "asyncio.Future[None]") -> None:
-        super().__init__([claim_record(note)])
+        self.records = [claim_record(note)]
         self.needs_sync = not note.has_ended
         self._last = last
         self._note = note
@@ -217,7 +220,6 @@ class PendingSnapshot(Pending):
     is_urgent = True
 
     def __init__(self, holding: Holding, state: pb.State, future: "asyncio.Future[Snapshot]") -> None:
-        super().__init__()
         self._holding = holding
         self._state = state
         self.future = future
@@ -259,7 +261,6 @@ class PendingKeep(Pending):
         state: Callable[[], pb.State],
         future: "asyncio.Future[None]",
     ) -> None:
-        super().__init__()
         assert holding.share is not None, "a channel without a share in memory has nothing to keep"
         self._share = holding.share
         self._holding = holding

@@ -3,11 +3,10 @@
 import asyncio
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
-from millrace_server.grpc_services.requests import EventsRequest, events_of, parse_apart, stamp_of
+from millrace_server.grpc_services.requests import Columns, EventsRequest, events_of, parse_apart, stamp_of
 from millrace_server.grpc_services.rpc import MessageStream, refusal
 from millrace_server.grpc_services.status import status_of
 
@@ -88,7 +87,7 @@ class Appending:
         )
 
 
-def some_events_of(request: EventsRequest, columns: Buffer | None) -> list[StoredColumns]:
+def some_events_of(request: EventsRequest, columns: Columns | None) -> list[StoredColumns]:
     """The events of an append, at least one."""
     batches = events_of(request, columns)
     if not batches:

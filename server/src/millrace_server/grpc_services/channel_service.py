@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace.wire_format import Buffer
 from millrace_server.channels.channel import Channel, Wish
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
@@ -12,7 +11,7 @@ from millrace_server.grpc_services import answers
 from millrace_server.grpc_services.appending import Appending, some_events_of
 from millrace_server.grpc_services.consuming import Consuming
 from millrace_server.grpc_services.durations import duration, seconds
-from millrace_server.grpc_services.requests import events_of, form_of, stamp_of
+from millrace_server.grpc_services.requests import Columns, events_of, form_of, stamp_of
 from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
 
 NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
@@ -52,7 +51,7 @@ class ChannelService:
         txn_id, lease_seconds = self._registry.get(request.channel).begin(txn_id, lease_seconds)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration(lease_seconds))
 
-    async def _put(self, request: pb.PutRequest, columns: Buffer | None) -> pb.PutResponse:
+    async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:
         put_offset = request.put_offset if request.HasField("put_offset") else None
         channel = self._channel_of(request.txn_id)
         return pb.PutResponse(put_count=channel.put(request.txn_id, events_of(request, columns), put_offset))
@@ -85,7 +84,7 @@ class ChannelService:
     async def _renew_txn(self, request: pb.RenewTxnRequest) -> pb.RenewTxnResponse:
         return pb.RenewTxnResponse(lease=duration(self._channel_of(request.txn_id).renew(request.txn_id)))
 
-    async def _append(self, request: pb.AppendRequest, columns: Buffer | None) -> pb.AppendResponse:
+    async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         channel = self._registry.get(request.channel)
         receipt = await channel.append(some_events_of(request, columns), stamp_of(request))
         return pb.AppendResponse(

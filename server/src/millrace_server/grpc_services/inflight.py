@@ -1,8 +1,5 @@
 """How many bytes of requests are being handled."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from millrace_server.errors import OverloadedError
 
 _RETRY_DELAY_SECONDS = 0.5
@@ -20,9 +17,8 @@ class InflightBytes:
         self._total = 0
         self._by_connection: dict[str, int] = {}
 
-    @contextmanager
-    def admit(self, byte_count: int, peer: str) -> Iterator[None]:
-        """Counts a request of a connection while it is being handled.
+    def admit(self, byte_count: int, peer: str) -> "Admission":
+        """Counts a request of a connection, until the admission is left.
 
         Raises:
             OverloadedError: It would pass a limit.
@@ -34,13 +30,31 @@ class InflightBytes:
             raise _overloaded("the server", self._total, self._total_max)
         self._total += byte_count
         self._by_connection[peer] = held + byte_count
-        try:
-            yield
-        finally:
-            self._total -= byte_count
-            remaining = self._by_connection.pop(peer, 0) - byte_count
-            if remaining > 0:
-                self._by_connection[peer] = remaining
+        return Admission(self, byte_count, peer)
+
+    def release(self, byte_count: int, peer: str) -> None:
+        """Counts it no more."""
+        self._total -= byte_count
+        remaining = self._by_connection.pop(peer, 0) - byte_count
+        if remaining > 0:
+            self._by_connection[peer] = remaining
+
+
+class Admission:
+    """A request that is counted while it is being handled: for a `with` around that."""
+
+    __slots__ = ("_byte_count", "_inflight", "_peer")
+
+    def __init__(self, inflight: InflightBytes, byte_count: int, peer: str) -> None:
+        self._inflight = inflight
+        self._byte_count = byte_count
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        """It is counted already."""
+
+    def __exit__(self, *_: object) -> None:
+        self._inflight.release(self._byte_count, self._peer)
 
 
 def _overloaded(whose: str, held: int, maximum: int) -> OverloadedError:

@@ -15,6 +15,9 @@ from millrace_server.errors import BadArgumentError
 EventsRequest = pb.PutRequest | pb.AppendRequest | pb.AppendStreamRequest
 """A request that brings events."""
 
+Columns = Buffer | event_pb2.EventColumns
+"""A request's columns: the bytes that came, or parsed."""
+
 RequestT = TypeVar("RequestT", bound=Message)
 EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
 
@@ -36,8 +39,8 @@ def parse(kind: type[RequestT], raw: bytes) -> RequestT:
         raise _no_message(kind, raw) from None
 
 
-def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT, Buffer | None]:
-    """A request without its columns, and the columns as they came; None where it has none.
+def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT, Columns | None]:
+    """A request without its columns, and its columns; None where it has none.
 
     Large columns are a view on the request: copying them would take longer than all else that is done with them.
     """
@@ -51,7 +54,9 @@ def parse_apart(kind: type[EventsRequestT], raw: bytes) -> tuple[EventsRequestT,
         # Unless the rest is more than they are: a view keeps all of it in memory.
         return request, view if 2 * len(view) > len(raw) else bytes(view)
     request = parse(kind, raw)
-    columns = request.columns.SerializeToString() if request.HasField("columns") else None
+    if not request.HasField("columns"):
+        return request, None
+    columns = request.columns
     request.ClearField("columns")
     return request, columns
 
@@ -70,7 +75,7 @@ def stamp_of(request: _WithStamp) -> Stamp | None:
     return Stamp(stamp.producer_id, stamp.first_sequence, stamp.last_sequence, after, oldest_open)
 
 
-def events_of(request: EventsRequest, columns: Buffer | None) -> list[StoredColumns]:
+def events_of(request: EventsRequest, columns: Columns | None) -> list[StoredColumns]:
     """The events of a request that was parsed apart, whichever form they came in; rows are turned into columns here."""
     try:
         if columns is None:

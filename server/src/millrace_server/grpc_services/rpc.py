@@ -10,10 +10,9 @@ import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
-from millrace.wire_format import Buffer
 from millrace_server.errors import InternalError, MillraceError
 from millrace_server.grpc_services.inflight import InflightBytes
-from millrace_server.grpc_services.requests import EventsRequestT, RequestT, parse, parse_apart
+from millrace_server.grpc_services.requests import Columns, EventsRequestT, RequestT, parse, parse_apart
 from millrace_server.grpc_services.status import code_of, status_of
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +50,7 @@ class Rpcs:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def unary_with_events(
-        self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Buffer | None], Awaitable[Answer]]
+        self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
     ) -> Handler:
         """One request whose columns stay as they came, one answer."""
 

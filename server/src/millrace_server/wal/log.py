@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
@@ -180,7 +181,7 @@ class WriteAheadLog:
         assert self._deliver is not None, "who is answered has submitted"
         # A loop that was closed meanwhile has nobody who waits; the writer is to go on and mark the end.
         with suppress(RuntimeError):
-            self._deliver(lambda: _answer_all(group, error))
+            self._deliver(partial(_answer_all, group, error))
 
     # Use.
 
@@ -189,7 +190,7 @@ class WriteAheadLog:
         assert self._writer is not None, "start the log first"
         self._writer.sealer = replace(self._sealer, compresses=compresses)
 
-    def submit(self, records: Sequence[Record], *, needs_sync: bool, begins_segment: bool = False, done: Done) -> None:
+    def submit(self, records: Sequence[Record], *, needs_sync: bool, begins_segment: bool = False, done: Done) -> int:
         """Appends records behind those submitted before: all of them, or none where they are refused.
 
         A crash may leave the first of them without the others, so the one that makes the others count comes last.
@@ -203,6 +204,9 @@ class WriteAheadLog:
                 locations and their end, and with None, or with LogFullError where the disk has no room (see `resume`),
                 or with LogFailedError where the log has failed.
 
+        Returns:
+            How many bytes they take in a segment, before they are sealed.
+
         Raises:
             ValueError: A payload is longer than PAYLOAD_BYTES_MAX; nothing was submitted.
         """
@@ -213,6 +217,7 @@ class WriteAheadLog:
         if submission.byte_count > PAYLOAD_BYTES_MAX:
             _check_lengths(records)
         self._writer.submit(submission)
+        return submission.byte_count
 
     def resume(self) -> None:
         """Has submissions written again after one ended with LogFullError.

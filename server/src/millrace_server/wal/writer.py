@@ -6,12 +6,14 @@ lone one waits for nobody.
 """
 
 import errno
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Never
 
 from zlib_ng.zlib_ng import crc32
@@ -47,6 +49,8 @@ MARK_DELAY_SECONDS = 0.05
 """How long after the last sync a mark is written, where nothing else is; see FORMAT.md, "Rot and torn tails"."""
 
 _PLAIN = Flags(0)
+_NONE_AWAITED = sys.maxsize
+_FOREVER = -1
 
 # What passes once somebody has freed something: space, or descriptors.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
@@ -99,14 +103,18 @@ class Submission:
     """Which submissions it is built on: see `LogWriter`."""
     done: Done
     """Called when the records are written, and synced where that was asked for; not on the writer's thread."""
-    locations: list[Location] = field(default_factory=list)
+    locations: Sequence[Location] = ()
     end: LogPosition | None = None
     """Where the log ended behind these records."""
     byte_count: int = field(init=False)
     """Bytes that the records take in a segment, before they are sealed."""
 
     def __post_init__(self) -> None:
-        self.byte_count = sum([RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, pieces in self.records])
+        byte_count = RECORD_HEAD_BYTES * len(self.records)
+        for _, pieces in self.records:
+            for piece in pieces:
+                byte_count += len(piece)
+        self.byte_count = byte_count
 
 
 class LogWriter:
@@ -143,9 +151,14 @@ class LogWriter:
         self._marked_position = 0
         self._reserved_position = end.position
         self._pending: deque[Submission] = deque()
-        self._awaited_count = 1
-        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread.
-        self._condition = threading.Condition()
+        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread. Who holds it has the
+        # thread find all that it submits together.
+        self._lock = threading.RLock()
+        self._awaited_count = _NONE_AWAITED
+        # Held, but for the moment between who wakes the thread and its waking. A condition does the same, in Python
+        # and several times as slowly, and each commit waits for it twice.
+        self._sleep = threading.Lock()
+        self._sleep.acquire()
         self._answered_count = 0
         self._is_closing = False
         self._failure: LogFailedError | None = None
@@ -159,19 +172,20 @@ class LogWriter:
 
     def submit(self, submission: Submission) -> None:
         """Puts records behind all that were submitted before. Once the log is closing, it refuses them."""
-        with self._condition:
+        with self._lock:
             if not self._is_closing:
                 self._pending.append(submission)
                 if len(self._pending) >= self._awaited_count:
-                    self._condition.notify()
+                    self._wake()
                 return
         self._answer([submission], LogFailedError("the log is closed"))
 
     def close(self) -> None:
         """Writes what is pending, syncs and marks the end, and ends the thread."""
-        with self._condition:
+        with self._lock:
             self._is_closing = True
-            self._condition.notify()
+            if self._awaited_count != _NONE_AWAITED:
+                self._wake()
         self._thread.join()
 
     def _run(self) -> None:
@@ -180,26 +194,29 @@ class LogWriter:
             if group is None:
                 return
             if group:
-                self._answer(group, self._write_or_refuse(group))
+                error = self._write_or_refuse(group)
+                # Before they are answered: from then on it is theirs to run.
                 self._answered_count = _count_to_come_again(group)
+                self._answer(group, error)
             else:
                 self._mark()
 
     def _next_group(self) -> list[Submission] | None:
         """What to write next; an empty group where it is time for a mark; None at the end."""
         gathers_until = time.monotonic() + GATHER_SECONDS
-        with self._condition:
-            # Who waits already was not in the group that was answered just now.
-            expected_count = self._answered_count + len(self._pending)
-            self._answered_count = 0
-            while not self._pending:
-                to_mark = self._end.position if self._is_closing else self._synced_position
-                is_marked = self._failure is not None or self._marked_position >= to_mark
-                if self._is_closing:
-                    return None if is_marked else []
-                if not self._condition.wait(None if is_marked else MARK_DELAY_SECONDS) and not self._pending:
-                    return []
-            self._gather(expected_count, gathers_until)
+        # Who waits already was not in the group that was answered just now.
+        expected_count = self._answered_count + len(self._pending)
+        self._answered_count = 0
+        while not self._pending:
+            to_mark = self._end.position if self._is_closing else self._synced_position
+            is_marked = self._failure is not None or self._marked_position >= to_mark
+            if self._is_closing:
+                return None if is_marked else []
+            if not self._wait_for(1, None if is_marked else MARK_DELAY_SECONDS):
+                return []
+        if len(self._pending) < expected_count:
+            self._wait_for(expected_count, gathers_until - time.monotonic())
+        with self._lock:
             group = [self._pending.popleft()]
             generation, byte_count = group[0].generation, group[0].byte_count
             while self._pending and not (following := self._pending[0]).begins_segment:
@@ -209,13 +226,24 @@ class LogWriter:
                 group.append(self._pending.popleft())
             return group
 
-    def _gather(self, expected_count: int, until: float) -> None:
-        """Waits for so many, but not for long; the condition is held."""
-        seconds = until - time.monotonic()
-        if len(self._pending) < expected_count and seconds > 0 and not self._is_closing:
-            self._awaited_count = expected_count
-            self._condition.wait(seconds)
-            self._awaited_count = 1
+    def _wait_for(self, count: int, seconds: float | None) -> bool:
+        """Waits until so many are pending, or the log is closing; False where the time passed before."""
+        with self._lock:
+            if len(self._pending) >= count or self._is_closing:
+                return True
+            self._awaited_count = count
+        if self._sleep.acquire(timeout=_FOREVER if seconds is None else max(seconds, 0)):
+            return True
+        with self._lock:
+            is_too_late = self._awaited_count == count
+            self._awaited_count = _NONE_AWAITED
+        # Somebody was about to wake it.
+        return not is_too_late and self._sleep.acquire()
+
+    def _wake(self) -> None:
+        """Has the thread, which waits, go on; the lock is held."""
+        self._awaited_count = _NONE_AWAITED
+        self._sleep.release()
 
     def _mark(self) -> None:
         self._try_to_write([Submission([(Kind.MARK, [])], True, False, 0, _ignore)])
@@ -251,7 +279,7 @@ class LogWriter:
             self._begin_segment(group)
         else:
             self._append(group)
-            if any(submission.needs_sync for submission in group):
+            if any(map(_needs_sync, group)):
                 self._sync()
 
     def _append(self, group: list[Submission]) -> None:
@@ -337,7 +365,7 @@ class LogWriter:
         seals = self.sealer.seals
         encoded: list[Piece] = []
         for submission in group:
-            locations = submission.locations = []
+            locations: list[Location] = []
             for kind, payload in submission.records:
                 place = header.place(position)
                 flags, pieces = _PLAIN, payload
@@ -353,14 +381,17 @@ class LogWriter:
                 locations.append(Location(segment_id, position, length))
                 position += RECORD_HEAD_BYTES + length
                 write_number += 1
-            submission.end = LogPosition(segment_id, position, write_number)
+            submission.locations, submission.end = locations, LogPosition(segment_id, position, write_number)
         return encoded, LogPosition(segment_id, position, write_number)
+
+
+_needs_sync = attrgetter("needs_sync")
 
 
 def _count_to_come_again(group: Sequence[Submission]) -> int:
     """How many of those who were answered are worth waiting for."""
     byte_count = sum([submission.byte_count for submission in group])
-    is_worth_it = byte_count <= GATHER_BYTES_MAX and any(submission.needs_sync for submission in group)
+    is_worth_it = byte_count <= GATHER_BYTES_MAX and any(map(_needs_sync, group))
     return len(group) if is_worth_it else 0
 
 
