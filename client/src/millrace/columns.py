@@ -42,26 +42,26 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
     Raises:
         ColumnsError: A sum does not hold, a key comes twice, there are too many keys, or values are not UTF-8.
     """
-    count = columns.count
-    if len(columns.body_sizes) != count:
-        raise ColumnsError(f"columns.body_sizes: has {len(columns.body_sizes)} entries; columns.count is {count}")
+    # As lists: protobuf's own sequences are several times as slow to walk along.
+    count, body_sizes, headers = columns.count, columns.body_sizes[:], columns.headers[:]
+    if len(body_sizes) != count:
+        raise ColumnsError(f"columns.body_sizes: has {len(body_sizes)} entries; columns.count is {count}")
     body_bytes = len(columns.bodies)
-    # As a list: protobuf's own sequence is several times as slow to walk along.
-    if (size_sum := sum(columns.body_sizes[:])) != body_bytes:
+    if (size_sum := sum(body_sizes)) != body_bytes:
         raise ColumnsError(f"columns.bodies: has {body_bytes} bytes; columns.body_sizes sum to {size_sum}")
-    if len(columns.headers) > HEADER_KEYS_MAX:
-        raise ColumnsError(f"columns.headers: has {len(columns.headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
-    if len({header.key for header in columns.headers}) != len(columns.headers):
+    if len(headers) > HEADER_KEYS_MAX:
+        raise ColumnsError(f"columns.headers: has {len(headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
+    if len({header.key for header in headers}) != len(headers):
         raise ColumnsError("columns.headers: a key comes twice; keys must be unique")
-    for index, header in enumerate(columns.headers):
-        check_header(f"columns.headers[{index}]", header, count)
+    for index, header in enumerate(headers):
+        check_header(index, header, count)
 
 
-def check_header(field: str, header: event_pb2.HeaderColumn, count: int) -> None:
+def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None:
     """Does the same for one header of so many events.
 
     Args:
-        field: What it is called where it is refused.
+        index: Which one it is.
         header: What to check.
         count: How many events have it, or might.
 
@@ -71,22 +71,26 @@ def check_header(field: str, header: event_pb2.HeaderColumn, count: int) -> None
     sizes = header.sizes[:]
     values = header.values
     if len(sizes) not in {1, count}:
-        raise ColumnsError(f"{field}.sizes: has {len(sizes)} entries; 1 or columns.count, {count}, are allowed")
+        raise ColumnsError(
+            f"columns.headers[{index}].sizes: has {len(sizes)} entries; 1 or columns.count, {count}, are allowed"
+        )
     if sizes == [0] and count != 1:
-        raise ColumnsError(f"{field}.sizes: a single entry that holds for all events is 0; it must be above 0")
+        raise ColumnsError(
+            f"columns.headers[{index}].sizes: a single entry that holds for all events is 0; it must be above 0"
+        )
     value_bytes = sum(sizes) - (len(sizes) - sizes.count(0))
     if value_bytes != len(values):
-        raise ColumnsError(f"{field}.values: has {len(values)} bytes; its sizes say {value_bytes}")
+        raise ColumnsError(f"columns.headers[{index}].values: has {len(values)} bytes; its sizes say {value_bytes}")
     if values.isascii():
         return
     try:
         values.decode()
     except UnicodeDecodeError as error:
-        raise ColumnsError(f"{field}.values: is not UTF-8 at byte {error.start}") from None
+        raise ColumnsError(f"columns.headers[{index}].values: is not UTF-8 at byte {error.start}") from None
     # The whole is UTF-8, so each value is, unless a border between two values splits a character.
     ends = accumulate(max(size - 1, 0) for size in sizes[:-1])
     if any(end < len(values) and values[end] in _CONTINUATION_BYTES for end in ends):
-        raise ColumnsError(f"{field}.values: a value ends inside a UTF-8 character")
+        raise ColumnsError(f"columns.headers[{index}].values: a value ends inside a UTF-8 character")
 
 
 def columns_from_events(events: Iterable[tuple[Mapping[str, str], bytes]]) -> list[event_pb2.EventColumns]:

@@ -5,16 +5,14 @@ cost more than all else, so messages that hold columns are put together: their o
 holds the columns, the columns. And they are taken apart likewise.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 _WIRE_TYPE_BITS = 3
 _WIRE_TYPES = (1 << _WIRE_TYPE_BITS) - 1
 _VARINT = 0
-_FIXED_64 = 1
 _LENGTH_DELIMITED = 2
-_FIXED_32 = 5
+_WIRE_TYPES_READ = (_VARINT, _LENGTH_DELIMITED)
 _PAYLOAD_BITS = 7
 _MORE_FOLLOW = 1 << _PAYLOAD_BITS
 _VARINT_BITS_MAX = 64
@@ -74,51 +72,36 @@ def place_of(number: int, message: Buffer) -> Place | None:
     """Finds a field that holds bytes or a message.
 
     Returns:
-        None where the message has no such field, or several of that number, or is not plain, or not whole. Protobuf
-        must parse it then, which knows what all of that means. None also where protobuf is faster: with a small
-        message, or many fields.
+        None where the message has no such field, or several of that number, or others than ours have, or is not whole.
+        Protobuf must parse it then, which knows what all of that means. None also where protobuf is faster: with a
+        small message, or many fields.
     """
-    if len(message) < _WORTH_IT_BYTES:
+    message_bytes = len(message)
+    if message_bytes < _WORTH_IT_BYTES:
         return None
+    place = None
+    head = 0
     try:
-        places = list(_places_of(number, message))
+        for _ in range(_FIELDS_MAX):
+            tag = message[head]
+            wire_type = tag & _WIRE_TYPES
+            if tag >= _MORE_FOLLOW or wire_type not in _WIRE_TYPES_READ:
+                return None
+            value, end = _read_varint(message, head + 1)
+            if wire_type == _LENGTH_DELIMITED:
+                content, end = end, end + value
+                if tag >> _WIRE_TYPE_BITS == number:
+                    # A length that takes more bytes than it need may be more than protobuf understands.
+                    if place is not None or (content > head + 2 and not message[content - 1]):
+                        return None
+                    place = Place(head, content, end)
+            if end == message_bytes:
+                return place
+            head = end
     except IndexError:
+        # It is not whole.
         return None
-    return places[0] if len(places) == 1 and _is_plain(number, message, places[0]) else None
-
-
-def _places_of(number: int, message: Buffer) -> Iterator[Place]:
-    """All fields of a number.
-
-    Raises:
-        IndexError: The message is not plain, not whole, or has too many fields.
-    """
-    position = 0
-    for _ in range(_FIELDS_MAX):
-        head = position
-        tag, position = _read_varint(message, head)
-        wire_type = tag & _WIRE_TYPES
-        if wire_type == _LENGTH_DELIMITED:
-            length, content = _read_varint(message, position)
-            position = content + length
-            if tag >> _WIRE_TYPE_BITS == number:
-                yield Place(head, content, position)
-        elif wire_type == _VARINT:
-            _, position = _read_varint(message, position)
-        elif wire_type == _FIXED_64:
-            position += 8
-        elif wire_type == _FIXED_32:
-            position += 4
-        else:
-            raise IndexError
-        if position == len(message):
-            return
-    raise IndexError
-
-
-def _is_plain(number: int, message: Buffer, place: Place) -> bool:
-    """Whether a field's head is no longer than it need be: one that is may be more than protobuf understands."""
-    return message[place.head : place.content] == field_head(number, place.end - place.content)
+    return None
 
 
 def _read_varint(message: Buffer, position: int) -> tuple[int, int]:

@@ -29,18 +29,13 @@ def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
         limits.refuse_too_large([stored(b"", b"x" * 10_000)])
 
 
-def test_refuse_too_many_goes_by_the_transactions_capacity(limits: ChannelLimits) -> None:
-    """Exactly as many as may be are not too many."""
-    limits.refuse_too_many(5)
+def test_refuse_too_much_goes_by_the_transactions_capacity_and_the_whole_channels_bytes(limits: ChannelLimits) -> None:
+    """Exactly as much as may be is not too much; no commit of more could ever succeed."""
+    limits.refuse_too_much(5, 10)
     with pytest.raises(TxnCapacityError, match="would put 6 events; transaction_capacity is 5"):
-        limits.refuse_too_many(6)
-
-
-def test_refuse_too_many_bytes_goes_by_the_whole_channel(limits: ChannelLimits) -> None:
-    """No commit of them could ever succeed."""
-    limits.refuse_too_many_bytes(10)
+        limits.refuse_too_much(6, 10)
     with pytest.raises(TxnCapacityError, match="would put 11 body bytes; the channel takes 10 at once"):
-        limits.refuse_too_many_bytes(11)
+        limits.refuse_too_much(5, 11)
 
 
 def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits: ChannelLimits) -> None:

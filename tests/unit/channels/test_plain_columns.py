@@ -11,7 +11,7 @@ from millrace import wire_format
 from millrace.columns import HEADER_KEYS_MAX, check_columns, columns_from_events
 from millrace.v1 import event_pb2
 from millrace.wire_format import field, field_head
-from millrace_server.channels.plain_columns import plain_columns
+from millrace_server.channels.plain_columns import count_plain
 from tests.event_rows import rows
 
 COUNT = b"\x08\x02"
@@ -52,8 +52,8 @@ def test_plain_columns_of_events_are_counted(events: list[tuple[dict[str, str], 
     """Whatever the sizes are: nothing that producers send is left to protobuf."""
     (columns,) = columns_from_events(events)
     expected = len(events), sum(len(body) for _, body in events)
-    assert plain_columns(columns.SerializeToString()) == expected
-    assert plain_columns(memoryview(columns.SerializeToString())) == expected
+    assert count_plain(columns.SerializeToString()) == expected
+    assert count_plain(memoryview(columns.SerializeToString())) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_plain_columns_of_events_are_counted(events: list[tuple[dict[str, str], 
 )
 def test_plain_columns_with_fields_in_another_order_are_counted(raw: bytes) -> None:
     """The producer writes bodies last."""
-    assert plain_columns(raw) == (2, 3)
+    assert count_plain(raw) == (2, 3)
 
 
 def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
     """Where the events that had it were dropped."""
-    assert plain_columns(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x00\x00", values=b"")) == (2, 3)
+    assert count_plain(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x00\x00", values=b"")) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
 )
 def test_plain_columns_of_what_is_not_plain_are_none(raw: bytes) -> None:
     """Good or not, that is for others to say."""
-    assert plain_columns(raw) is None
+    assert count_plain(raw) is None
 
 
 @given(rows(min_size=1), st.data())
@@ -125,7 +125,7 @@ def test_plain_columns_of_changed_bytes_are_none_or_what_protobuf_says(events: A
     raw = bytearray(columns.SerializeToString())
     for _ in range(data.draw(st.integers(0, 2))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    counted = plain_columns(bytes(raw))
+    counted = count_plain(bytes(raw))
     if counted is not None:
         columns = event_pb2.EventColumns.FromString(bytes(raw))
         check_columns(columns)

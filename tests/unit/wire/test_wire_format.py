@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ def held(message: bytes, place: Place | None) -> bytes | None:
     return None if place is None else message[place.content : place.end]
 
 
-@given(st.integers(16, (1 << 29) - 1), st.binary(max_size=300))
+@given(st.integers(1, 14), st.binary(max_size=300))
 def test_field_head_is_read_again(number: int, content: bytes) -> None:
     """Number, wire type and length, each in as few bytes as can be."""
     message = FILLER_FIELD + field_head(number, len(content)) + content
@@ -38,11 +39,18 @@ def test_place_of_a_field_is_where_protobuf_has_it(*, channel: str, first_sequen
     assert pb.AppendRequest.FromString(message[: place.head] + message[place.end :]) == request
 
 
-def test_place_of_a_field_among_all_wire_types_is_found() -> None:
-    """Numbers of any width before and behind it are passed over."""
-    numbers = b"\x08\x96\x01" + b"\x11" + bytes(8) + b"\x1d" + bytes(4)
-    message = numbers + FILLER_FIELD + numbers
+def test_place_of_a_field_among_numbers_and_bytes_is_found() -> None:
+    """What our messages have before and behind it is passed over."""
+    others = b"\x08\x96\x01" + b"\x12\x03abc"
+    message = others + FILLER_FIELD + others
     assert held(message, place_of(15, message)) == FILLER
+
+
+@pytest.mark.parametrize("other", [b"\x11" + bytes(8), b"\x1d" + bytes(4), field_head(16, 1) + b"a", b"\x0b\x0c"])
+def test_place_of_a_field_beside_what_our_messages_never_have_is_none(other: bytes) -> None:
+    """Numbers of a fixed width, fields above 15 and groups are for protobuf to read."""
+    assert place_of(15, other + FILLER_FIELD) is None
+    assert place_of(15, FILLER_FIELD + other) is None
 
 
 def test_place_of_a_number_with_another_wire_type_is_none() -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
-from millrace_server.channels.plain_columns import plain_columns
+from millrace_server.channels.plain_columns import count_plain
 from millrace_server.wal.writer import Location
 
 # Upper bounds of what protobuf adds: to a batch in an answer; to one row for its headers' tags and lengths.
@@ -84,8 +84,8 @@ class StoredColumns:
         """
         if isinstance(received, event_pb2.EventColumns):
             columns = received
-        elif (plain := plain_columns(received)) is not None:
-            return cls(received, plain.event_count, plain.body_bytes)
+        elif (counts := count_plain(received)) is not None:
+            return cls(received, *counts)
         else:
             columns = _parsed(received)
         # There may be more in it than protobuf would write: it would be stored and sent again, and no bound knows of

@@ -159,9 +159,8 @@ class Channel:
             return txn.put_count
         new = list(_without_first(known_count, batches))
         new_body_bytes = sum(window.body_bytes for window in new)
-        self._limits.refuse_too_many(txn.put_count + count - known_count)
         self._limits.refuse_too_large(batches)
-        self._limits.refuse_too_many_bytes(txn.put_body_bytes + new_body_bytes)
+        self._limits.refuse_too_much(txn.put_count + count - known_count, txn.put_body_bytes + new_body_bytes)
         self._limits.refuse_crowding(self._open_body_bytes, new_body_bytes)
         txn.add_puts(new)
         self._open_body_bytes += new_body_bytes
@@ -316,9 +315,8 @@ class Channel:
             puts.append(Window.whole(stored))
             event_count += stored.count
             body_bytes += stored.body_bytes
-        self._limits.refuse_too_many(event_count)
         self._limits.refuse_too_large(batches)
-        self._limits.refuse_too_many_bytes(body_bytes)
+        self._limits.refuse_too_much(event_count, body_bytes)
         return self.contents.plan(puts, [], stamp)
 
     def begin_append(self, change: Change) -> "Receipt | asyncio.Future[Receipt]":

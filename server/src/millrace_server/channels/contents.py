@@ -48,6 +48,10 @@ class Change:
     """Events that are put."""
     put_body_bytes: int = field(init=False)
     """Bytes of their bodies."""
+    put_raw_bytes: int = field(init=False)
+    """Bytes of the columns that they are in."""
+    puts_whole_columns: bool = field(init=False)
+    """Whether nothing of these columns is left out."""
     take_count: int = field(init=False)
     """Events that are taken."""
     event_count: int = field(init=False)
@@ -58,14 +62,18 @@ class Change:
     """Whether the channel gains anything."""
 
     def __post_init__(self) -> None:
-        put_count = put_body_bytes = take_count = take_body_bytes = 0
+        put_count = put_body_bytes = put_raw_bytes = columns_count = take_count = take_body_bytes = 0
         for put in self.puts:
             put_count += put.stop - put.start
             put_body_bytes += put.body_bytes
+            put_raw_bytes += put.stored.raw_bytes
+            columns_count += put.stored.count
         for take in self.takes:
             take_count += take.count
             take_body_bytes += take.window.body_bytes
-        self.put_count, self.put_body_bytes, self.take_count = put_count, put_body_bytes, take_count
+        self.put_count, self.put_body_bytes, self.put_raw_bytes = put_count, put_body_bytes, put_raw_bytes
+        self.puts_whole_columns = put_count == columns_count
+        self.take_count = take_count
         self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
         self.needs_room = self.event_count > 0 or self.body_bytes > 0
 
@@ -173,15 +181,12 @@ class Contents:
             change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count, has_new_numbers=bool(ranges))
         else:
             change = Change(puts, takes, None, 0)
-        self._refuse_what_never_fits(change)
-        return change
-
-    def _refuse_what_never_fits(self, change: Change) -> None:
         if change.put_count > self.room.events_max or change.put_body_bytes > self.room.body_bytes_max:
             raise TxnCapacityError(
                 f"the commit puts {change.put_count} events with {change.put_body_bytes} body bytes; the whole channel "
                 f"holds {self.room.events_max} and {self.room.body_bytes_max}; commit less at once"
             )
+        return change
 
     def goes_at_once(self, change: Change) -> bool:
         """Whether there is room, and nobody who came before waits for it."""
@@ -224,9 +229,8 @@ class Contents:
         first_sequence = self._assigned_sequence
         batches = []
         for window in change.puts:
-            batch = StoredBatch(self._assigned_sequence, window)
-            self._assigned_sequence = batch.end_sequence
-            batches.append(batch)
+            batches.append(StoredBatch(self._assigned_sequence, window))
+            self._assigned_sequence += window.stop - window.start
         acceptance = None if change.stamp is None else self.ledger.accept(change.stamp)
         if change.needs_room:
             self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))

@@ -51,15 +51,12 @@ class ChannelLimits:
                     f"events: a body has {stored.largest_body_bytes} bytes; the channel takes {body_bytes_max} at once"
                 )
 
-    def refuse_too_many(self, put_count: int) -> None:
-        """Raises TxnCapacityError where a transaction would put more events than it may."""
+    def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
+        """Raises TxnCapacityError where a transaction would put more events or bytes of bodies than it may."""
         if put_count > self._transaction_capacity:
             raise TxnCapacityError(
                 f"the transaction would put {put_count} events; transaction_capacity is {self._transaction_capacity}"
             )
-
-    def refuse_too_many_bytes(self, body_bytes: int) -> None:
-        """Raises TxnCapacityError where a transaction would put more than all of them together may."""
         if body_bytes > self._open_body_bytes_max:
             raise TxnCapacityError(
                 f"the transaction would put {body_bytes} body bytes; the channel takes {self._open_body_bytes_max} at "

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
@@ -15,8 +14,6 @@ from millrace_server.channels.records import claim_record, commit_records, keep_
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.writer import Location, LogPosition, Record
-
-_is_whole = attrgetter("is_whole")
 
 
 class Pending:
@@ -88,10 +85,12 @@ class PendingCommit(Pending):
         self._holding = holding
         self._order = order
         change = order.change
-        if not order.in_memory and not all(map(_is_whole, change.puts)):
+        if not order.in_memory and not change.puts_whole_columns:
             # A part of some columns becomes columns of its own: a PUT record is kept whole, or not at all.
             change = replace(change, puts=[_made_whole(put) for put in change.puts])
         self._change = change
+        self.put_raw_bytes = change.put_raw_bytes
+        """Bytes of columns that it puts."""
         self._begun: BegunChange
         self._is_repeat = False
         self.future = future
@@ -99,11 +98,6 @@ class PendingCommit(Pending):
         self.writes_nothing = not (order.txn_ids or change.puts or change.takes or change.has_new_numbers)
         """Whether it only repeats what was committed before."""
         self.needs_sync = not order.in_memory
-
-    @property
-    def put_raw_bytes(self) -> int:
-        """Bytes of columns that it puts."""
-        return sum([put.stored.raw_bytes for put in self._change.puts])
 
     def begin(self) -> None:
         order = self._order

@@ -4,8 +4,6 @@ Making those takes longer than all else that is done with a request. Most column
 again, or numbers below 128, and are summed as the bytes that they are.
 """
 
-from typing import NamedTuple
-
 from google.protobuf.message import DecodeError
 
 from millrace.columns import HEADER_KEYS_MAX, ColumnsError, check_header
@@ -17,31 +15,17 @@ _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 _SIZES_FIELD = event_pb2.HeaderColumn.SIZES_FIELD_NUMBER
 
 
-class PlainColumns(NamedTuple):
-    """What good columns hold."""
-
-    event_count: int
-    body_bytes: int
-    """Bytes of all bodies."""
-
-
-class _Sizes(NamedTuple):
-    size_count: int
-    zero_count: int
-    total: int
-
-
 class _NotPlainError(Exception):
     """Whether these columns are good is for protobuf and `check_columns` to find out."""
 
 
-def plain_columns(raw: Buffer) -> PlainColumns | None:
+def count_plain(raw: Buffer) -> tuple[int, int] | None:
     """Counts columns that `check_columns` would pass.
 
     Returns:
-        None where they contradict themselves, and where it takes protobuf to see what they mean: where their bytes are
-        not those that protobuf would write for them, but for the order of the fields. None also where protobuf is
-        faster, see `place_of`.
+        How many events they hold, and how many bytes their bodies have together. None where they contradict themselves,
+        and where it takes protobuf to see what they mean: where their bytes are not those that protobuf would write for
+        them, but for the order of the fields. None also where protobuf is faster, see `place_of`.
     """
     place = place_of(_BODIES_FIELD, raw)
     # Protobuf would not write a field for bodies without bytes.
@@ -50,7 +34,7 @@ def plain_columns(raw: Buffer) -> PlainColumns | None:
     body_bytes = place.end - place.content
     rest = b"".join((raw[: place.head], raw[place.end :]))
     try:
-        return PlainColumns(_checked_count(rest, body_bytes), body_bytes)
+        return _checked_count(rest, body_bytes), body_bytes
     except (_NotPlainError, ColumnsError, DecodeError):
         return None
 
@@ -59,40 +43,39 @@ def _checked_count(rest: bytes, body_bytes: int) -> int:
     """How many events there are in good columns whose bodies have so many bytes, and stand elsewhere."""
     columns = pb.PackedColumns.FromString(rest)
     columns.DiscardUnknownFields()
-    sizes = _sizes(columns.body_sizes)
-    if columns.ByteSize() != len(rest) or (sizes.size_count, sizes.total) != (columns.count, body_bytes):
+    event_count, _, size_sum = _count_sizes(columns.body_sizes)
+    if columns.ByteSize() != len(rest) or event_count != columns.count or size_sum != body_bytes:
         raise _NotPlainError
     headers = columns.headers
     if not len({header.key for header in headers}) == len(headers) <= HEADER_KEYS_MAX:
         raise _NotPlainError
     for header in headers:
-        _check_header(header, sizes.size_count)
-    return sizes.size_count
+        _check_header(header, event_count)
+    return event_count
 
 
 def _check_header(header: pb.PackedHeader, event_count: int) -> None:
     values = header.values
     if not values.isascii():
-        check_header("", _parsed_header(header.SerializeToString()), event_count)
+        check_header(0, _parsed_header(header.SerializeToString()), event_count)
         return
-    sizes = _sizes(header.sizes)
-    holds_for_all = sizes.size_count == 1 and not sizes.zero_count
+    size_count, zero_count, size_sum = _count_sizes(header.sizes)
+    holds_for_all = size_count == 1 and not zero_count
     # The size of a value that is there is one more than its bytes.
-    value_bytes = sizes.total - (sizes.size_count - sizes.zero_count)
-    if not (holds_for_all or sizes.size_count == event_count) or value_bytes != len(values):
+    if not (holds_for_all or size_count == event_count) or size_sum - (size_count - zero_count) != len(values):
         raise _NotPlainError
 
 
-def _sizes(packed: bytes) -> _Sizes:
-    """What the content of a packed field comes to."""
+def _count_sizes(packed: bytes) -> tuple[int, int, int]:
+    """How many sizes a packed field holds, how many of them are 0, and what all come to."""
     if (repeated := repeated_number(packed)) is not None:
         number, count = repeated
-        return _Sizes(count, 0 if number else count, number * count)
+        return count, 0 if number else count, number * count
     if packed.isascii():
         # One byte each.
-        return _Sizes(len(packed), packed.count(0), sum(packed))
+        return len(packed), packed.count(0), sum(packed)
     sizes = _parsed_header(field(_SIZES_FIELD, packed)).sizes[:]
-    return _Sizes(len(sizes), sizes.count(0), sum(sizes))
+    return len(sizes), sizes.count(0), sum(sizes)
 
 
 def _parsed_header(encoded: bytes) -> event_pb2.HeaderColumn:
