@@ -12,6 +12,7 @@ from millrace_server.addresses import Address
 from millrace_server.agent.agent import Agent
 from millrace_server.allocator import tended_allocator
 from millrace_server.catalog import Catalog
+from millrace_server.collector import tended_collector
 from millrace_server.data_dir import CATALOG_FILE, locked_data_dir
 from millrace_server.grpc_services.server import GrpcServer
 from millrace_server.hosting import flows_of, open_channels, stop_flows
@@ -60,7 +61,7 @@ async def serve(
         try:
             async with tended_allocator(), listening as addresses:
                 agent.start(flows_of(settings))
-                with published_addresses(address_file, addresses):
+                with tended_collector(), published_addresses(address_file, addresses):
                     _log.info("serving", **addresses, channels=len(registry.hosted()), version=VERSION)
                     await _reload_until_stopped(reloader, reloads, stops)
                 http_service.drain()

@@ -306,7 +306,6 @@ class Channel:
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
     ) -> Change:
         """What appending these would do now. For whoever appends to several channels as one; see `append`."""
-        self.contents.refuse_if_closed()
         if self._is_draining and not also_draining:
             raise _draining()
         puts = []

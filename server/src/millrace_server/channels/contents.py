@@ -247,10 +247,10 @@ class Contents:
         assert begun.first_sequence == self.next_sequence, "changes are finished in their order"
         for batch in begun.batches:
             self.queue.append(batch)
-            self.next_sequence = batch.end_sequence
             for follower in self._followers:
                 follower.offer(batch)
         if begun.batches:
+            self.next_sequence = begun.batches[-1].end_sequence
             self.readers.wake_all()
         if change.takes:
             self._settle(change.takes)
