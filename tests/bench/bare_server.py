@@ -2,7 +2,8 @@
 
 `echo` answers with the bytes that came. `sink` answers with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the harder yardsticks. Each comes as a
-unary call and as a stream with one answer for each message.
+unary call and as a stream with one answer for each message. `log`, a unary call of a server of its own, is `sink`
+behind a bare log.
 """
 
 import asyncio
@@ -12,9 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeAlias
 
 import grpc
+import uvloop
 from grpc import aio
+
+from tests.bench.bare_log import BareLog
 
 METHOD = "/bare.Bare/{}"
 SMALL_ANSWER = b"\x08\x01\x10\xe8\x07"
@@ -24,6 +30,7 @@ _SIZE_BYTES = 4
 
 Context = aio.ServicerContext[bytes, bytes]
 Answering = Callable[[bytes], bytes]
+Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
 
 
 def echo(request: bytes) -> bytes:
@@ -62,9 +69,22 @@ class BareServer:
 @contextmanager
 def bare_server() -> Iterator[BareServer]:
     """A bare server in a process of its own."""
+    with _running(_serve_bare) as server:
+        yield server
+
+
+@contextmanager
+def bare_log_server(path: Path) -> Iterator[BareServer]:
+    """A server with a bare log in this file, in a process of its own, on the event loop that Millrace's server has."""
+    with _running(_serve_log, path) as server:
+        yield server
+
+
+@contextmanager
+def _running(main: Callable[..., None], *arguments: object) -> Iterator[BareServer]:
     spawned = multiprocessing.get_context("spawn")
     ours, theirs = spawned.Pipe()
-    process = spawned.Process(target=_main, args=(theirs,), daemon=True)
+    process = spawned.Process(target=main, args=(theirs, *arguments), daemon=True)
     process.start()
     # So that it is seen here where the process ends before it has told its address.
     theirs.close()
@@ -76,21 +96,34 @@ def bare_server() -> Iterator[BareServer]:
         process.join()
 
 
-def _main(parent: Connection) -> None:
-    asyncio.run(_serve(parent))
+def _serve_bare(parent: Connection) -> None:
+    handlers: Handlers = {}
+    for answering in (echo, sink, source):
+        handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
+        handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
+    asyncio.run(_serve(parent, handlers))
 
 
-async def _serve(parent: Connection) -> None:
+def _serve_log(parent: Connection, path: Path) -> None:
+    async def serve() -> None:
+        log = BareLog(path)
+
+        async def handle(request: bytes, _context: Context) -> bytes:
+            await log.append(request)
+            return SMALL_ANSWER
+
+        await _serve(parent, {"log": grpc.unary_unary_rpc_method_handler(handle)})
+
+    uvloop.run(serve())
+
+
+async def _serve(parent: Connection, handlers: Handlers) -> None:
     server = aio.server(
         options=[
             ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
         ]
     )
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-    for answering in (echo, sink, source):
-        handlers[answering.__name__] = grpc.unary_unary_rpc_method_handler(_unary(answering))
-        handlers[f"{answering.__name__}_stream"] = grpc.stream_stream_rpc_method_handler(_stream(answering))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

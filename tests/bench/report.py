@@ -23,7 +23,9 @@ turn. File channels sync each commit before they answer it.
 [b]bare echo[/b] is a grpc.aio server that sends back the very bytes that came. [b]bare sink[/b] and [b]bare source[/b]
 carry them only the way that Millrace does, and swallow or invent them: a harder yardstick, since they store nothing.
 [b]bare loop[/b] has no RPC: it takes the checksum of the same bytes, writes them and syncs them, one batch after the
-other, into space that it sets aside ahead of the writing as the log does, or into a file that grows.
+other, into space that it sets aside ahead of the writing as the log does, or into a file that grows. [b]bare log[/b] is
+both, a grpc.aio server that answers what is on the disk, with one sync for all calls that wait, and does nothing else:
+what could be reached.
 [b]CPU us[/b] is the server's processor time for one batch, or call.
 """
 
@@ -71,13 +73,14 @@ class Report:
             table.add_row(f"[b]{scenario.title}[/b]")
             for name, measured in figures.items():
                 is_ours = any(name == contender.name for contender in scenario.ours)
+                is_log = scenario.log is not None and name == scenario.log.name
                 table.add_row(
                     f"  {name}",
                     f"{measured.rate:,.0f}",
-                    f"{measured.share_of(figures[scenario.echo.name]):.2f}" if is_ours else "",
+                    f"{measured.share_of(figures[scenario.echo.name]):.2f}" if is_ours or is_log else "",
                     f"{measured.share_of(figures[scenario.one_way.name]):.2f}" if is_ours and scenario.one_way else "",
                     f"{measured.cost:,.0f}",
-                    _verdict(scenario, figures) if name == scenario.ours[0].name else "",
+                    _verdict(scenario, figures, name) if name == scenario.ours[0].name or is_log else "",
                 )
             for what, value in scenario.remarks().items():
                 table.add_row(f"    {what}", f"{value:,.0f}")
@@ -132,11 +135,13 @@ def _plain_scenario(scenario: Scenario, figures: Mapping[str, Figures]) -> dict[
     }
 
 
-def _verdict(scenario: Scenario, figures: Mapping[str, Figures]) -> str:
+def _verdict(scenario: Scenario, figures: Mapping[str, Figures], name: str) -> str:
     target = scenario.target
     if target is None:
         return ""
-    share = share_of_target(target, scenario.ours[0].name, figures)
+    share = share_of_target(target, name, figures)
+    if name != scenario.ours[0].name:
+        return f"{share:.2f} of {target.words}"
     words = f"{share:.2f} of {target.words}, {target.least:.2f}"
     return _coloured(words, is_reached=share >= target.least)
 

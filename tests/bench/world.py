@@ -1,4 +1,4 @@
-"""The two servers that are measured, each a process of its own, and a connection to each."""
+"""The servers that are measured, each a process of its own, and a connection to each."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2
 from tests.bench.bare_disk import append_synced
-from tests.bench.bare_server import METHOD, BareServer, bare_server
+from tests.bench.bare_server import METHOD, BareServer, bare_log_server, bare_server
 from tests.bench.calls import Method, call_many, connect, stream_many
 from tests.bench.measuring import LOOP, Contender
 from tests.bench.payloads import FILE_CHANNEL, FULL_CHANNEL, FULL_EVENTS, MEMORY_CHANNEL, append_columns
@@ -43,12 +43,14 @@ _BATCH_IN_FLIGHT = 8
 
 @dataclass(frozen=True)
 class World:
-    """Millrace, and a bare gRPC server."""
+    """Millrace, and bare gRPC servers."""
 
     server: Millraced
     millrace: aio.Channel
     bare_server: BareServer
     bare: aio.Channel
+    bare_log_server: BareServer
+    bare_log: aio.Channel
     scratch: Path
     """A directory on the disk that the file channels use."""
     running: ExitStack
@@ -78,6 +80,12 @@ class World:
         called = Method(self.bare, METHOD.format(f"{method}_stream"), request)
         run = partial(stream_many, called, in_flight=in_flight)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
+
+    def bare_log_calls(self, request: bytes, callers: int) -> Contender:
+        """The server with a bare log under unary calls."""
+        called = Method(self.bare_log, METHOD.format("log"), request)
+        run = partial(call_many, called, callers=callers)
+        return Contender(name="bare log", server_pid=self.bare_log_server.pid, run=run)
 
     def bare_loops(self, batch: bytes) -> list[Contender]:
         """Bare loops on the disk, into space that was set aside and into a growing file."""
@@ -125,16 +133,20 @@ class World:
 
 @asynccontextmanager
 async def running_world(scratch: Path) -> AsyncGenerator[World]:
-    """Starts both servers, and ends them.
+    """Starts all servers, and ends them.
 
     Args:
         scratch: An empty directory on the disk that is measured.
     """
-    with bare_server() as bare, ExitStack() as running:
+    with bare_server() as bare, bare_log_server(scratch / "bare-log") as bare_log, ExitStack() as running:
         server = _started(scratch, _CONFIG_TOML)
         running.callback(server.kill)
-        async with connect(server.grpc) as millrace_connection, connect(bare.address) as bare_connection:
-            yield World(server, millrace_connection, bare, bare_connection, scratch, running)
+        async with (
+            connect(server.grpc) as millrace_connection,
+            connect(bare.address) as bare_connection,
+            connect(bare_log.address) as log_connection,
+        ):
+            yield World(server, millrace_connection, bare, bare_connection, bare_log, log_connection, scratch, running)
 
 
 def _started(scratch: Path, config_toml: str) -> Millraced:

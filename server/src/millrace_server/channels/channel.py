@@ -1,6 +1,7 @@
 """The channel: transactions, deliveries and claims on its contents."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -311,7 +312,7 @@ class Channel:
         puts = []
         event_count = body_bytes = 0
         for stored in batches:
-            puts.append(Window.whole(stored))
+            puts.append(Window(stored, 0, stored.count, stored.body_bytes))
             event_count += stored.count
             body_bytes += stored.body_bytes
         self._limits.refuse_too_large(batches)
@@ -398,7 +399,7 @@ class Channel:
                     await place.wait(_FOREVER_SECONDS)
         finally:
             self._count_take_attempts(batches)
-        loan = Transaction("", _FOREVER_SECONDS, self._expire)
+        loan = Transaction("", math.inf, self._expire)
         loan.add_takes(batches)
         self._loans.add(loan)
         self._count_open(1)

@@ -1,6 +1,7 @@
 """How long a transaction or claim lives without a call."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ class Lease:
     It runs on the event loop's monotonic clock: the time of day may jump.
 
     Attributes:
-        seconds: How long it runs without a call.
+        seconds: How long it runs without a call; for ever where it is infinite.
         waiting_calls: Calls that wait now.
     """
 
@@ -22,7 +23,7 @@ class Lease:
         self.waiting_calls = 0
         self._is_cancelled = False
         self._deadline = self._loop.time() + seconds
-        self._timer = self._loop.call_at(self._deadline, self._look)
+        self._timer = None if seconds == math.inf else self._loop.call_at(self._deadline, self._look)
 
     @property
     def remaining_seconds(self) -> float:
@@ -37,7 +38,7 @@ class Lease:
             self.seconds = seconds
         self._deadline = self._loop.time() + self.seconds
         # A deadline that moved back is found when the timer looks; one that moved ahead of the timer needs a new one.
-        if not self._is_cancelled and self._deadline < self._timer.when():
+        if self._timer is not None and not self._is_cancelled and self._deadline < self._timer.when():
             self._timer.cancel()
             self._timer = self._loop.call_at(self._deadline, self._look)
 
@@ -62,7 +63,8 @@ class Lease:
     def cancel(self) -> None:
         """Ends the countdown; it will not expire."""
         self._is_cancelled = True
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _look(self) -> None:
         if self.waiting_calls:

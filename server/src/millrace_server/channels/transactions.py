@@ -5,6 +5,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Never
 
 from millrace_server.channels.batches import StoredBatch, Window
@@ -98,7 +99,7 @@ class Transaction:
         self.txn_id = txn_id
         self.state = TxnState.OPEN
         self.committing: asyncio.Future[Receipt] | None = None
-        self.lease = Lease(lease_seconds, lambda: on_expired(self))
+        self.lease = Lease(lease_seconds, partial(on_expired, self))
         self.puts: list[Window] = []
         self.put_count = 0
         self.put_body_bytes = 0

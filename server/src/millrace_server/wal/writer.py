@@ -39,7 +39,7 @@ RESERVE_BYTES_MAX = 32 << 20
 GROUP_BYTES_MAX = 16 << 20
 """Bytes that one write and sync takes together, unless a single submission has more."""
 
-GATHER_SECONDS = 0.002
+GATHER_SECONDS = 0.004
 """How long after one group's answer the next waits for those who had it: about as long as they take to come again."""
 
 GATHER_BYTES_MAX = 1 << 20
