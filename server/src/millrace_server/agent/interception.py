@@ -43,20 +43,24 @@ class Passage:
 
     Attributes:
         table: The events that have come through so far.
-        choices: Where the selector sends them.
         refusals: Events that cannot go on, and are to be set aside.
         filtered_count: Events that interceptors have dropped.
     """
 
     def __init__(self, interceptors: Sequence[Interceptor], selector: Selector | None, table: EventTable) -> None:
-        self._steps = [*interceptors, *([] if selector is None else [_Selecting(self, selector)])]
+        self._selecting = None if selector is None else _Selecting(selector)
+        self._steps = [*interceptors, *([] if self._selecting is None else [self._selecting])]
         self._position = 0
         self._is_abandoned = False
         self.table = EventTable(table.bodies, table.headers)
         self.table.places = range(table.count)
-        self.choices: Mapping[str, Choice] = {}
         self.refusals: list[Refusal] = []
         self.filtered_count = 0
+
+    @property
+    def choices(self) -> Mapping[str, Choice]:
+        """Where the selector sends them."""
+        return {} if self._selecting is None else self._selecting.choices
 
     def go_on(self) -> None:
         """Takes the steps that are left.
@@ -112,7 +116,7 @@ class Passage:
 
     @property
     def _step_name(self) -> str:
-        is_selector = isinstance(self._steps[self._position], _Selecting)
+        is_selector = self._steps[self._position] is self._selecting
         return "selector" if is_selector else f"interceptors[{self._position}]"
 
     def _refuse(self, error: EventsRefusedError) -> None:
@@ -129,10 +133,10 @@ class Passage:
 class _Selecting:
     """A selector as the last of the steps."""
 
-    def __init__(self, passage: Passage, selector: Selector) -> None:
-        self._passage = passage
+    def __init__(self, selector: Selector) -> None:
         self._selector = selector
+        self.choices: Mapping[str, Choice] = {}
 
     def intercept(self, table: EventTable) -> EventTable:
-        self._passage.choices = self._selector.select(table)
+        self.choices = self._selector.select(table)
         return table

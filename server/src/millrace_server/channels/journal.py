@@ -126,8 +126,7 @@ class Journal:
         self.config = config
 
     def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
-        if self._fault:
-            raise ChannelLogFailedError(self._fault)
+        self._refuse_after_fault()
         commit = PendingCommit(self._holding, CommitOrder(change, txn_ids, end), self._loop.create_future())
         if commit.has_puts:
             self._spend(commit.put_raw_bytes)

@@ -65,6 +65,8 @@ class Lease:
         self._is_cancelled = True
         if self._timer is not None:
             self._timer.cancel()
+        # What it would call holds the lease, and a good deal more: without the ring it goes at once.
+        self._on_expired = _nothing
 
     def _look(self) -> None:
         if self.waiting_calls:
@@ -73,3 +75,7 @@ class Lease:
             self._timer = self._loop.call_at(self._deadline, self._look)
         else:
             self._on_expired()
+
+
+def _nothing() -> None:
+    """It has been cancelled."""

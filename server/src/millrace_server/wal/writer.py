@@ -155,8 +155,8 @@ class LogWriter:
         # thread find all that it submits together.
         self._lock = threading.RLock()
         self._awaited_count = _NONE_AWAITED
-        # Held, but for the moment between who wakes the thread and its waking. A condition does the same, in Python
-        # and several times as slowly, and each commit waits for it twice.
+        # Held, but for the moment between who wakes the thread and its waking. A condition would do the same, in
+        # Python and several times as slowly.
         self._sleep = threading.Lock()
         self._sleep.acquire()
         self._answered_count = 0
@@ -195,7 +195,7 @@ class LogWriter:
                 return
             if group:
                 error = self._write_or_refuse(group)
-                # Before they are answered: from then on it is theirs to run.
+                # Before they are answered: from then on the interpreter is theirs.
                 self._answered_count = _count_to_come_again(group)
                 self._answer(group, error)
             else:
