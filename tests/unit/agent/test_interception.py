@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.interception import Passage, StepError
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.selectors.custom import CustomSelectorConfig
+from millrace_server.agent.selectors.replicating import Replicating
 from millrace_server.agent.shipping import STEP_TRIES_MAX
 from millrace_server.agent.supervision import ComponentError
 from tests.agent_parts import until
@@ -232,3 +235,17 @@ async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> 
         await delivering
     await intake.deliver(table_of(b"2"), batch_stamp(1, 1))
     assert held(registry, "a") == {"a": [b"2"]}
+
+
+def test_passage_is_gone_once_nobody_has_it() -> None:
+    """Its events must not have to wait for the garbage collector."""
+    gc.disable()
+    try:
+        passage = Passage([], Replicating(["orders"]), table_of(b"event"))
+        passage.go_on()
+        assert passage.choices
+        gone = weakref.ref(passage)
+        del passage
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import math
+import weakref
 
 import pytest
 
@@ -104,3 +107,27 @@ async def test_remaining_seconds_as_time_passes_count_down() -> None:
     watched = Watched(5)
     await asyncio.sleep(1.5)
     assert watched.lease.remaining_seconds == 3.5
+
+
+async def test_lease_without_an_end_never_expires_and_may_be_paused_and_cancelled() -> None:
+    """It lasts as long as whoever has it."""
+    watched = Watched(math.inf)
+    await asyncio.sleep(10_000)
+    with watched.lease.paused():
+        await asyncio.sleep(10_000)
+    assert watched.lease.remaining_seconds == math.inf
+    watched.lease.cancel()
+    assert watched.expired_at == []
+
+
+async def test_lease_that_was_cancelled_is_gone_with_whoever_had_it() -> None:
+    """They hold each other; what is left of a transaction must not have to wait for the garbage collector."""
+    gc.disable()
+    try:
+        watched = Watched(5)
+        gone = weakref.ref(watched)
+        watched.lease.cancel()
+        del watched
+        assert gone() is None
+    finally:
+        gc.enable()
