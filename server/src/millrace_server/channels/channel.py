@@ -312,7 +312,7 @@ class Channel:
         puts = []
         event_count = body_bytes = 0
         for stored in batches:
-            puts.append(Window(stored, 0, stored.count, stored.body_bytes))
+            puts.append(Window.whole(stored))
             event_count += stored.count
             body_bytes += stored.body_bytes
         self._limits.refuse_too_large(batches)

@@ -230,7 +230,7 @@ class Contents:
         batches = []
         for window in change.puts:
             batches.append(StoredBatch(self._assigned_sequence, window))
-            self._assigned_sequence += window.stop - window.start
+            self._assigned_sequence += window.count
         acceptance = None if change.stamp is None else self.ledger.accept(change.stamp)
         if change.needs_room:
             self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))

@@ -47,7 +47,7 @@ class EventQueue:
     def append(self, batch: StoredBatch) -> None:
         """Adds a batch behind all others."""
         self._batches.append(batch)
-        self.event_count += batch.window.stop - batch.window.start
+        self.event_count += batch.count
 
     def take(self, portion: Portion) -> list[StoredBatch]:
         """Removes and returns the oldest events, as many as the portion allows; none where the queue is empty.

@@ -119,7 +119,7 @@ class ChannelRegistry:
             ReplayingError: It is not open yet.
             ChannelCorruptError, ChannelLogFailedError: It could not be opened.
         """
-        return (self._hosted.get(name) or self.get_hosted(name)).channel
+        return self.get_hosted(name).channel
 
     def refuse_while_replaying(self) -> None:
         """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
