@@ -248,8 +248,7 @@ class Channel:
         return planned if isinstance(planned, Receipt) else await asyncio.shield(planned)
 
     def _begin_commit(self, change: Change, txn_ids: Sequence[str]) -> "Receipt | asyncio.Future[Receipt]":
-        if change.stamp is not None:
-            self._refuse_gap(change.stamp)
+        self._refuse_gap(change.stamp)
         txns = [self._open[txn_id] for txn_id in txn_ids]
         end = CommitEnd(made=lambda receipt: self._end_committed(txns, receipt), refused=lambda: _reopen(txns))
         commit = self.commits.make(change, txn_ids, end)
@@ -321,8 +320,7 @@ class Channel:
 
     def begin_append(self, change: Change) -> "Receipt | asyncio.Future[Receipt]":
         """Begins an append that was planned just now, and for which there is room; see `Commits.make`."""
-        if change.stamp is not None:
-            self._refuse_gap(change.stamp)
+        self._refuse_gap(change.stamp)
         return self.commits.make(change, (), self._appended)
 
     def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
@@ -344,9 +342,10 @@ class Channel:
             if not isinstance(settling, Receipt):
                 await settling
 
-    def _refuse_gap(self, stamp: Stamp) -> None:
+    def _refuse_gap(self, stamp: Stamp | None) -> None:
         """Asked when a change is about to begin, no earlier: what it comes after may have waited before it."""
-        self.contents.ledger.refuse_gap(stamp)
+        if stamp is not None:
+            self.contents.ledger.refuse_gap(stamp)
 
     def _count_commit(self, _receipt: Receipt) -> None:
         self.contents.counters.commits += 1

@@ -25,24 +25,22 @@ _COMMITTED_FROM = 2
 def commit_records(begun: BegunChange, txn_ids: Sequence[str]) -> list[Record]:
     """The records of one commit; the COMMIT, which makes the others count, comes last."""
     records: list[Record] = []
-    commit = pb.Commit(first_sequence=begun.first_sequence)
+    commit = pb.Commit(
+        txn_ids=txn_ids, first_sequence=begun.first_sequence, is_deduplicated=begun.receipt.is_deduplicated
+    )
     for batch in begun.batches:
         stored = batch.window.stored
         commit.put_counts.append(stored.count)
         commit.put_body_bytes.append(stored.body_bytes)
         commit.put_raw_bytes.append(stored.raw_bytes)
         records.append((Kind.PUT, [stored.raw]))
-    if txn_ids:
-        commit.txn_ids.extend(txn_ids)
-    if begun.receipt.is_deduplicated:
-        commit.is_deduplicated = True
     if begun.acceptance is not None and begun.acceptance.new:
         # What was accepted before may be in memory only, and is not to be found in the log.
         producer_id = begun.acceptance.producer_id
         stamp, *more = [pb.Stamp(producer_id=producer_id, first=a, last=b) for a, b in begun.acceptance.new]
         commit.stamp.CopyFrom(stamp)
         commit.more_stamps.extend(more)
-    if begun.change.takes and (takes := [take for take in begun.change.takes if take.is_in_log]):
+    if takes := [take for take in begun.change.takes if take.is_in_log]:
         commit.take_records = 1
         records.append((Kind.TAKE, [_take_payload(takes)]))
     records.append((Kind.COMMIT, [commit.SerializeToString()]))

@@ -110,11 +110,7 @@ class Submission:
     """Bytes that the records take in a segment, before they are sealed."""
 
     def __post_init__(self) -> None:
-        byte_count = RECORD_HEAD_BYTES * len(self.records)
-        for _, pieces in self.records:
-            for piece in pieces:
-                byte_count += len(piece)
-        self.byte_count = byte_count
+        self.byte_count = sum([RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, pieces in self.records])
 
 
 class LogWriter:
