@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millrace_client import ChannelConfig, connect
+from millrace_client.cli.exit_codes import ExitCode
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 
@@ -58,3 +59,19 @@ def test_bench_of_a_channel_that_is_not_there_says_so(shared_server: Millraced) 
     result = run_millrace(shared_server.grpc, "bench", "put", "nosuch", "--events", "1")
     assert result.returncode == 1
     assert b"has no channel nosuch" in result.stderr
+
+
+def test_bench_put_into_a_full_channel_says_what_it_waits_for_and_ends(shared_server: Millraced, channel: str) -> None:
+    """It tells so at once, and its error is the channel's, not that of its own buffer."""
+    with connect(shared_server.grpc) as client:
+        client.admin.update_channel(
+            channel, ChannelConfig(capacity=100, transaction_capacity=50, keep_alive_seconds=0.05)
+        )
+    arguments = ("--timeout", "2", "bench", "put", channel, "--batch-events", "50", "--seconds", "0.2")
+    result = run_millrace(shared_server.grpc, *arguments)
+    waiting, ending = result.stderr.decode().splitlines()
+    assert result.returncode == ExitCode.LATER
+    assert waiting.endswith("; waiting")
+    for sentence in (waiting, ending):
+        assert sentence.startswith("millrace: the channel holds 100 events of 100")
+    assert "make room with" in ending

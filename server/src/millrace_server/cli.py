@@ -1,6 +1,7 @@
 """The command `millraced`."""
 
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -237,6 +238,19 @@ def _show_log(name: str, channel: "LogChannelConfig", data_dir: Path) -> None:
     packed = "packed with zstd" if channel.compression == "zstd" else "not packed"
     sealed = f"encrypted with the key {channel.encryption.active_key}" if channel.encryption else "not encrypted"
     typer.echo(f"  {where}; it is synced {synced}; records are {packed} and {sealed}.")
+    if channel.encryption:
+        _look_at_keys(name, channel.encryption.keys)
+
+
+def _look_at_keys(name: str, paths: Mapping[str, Path]) -> None:
+    """Warns of keys that cannot be used. It is no error, since the file may be meant for another machine."""
+    from millrace_server.channels.keys import KeyFileError, load_keys
+
+    for key_id, path in paths.items():
+        try:
+            load_keys({key_id: path})
+        except KeyFileError as error:
+            _complain(f"channel {name} would not open here: {error}", color=typer.colors.YELLOW)
 
 
 def _load(config: Path | None, overrides: dict[str, str]) -> "Settings":
@@ -250,7 +264,7 @@ def _load(config: Path | None, overrides: dict[str, str]) -> "Settings":
         raise typer.Exit(EXIT_BAD_SETTINGS) from None
 
 
-def _complain(sentence: str) -> None:
+def _complain(sentence: str, color: str = typer.colors.RED) -> None:
     from millrace_server.logs import safe_text
 
-    typer.secho(f"millraced: {safe_text(sentence)}", fg=typer.colors.RED, err=True)
+    typer.secho(f"millraced: {safe_text(sentence)}", fg=color, err=True)

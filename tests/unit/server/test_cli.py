@@ -75,12 +75,28 @@ def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path,
     file.write_text(f'[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "file"\n{toml}')
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
-    *_, orders, log = result.output.splitlines()
+    *_, orders, log = result.stdout.splitlines()
     assert orders == (
         "Channel orders: file, holds 1000000 events and 6871947673 bytes of bodies, 10000 events in a transaction."
     )
     assert log == sentence
     assert not Path("somewhere").exists()
+
+
+def test_check_warns_of_keys_that_cannot_be_used_here(file: Path) -> None:
+    """The file is good all the same: it may be meant for another machine."""
+    key, shown_to_all = file.with_name("good.key"), file.with_name("shown.key")
+    for path, mode in ((key, 0o600), (shown_to_all, 0o644)):
+        path.write_text("5a" * 32)
+        path.chmod(mode)
+    keys = f'{{ good = "{key}", shown = "{shown_to_all}", lost = "{file}.key" }}'
+    file.write_text(f'[channels.orders]\ntype = "file"\nencryption = {{ active_key = "good", keys = {keys} }}\n')
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    warnings = "".join(result.stderr.splitlines())
+    assert warnings.count("channel orders would not open here: key ") == 2
+    assert f"key 'shown': {shown_to_all} has mode 0644" in warnings
+    assert f"key 'lost': {file}.key cannot be read: No such file or directory" in warnings
 
 
 def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> None:

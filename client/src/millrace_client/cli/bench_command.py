@@ -7,17 +7,21 @@ from typing import Annotated
 
 import typer
 
-from millrace_client import Client, Producer, ProducerConfig
+from millrace_client import Client, Producer, ProducerConfig, SendAttempt
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError
+from millrace_client.cli.notes import note
 from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
+from millrace_client.producer import ProducerHooks
 
 SECONDS = 10.0
 BODY_BYTES = 512
 HEADER_COUNT = 2
 
 _FOR_EVER = 1e9
+_BUFFER_PATIENCE_SECONDS = 10.0
+"""How much longer a send waits for room in the buffer than an event waits to be stored: so it is told why it waits."""
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure how much a channel takes and gives.")
 
@@ -62,7 +66,8 @@ def put(
 ) -> None:
     """Send events into a channel, which keeps them.
 
-    Latencies are from sending an event until the server has said that it is stored.
+    Latencies are from sending an event until the server has said that it is stored. A full channel is waited for, up to
+    --timeout.
     """
     client.admin.get_channel(channel)
     load = Load(
@@ -73,7 +78,7 @@ def put(
         key_count=keys,
         events_per_second=rate,
     )
-    config = ProducerConfig(batch_events_max=batch_events, linger_seconds=linger)
+    config = _config(client, batch_events, linger)
     _write({"put": _put(client, channel, load, config)}, as_json=as_json)
 
 
@@ -130,7 +135,7 @@ def both(
         key_count=keys,
         events_per_second=rate,
     )
-    config = ProducerConfig(batch_events_max=batch_events, linger_seconds=linger)
+    config = _config(client, batch_events, linger)
     stopping = threading.Event()
     with ThreadPoolExecutor(1) as taking:
         taken = taking.submit(
@@ -151,8 +156,30 @@ def _is_empty(client: Client, channel: str) -> bool:
     return not client.admin.get_channel(channel).gauges.queued_events
 
 
+class _TroubleNotes(ProducerHooks):
+    """Tells what keeps events from being stored, each reason once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - as told
+        if retry_seconds is not None and attempt.reason not in self._told:
+            self._told.add(attempt.reason)
+            note(f"{attempt.message}; waiting")
+
+
+def _config(client: Client, batch_events: int, linger: float) -> ProducerConfig:
+    patience = client.timeout_seconds
+    return ProducerConfig(
+        batch_events_max=batch_events,
+        linger_seconds=linger,
+        delivery_timeout_seconds=patience,
+        max_block_seconds=patience + _BUFFER_PATIENCE_SECONDS,
+    )
+
+
 def _put(client: Client, channel: str, load: Load, config: ProducerConfig) -> Figures:
-    with Producer(client.endpoint, channel, config=config) as producer:
+    with Producer(client.endpoint, channel, config=config, hooks=_TroubleNotes()) as producer:
         return measure_put(producer, load)
 
 
