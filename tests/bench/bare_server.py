@@ -3,7 +3,7 @@
 `echo` answers with the bytes that came. `sink` answers with a few, and `source` with as many as the request asks for:
 these two carry bytes one way only, as an append or a take does, and so are the harder yardsticks. Each comes as a
 unary call and as a stream with one answer for each message. `log`, a unary call of a server of its own, is `sink`
-behind a bare log.
+behind a bare log; `log_alone` is it behind a log of Millrace's.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import uvloop
 from grpc import aio
 
 from tests.bench.bare_log import BareLog
+from tests.bench.log_alone import LogAlone
 
 METHOD = "/bare.Bare/{}"
 SMALL_ANSWER = b"\x08\x01\x10\xe8\x07"
@@ -74,9 +75,13 @@ def bare_server() -> Iterator[BareServer]:
 
 
 @contextmanager
-def bare_log_server(path: Path) -> Iterator[BareServer]:
-    """A server with a bare log in this file, in a process of its own, on the event loop that Millrace's server has."""
-    with _running(_serve_log, path) as server:
+def log_server(directory: Path) -> Iterator[BareServer]:
+    """A server with a bare log and a log alone, in a process of its own, on the event loop that Millrace's has.
+
+    Args:
+        directory: Where it makes them.
+    """
+    with _running(_serve_logs, directory) as server:
         yield server
 
 
@@ -104,15 +109,20 @@ def _serve_bare(parent: Connection) -> None:
     asyncio.run(_serve(parent, handlers))
 
 
-def _serve_log(parent: Connection, path: Path) -> None:
+def _serve_logs(parent: Connection, directory: Path) -> None:
     async def serve() -> None:
-        log = BareLog(path)
+        bare, alone = BareLog(directory / "bare-log"), LogAlone(directory / "log-alone")
 
-        async def handle(request: bytes, _context: Context) -> bytes:
-            await log.append(request)
+        async def log(request: bytes, _context: Context) -> bytes:
+            await bare.append(request)
             return SMALL_ANSWER
 
-        await _serve(parent, {"log": grpc.unary_unary_rpc_method_handler(handle)})
+        async def log_alone(request: bytes, _context: Context) -> bytes:
+            return await alone.append(request)
+
+        await _serve(
+            parent, {handle.__name__: grpc.unary_unary_rpc_method_handler(handle) for handle in (log, log_alone)}
+        )
 
     uvloop.run(serve())
 

@@ -81,8 +81,8 @@ class Scenario:
     """A bare server that sends the same bytes back."""
     one_way: Contender | None = None
     """A bare server that carries the bytes only the way that Millrace does: a harder yardstick."""
-    log: Contender | None = None
-    """A bare server that answers what is on the disk, and does nothing else: what could be reached."""
+    logs: Sequence[Contender] = ()
+    """Servers that answer what is on the disk, and have no channel: what could be reached."""
     loops: Sequence[Contender] = ()
     """Bare loops that write the same bytes to the disk, without RPC."""
     peers: Sequence[Contender] = ()
@@ -97,8 +97,8 @@ class Scenario:
     @property
     def contenders(self) -> list[Contender]:
         """All who have their turn."""
-        bare = [contender for contender in (self.echo, self.one_way, self.log) if contender is not None]
-        return [*self.ours, *bare, *self.loops, *self.peers]
+        bare = [contender for contender in (self.echo, self.one_way) if contender is not None]
+        return [*self.ours, *bare, *self.logs, *self.loops, *self.peers]
 
 
 @dataclass

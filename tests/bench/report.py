@@ -24,8 +24,9 @@ turn. File channels sync each commit before they answer it.
 carry them only the way that Millrace does, and swallow or invent them: a harder yardstick, since they store nothing.
 [b]bare loop[/b] has no RPC: it takes the checksum of the same bytes, writes them and syncs them, one batch after the
 other, into space that it sets aside ahead of the writing as the log does, or into a file that grows. [b]bare log[/b] is
-both, a grpc.aio server that answers what is on the disk, with one sync for all calls that wait, and does nothing else:
-what could be reached.
+both, a grpc.aio server that answers what is on the disk, with one sync for all calls that wait, and does nothing else.
+[b]log alone[/b] is Millrace's own log behind grpc.aio: requests are parsed, checked and written as they are with a
+channel, and there is none. These two are what could be reached.
 [b]CPU us[/b] is the server's processor time for one batch, or call.
 """
 
@@ -73,7 +74,7 @@ class Report:
             table.add_row(f"[b]{scenario.title}[/b]")
             for name, measured in figures.items():
                 is_ours = any(name == contender.name for contender in scenario.ours)
-                is_log = scenario.log is not None and name == scenario.log.name
+                is_log = any(name == log.name for log in scenario.logs)
                 table.add_row(
                     f"  {name}",
                     f"{measured.rate:,.0f}",

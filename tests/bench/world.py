@@ -15,7 +15,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2
 from tests.bench.bare_disk import append_synced
-from tests.bench.bare_server import METHOD, BareServer, bare_log_server, bare_server
+from tests.bench.bare_server import METHOD, BareServer, bare_server, log_server
 from tests.bench.calls import Method, call_many, connect, stream_many
 from tests.bench.measuring import LOOP, Contender
 from tests.bench.payloads import FILE_CHANNEL, FULL_CHANNEL, FULL_EVENTS, MEMORY_CHANNEL, append_columns
@@ -49,8 +49,8 @@ class World:
     millrace: aio.Channel
     bare_server: BareServer
     bare: aio.Channel
-    bare_log_server: BareServer
-    bare_log: aio.Channel
+    log_server: BareServer
+    logs: aio.Channel
     scratch: Path
     """A directory on the disk that the file channels use."""
     running: ExitStack
@@ -81,11 +81,14 @@ class World:
         run = partial(stream_many, called, in_flight=in_flight)
         return Contender(name=f"bare {method}", server_pid=self.bare_server.pid, run=run)
 
-    def bare_log_calls(self, request: bytes, callers: int) -> Contender:
-        """The server with a bare log under unary calls."""
-        called = Method(self.bare_log, METHOD.format("log"), request)
-        run = partial(call_many, called, callers=callers)
-        return Contender(name="bare log", server_pid=self.bare_log_server.pid, run=run)
+    def log_calls(self, request: bytes, callers: int) -> list[Contender]:
+        """A bare log, and Millrace's log with no channel, under unary calls."""
+
+        def log(name: str, method: str) -> Contender:
+            run = partial(call_many, Method(self.logs, METHOD.format(method), request), callers=callers)
+            return Contender(name=name, server_pid=self.log_server.pid, run=run)
+
+        return [log("bare log", "log"), log("log alone", "log_alone")]
 
     def bare_loops(self, batch: bytes) -> list[Contender]:
         """Bare loops on the disk, into space that was set aside and into a growing file."""
@@ -138,15 +141,15 @@ async def running_world(scratch: Path) -> AsyncGenerator[World]:
     Args:
         scratch: An empty directory on the disk that is measured.
     """
-    with bare_server() as bare, bare_log_server(scratch / "bare-log") as bare_log, ExitStack() as running:
+    with bare_server() as bare, log_server(scratch) as logs, ExitStack() as running:
         server = _started(scratch, _CONFIG_TOML)
         running.callback(server.kill)
         async with (
             connect(server.grpc) as millrace_connection,
             connect(bare.address) as bare_connection,
-            connect(bare_log.address) as log_connection,
+            connect(logs.address) as log_connection,
         ):
-            yield World(server, millrace_connection, bare, bare_connection, bare_log, log_connection, scratch, running)
+            yield World(server, millrace_connection, bare, bare_connection, logs, log_connection, scratch, running)
 
 
 def _started(scratch: Path, config_toml: str) -> Millraced:

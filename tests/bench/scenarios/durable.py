@@ -87,6 +87,6 @@ def _appends(world: World, batch_events: int, callers: int) -> Scenario:
         operations=0,
         ours=[Contender(name="Append", server_pid=world.server.process.pid, run=run, tidy=tidy)],
         echo=world.bare_calls("echo", request, callers),
-        log=world.bare_log_calls(request, callers),
+        logs=world.log_calls(request, callers),
         loops=world.bare_loops(request),
     )
