@@ -10,8 +10,8 @@ from tests.crash.spark_scene import COPIES, NOTES, Account, Scene, spark_scene
 
 pytestmark = pytest.mark.spark
 
-# Each costs a start of Spark. The suite kills two more drivers: that of the main job, and a landing.
-_KILLS_IN_THE_SUITE = 3
+# Each costs some twenty seconds. The suite kills two more drivers: that of the main job, and a landing.
+_KILLS_IN_THE_SUITE = 2
 _KILLS_OF_THE_DRIVER = 50
 _TORN_KILLS = 20
 _DELAY_SECONDS_MAX = 1.5
