@@ -15,6 +15,9 @@ from millrace_server.channels.txn_directory import TxnDirectory
 
 ANSWER_BYTES_MAX = 1 << 20
 
+SEQUENCE_MAX = (1 << 64) - 1
+"""The largest number that a stamp can name."""
+
 Row = tuple[Mapping[str, str], bytes]
 
 

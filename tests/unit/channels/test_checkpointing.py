@@ -91,6 +91,21 @@ async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDis
         disk.heal()
 
 
+async def test_make_that_finds_a_fault_of_ours_is_logged_and_tried_again(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it to end the making of checkpoints, the log would grow, and nobody would know."""
+    async with file_channel(disk) as opened:
+        await append(opened.channel, b"a")
+        with monkeypatch.context() as broken, structlog.testing.capture_logs() as logs:
+            broken.setattr("millrace_server.channels.checkpointing.batches_message", lambda _batches: 1 / 0)
+            await opened.checkpointing.make()
+        [told] = logs
+        assert (told["event"], told["exc_info"]) == ("no checkpoint could be made; it is tried again", True)
+        await opened.checkpointing.make()
+        assert checkpoints_of(opened)[0] is not None
+
+
 @pytest.mark.parametrize("keeps_previous", [True, False])
 async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: SimulatedDisk, *, keeps_previous: bool) -> None:
     """Neither the newest nor, where it is kept, the one before; what is queued or taken keeps its own."""

@@ -61,6 +61,17 @@ def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: 
     assert bodies_of(broken.take(portion(events_max=3))) == [b"a", b"b", b"c"]
 
 
+def test_remove_through_the_middle_of_a_batch_that_cannot_be_read_removes_nothing(queue: EventQueue) -> None:
+    """All that stood before it is still there, too, and can be removed."""
+    damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 3, 3, 100)
+    broken = queue_of(*queue.take(portion(events_max=4)), StoredBatch(5, Window.whole(damaged)))
+    with pytest.raises(ChannelCorruptError):
+        broken.remove_through(6)
+    assert (broken.first_sequence, broken.event_count) == (1, 7)
+    assert bodies_of(broken.remove_through(4)) == [b"a", b"b", b"c", b"dddd"]
+    assert [(batch.first_sequence, batch.count) for batch in broken.remove_through(7)] == [(5, 3)]
+
+
 def test_take_of_an_empty_queue_gives_nothing() -> None:
     """There is no first sequence either."""
     queue = EventQueue()

@@ -22,12 +22,12 @@ from millrace_server.channels.records import (
     state_message,
     state_record,
 )
-from millrace_server.channels.stamps import SEQUENCE_MAX, Acceptance, Stamp, StampLedger
+from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.writer import Location
-from tests.channel_events import batch, bodies_of, stored
+from tests.channel_events import SEQUENCE_MAX, batch, bodies_of, stored
 
 NUMBERS = st.one_of(st.integers(0, 50), st.integers(SEQUENCE_MAX - 50, SEQUENCE_MAX))
 RANGES = st.tuples(NUMBERS, NUMBERS).map(lambda pair: (min(pair), max(pair)))

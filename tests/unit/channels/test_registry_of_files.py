@@ -258,3 +258,13 @@ async def test_stalled_disk_is_told_to_whoever_watches(server: Server, monkeypat
     gate.open()
     await appending
     await until(lambda: server.told[1:] == [("orders", ChannelState.OPEN)])
+
+
+async def test_retire_keeps_how_transactions_ended(server: Server) -> None:
+    """A commit that is repeated once the channel is used again gets its receipt, as after a restart."""
+    channel = await server.open()
+    txn_id = begin_with_puts(channel, b"a")
+    receipt = await channel.commit([txn_id], None)
+    await server.registry.retire("orders")
+    channel = await server.open()
+    assert await channel.commit([txn_id], None) == receipt

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import structlog
 
 from millrace_server.channels import memory_share
 from millrace_server.channels.channel import Channel, Wish
@@ -578,6 +579,27 @@ async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkey
         await append(channel, b"%d" % number + bytes(120))
     channel = await opened.stop_and_open(transaction_capacity=100)
     assert [body.rstrip(b"\0") for body in await consume(channel)] == [b"%d" % number for number in range(20)]
+
+
+async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Opened) -> None:
+    """What such a commit consumes is neither written nor told to be lost; it may wait behind one for the disk."""
+    channel = await opened.open(memory_capacity=10)
+    await append(channel, b"consumed")
+    await append(channel, b"stays")
+    txn_id = await begin_with_takes(channel, 1)
+    spilling = asyncio.ensure_future(append(channel, *[b"large"] * 12))
+    await asyncio.sleep(0)
+    consuming = asyncio.ensure_future(channel.commit([txn_id], None))
+    await asyncio.sleep(0)
+    assert not consuming.done()
+    with structlog.testing.capture_logs() as told:
+        commits = channel.commits
+        assert isinstance(commits, SpillCommits)
+        await commits.keep_all(None)
+    await asyncio.gather(spilling, consuming)
+    assert told == []
+    channel = await opened.stop_and_open(memory_capacity=10)
+    assert queued(channel) == [b"stays", *[b"large"] * 12]
 
 
 async def test_stop_with_a_full_disk_keeps_the_oldest_and_tells_the_rest(

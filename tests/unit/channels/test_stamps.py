@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_server.channels import stamps
-from millrace_server.channels.stamps import SEQUENCE_MAX, IntervalSet, Stamp, StampLedger
+from millrace_server.channels.stamps import IntervalSet, Stamp, StampLedger
 from millrace_server.errors import BadArgumentError, OffsetGapError
+from tests.channel_events import SEQUENCE_MAX
 
 RANGES = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

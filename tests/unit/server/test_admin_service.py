@@ -78,6 +78,9 @@ class FullCatalog(Catalog):
     def replace(self, name: str, config: AnyChannelConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def remove(self, name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
 
 async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> None:
     """DISK_FULL says that nothing was changed."""
@@ -114,3 +117,19 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
 
 def stored_columns(count: int) -> list[StoredColumns]:
     return [StoredColumns.of(columns) for columns in columns_from_events([({}, b"x")] * count)]
+
+
+async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_would_lose_events(tmp_path: Path) -> None:
+    """Its files say by then that it is deleted: what it took from then on would be gone after the next start."""
+    path = tmp_path / "catalog.json"
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=tmp_path / "channels")
+    service = AdminService(registry, Catalog(path))
+    for name, kind in (("logged", pb.CHANNEL_TYPE_FILE), ("remembered", pb.CHANNEL_TYPE_MEMORY)):
+        await service._create_channel(pb.CreateChannelRequest(name=name, config={"type": kind}))
+    service = AdminService(registry, FullCatalog(path))
+    for name in ("logged", "remembered"):
+        with pytest.raises(DiskFullError, match="no room for the server's catalog"):
+            await service._delete_channel(pb.DeleteChannelRequest(name=name))
+    assert "logged" not in registry
+    assert "remembered" in registry
+    await registry.close()

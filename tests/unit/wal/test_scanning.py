@@ -1,11 +1,14 @@
+from concurrent.futures import Future
+
 import pytest
 
+from millrace_server.log_tools.walking import SegmentWalker
 from millrace_server.wal import scanning
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind
 from millrace_server.wal.scanning import SegmentScanner
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Location
-from tests.log_histories import DATA, RunningLog, files_on
+from millrace_server.wal.writer import Location, Submission
+from tests.log_histories import CHANNEL_ID, DATA, RunningLog, files_on
 from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_logs")
@@ -59,6 +62,27 @@ def test_records_with_rot_before_a_good_one_find_it_wherever_that_lies() -> None
         _flip(disk, rotten.position)
         with pytest.raises(LogCorruptError, match=f"at byte {rotten.position}; .* up to byte {proof.position}"):
             list(_scanner(disk).records())
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_records_with_rot_before_a_good_one_find_it_whatever_it_says(kind: Kind) -> None:
+    """Any record tells what was synced before it; so it does to those who walk through damage."""
+    disk = SimulatedDisk([DATA])
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        rotten = log.append(b"rotten").locations[0]
+        written: Future[Submission] = Future()
+        log.log.submit(
+            [(kind, [b"proves it"])], needs_sync=True, done=lambda submission, _error: written.set_result(submission)
+        )
+        proof = written.result().locations[0]
+        killed = disk.copy()
+    _flip(killed, rotten.position)
+    with pytest.raises(LogCorruptError, match=f"at byte {rotten.position}; .* up to byte {proof.position}"):
+        list(_scanner(killed).records())
+    (segment,) = files_on(killed).find()
+    walker = SegmentWalker(segment.file, CHANNEL_ID, 1)
+    assert [record.head.kind for record in walker.good_ones_from(rotten.position)] == [kind]
 
 
 @pytest.mark.parametrize("filling", [b"\1\0\0\0", b"\0\0\0\0", b"MILLRACE", b"\7\3\0\0"])

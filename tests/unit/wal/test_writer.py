@@ -1,7 +1,7 @@
 import errno
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 
 from millrace_server.wal import writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
+from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.sealing import Sealer
 from millrace_server.wal.segments import Segment
 from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, LogWriter, Submission
@@ -104,6 +105,29 @@ def test_submit_after_several_were_answered_waits_for_as_many(
         log.submit(b"other again").result()
         assert first.done()
         assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 1)
+
+
+def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes again at once is not waited for besides."""
+    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    log = WriteAheadLog(files_on(disk))
+    assert list(log.replay()) == []
+    done = threading.Event()
+
+    def come_again(_submission: Submission, _error: Exception | None) -> None:
+        log.submit([(Kind.PUT, [b"again"])], needs_sync=True, done=lambda _submission, _error: done.set())
+
+    def answer_at_once(answer: Callable[[], None]) -> None:
+        answer()
+
+    log.start(answer_at_once)
+    started = time.monotonic()
+    log.submit([(Kind.STATE, [b"state"])], needs_sync=True, begins_segment=True, done=come_again)
+    assert done.wait(_WAIT_SECONDS)
+    assert time.monotonic() - started < _WAIT_SECONDS / 2
+    log.close()
 
 
 @pytest.mark.parametrize(("seconds", "bytes_max"), [(0.001, 1000), (_WAIT_SECONDS, 10)])

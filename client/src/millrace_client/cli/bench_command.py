@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millrace_client import Client, Producer, ProducerConfig, SendAttempt
+from millrace_client import Client, MillraceError, Producer, ProducerConfig, SendAttempt
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
 from millrace_client.cli.exit_codes import ExitCode
 from millrace_client.cli.failures import CommandError
@@ -147,6 +147,11 @@ def both(
         )
         try:
             sent = _put(client, channel, load, config)
+        except MillraceError:
+            stopping.set()
+            # A channel that nobody takes from is full in the end: where the takes have failed, that is why.
+            taken.result()
+            raise
         finally:
             stopping.set()
         _write({"put": sent, "take": taken.result()}, as_json=as_json)

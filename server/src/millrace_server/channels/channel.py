@@ -541,7 +541,8 @@ class Channel:
             self._end(txn, Outcome(TxnState.ROLLED_BACK))
         for txn_id in self._ended:
             self._directory.remove(txn_id, self)
-        self._ended.clear()
+        # The former one is the store's too, which may still write it down.
+        self._ended = EndedTxns()
 
     # The ways of a transaction.
 

@@ -81,9 +81,14 @@ class Checkpointing:
             try:
                 snapshot = await self._journal.snapshot()
                 await asyncio.to_thread(self._write, snapshot)
-            except (MillraceError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one must be tried
                 if not self._is_failing:
-                    _log.warning("no checkpoint could be made; it is tried again", channel=self._name, error=str(error))
+                    _log.warning(
+                        "no checkpoint could be made; it is tried again",
+                        channel=self._name,
+                        error=str(error),
+                        exc_info=not isinstance(error, MillraceError | OSError),
+                    )
                 self._is_failing = True
                 return
             self._seen_count = count

@@ -83,12 +83,14 @@ class FileStore:
         Before that, what is in memory only is written to the log, for as long as the time lasts.
         """
         await self._checkpointing.stop()
-        if isinstance(self.basis.commits, SpillCommits):
-            await self.basis.commits.keep_all(timeout_seconds)
-        if self._journal.fault is None:
-            await self._checkpointing.make()
-        self._journal.close()
-        await asyncio.to_thread(self._files.close)
+        try:
+            if isinstance(self.basis.commits, SpillCommits):
+                await self.basis.commits.keep_all(timeout_seconds)
+            if self._journal.fault is None:
+                await self._checkpointing.make()
+        finally:
+            self._journal.close()
+            await asyncio.to_thread(self._files.close)
 
     async def mark_deleted(self) -> None:
         """Has the channel come back no more, should the server end before its files are removed.

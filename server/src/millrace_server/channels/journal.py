@@ -113,6 +113,11 @@ class Journal:
         """Why nothing can be committed any more; None while all is well."""
         return ChannelLogFailedError(self._fault) if self._fault else None
 
+    @property
+    def has_commits_under_way(self) -> bool:
+        """Whether some have begun and are not finished."""
+        return self._commit_count > 0
+
     # What is to last.
 
     @property
@@ -248,6 +253,7 @@ class Journal:
         self.change_count += 1
         if self._stall_timer is None:
             self._stall_timer = self._loop.call_later(STALL_SECONDS, self._look_for_stall)
+        # Were it refused, what is pending would stand in the way of all that comes; requests are too small for that.
         self._segment_bytes += self._log.submit(
             [*segment_start, *pending.records],
             needs_sync=begins_segment or self._needs_sync(pending),

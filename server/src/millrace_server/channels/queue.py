@@ -95,14 +95,13 @@ class EventQueue:
 
     def remove_through(self, sequence: int) -> list[StoredBatch]:
         """Removes and returns all events up to a sequence, included."""
-        removed = []
-        while self._batches and self._batches[0].first_sequence <= sequence:
-            batch = self._batches.popleft()
-            if batch.end_sequence > sequence + 1:
-                self._batches.appendleft(batch.between(sequence + 1, batch.end_sequence))
-                batch = batch.between(batch.first_sequence, sequence + 1)
-            removed.append(batch)
-            self.event_count -= batch.count
+        removed: list[StoredBatch] = []
+        try:
+            while self._batches and (first := self._batches[0].first_sequence) <= sequence:
+                removed.append(self._take_first(min(self._batches[0].end_sequence, sequence + 1) - first))
+        except ChannelCorruptError:
+            self.put_back(removed)
+            raise
         return removed
 
     def remove_range(self, first_sequence: int, count: int, body_bytes: int) -> int:

@@ -151,20 +151,25 @@ class ChannelRegistry:
                 channel=name,
             )
 
-    async def mark_deleted(self, name: str) -> None:
+    async def mark_deleted(self, name: str) -> bool:
         """Has a channel's files say that it is deleted; should the server end now, it comes back empty or not at all.
+
+        Returns:
+            Whether it has files; then it is decided, and `delete` must follow.
 
         Raises:
             ChannelLogFailedError, OSError: It could not be marked, and goes on.
         """
-        if isinstance(self.get_hosted(name).config, LogChannelConfig):
-            try:
-                await self._files_of(name).mark_deleted()
-            except DirectoryError as error:
-                _log.error("a channel cannot be deleted", channel=name, error=str(error))
-                raise ChannelLogFailedError(
-                    f"channel {name!r} cannot be deleted; the server's log tells why", channel=name
-                ) from None
+        if not isinstance(self.get_hosted(name).config, LogChannelConfig):
+            return False
+        try:
+            await self._files_of(name).mark_deleted()
+        except DirectoryError as error:
+            _log.error("a channel cannot be deleted", channel=name, error=str(error))
+            raise ChannelLogFailedError(
+                f"channel {name!r} cannot be deleted; the server's log tells why", channel=name
+            ) from None
+        return True
 
     async def delete(self, name: str) -> None:
         """Deletes a channel that was marked, with whatever it holds."""
@@ -214,7 +219,10 @@ class ChannelRegistry:
             await asyncio.wait({under_way})
         for hosted in self.hosted():
             if hosted.store is not None:
-                await hosted.store.close(None if give_up is None else max(give_up - clock(), 0.0))
+                try:
+                    await hosted.store.close(None if give_up is None else max(give_up - clock(), 0.0))
+                except Exception:  # noqa: BLE001 - whatever it is, the others are to keep what they hold
+                    _log.exception("a channel could not be closed", channel=hosted.name)
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with a channel's name each time after one was made, changed its state or was deleted."""

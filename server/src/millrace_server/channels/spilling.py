@@ -128,8 +128,9 @@ class SpillCommits:
         """How long ago it is that the disk had no room."""
         return self._clock() - self._journal.had_no_room_at
 
-    def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
-        """It is in the next checkpoint: to write each would have memory wait for the disk."""
+    def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:  # noqa: ARG002 - as the journal has it
+        # It is in the next checkpoint: to write each would have memory wait for the disk.
+        self._journal.change_count += 1
 
     def note_claim(self, note: ClaimNote) -> "asyncio.Future[None] | None":
         return self._journal.note_claim(note)
@@ -148,6 +149,9 @@ class SpillCommits:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 try:
+                    if self._journal.has_commits_under_way:
+                        # They may consume some of it: this is finished behind them.
+                        await asyncio.shield(self._journal.keep())
                     for batches in self._portions():
                         await asyncio.shield(self._journal.keep(batches))
                 except MillraceError as error:

@@ -19,8 +19,6 @@ nobody else is forgotten for them."""
 INTERVALS_MAX = 10_000
 """Separate ranges that a channel remembers of one producer."""
 
-SEQUENCE_MAX = (1 << 64) - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

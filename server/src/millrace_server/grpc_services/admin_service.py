@@ -132,10 +132,16 @@ class AdminService:
     async def _delete(self, name: str, *, force: bool) -> None:
         async with self._changing:
             self._registry.refuse_undeletable(name, force=force)
-            # A file channel's own directory comes first: should it come back, then without the events that are gone.
-            await self._registry.mark_deleted(name)
-            # First what survives, then what is seen: a channel that was deleted never comes back.
-            await self._write(self._catalog.remove, name)
+            # A channel's own directory comes first: should it come back, then without the events that are gone.
+            is_decided = await self._registry.mark_deleted(name)
+            try:
+                # First what survives, then what is seen: a channel that was deleted never comes back.
+                await self._write(self._catalog.remove, name)
+            except BaseException:
+                if is_decided:
+                    # What it were to take from now on would be gone after the next start.
+                    await self._registry.delete(name)
+                raise
             await self._registry.delete(name)
 
     async def _write(self, write: Callable[..., None], *arguments: object) -> None:

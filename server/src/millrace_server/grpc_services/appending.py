@@ -11,7 +11,7 @@ from millrace_server.grpc_services.rpc import MessageStream, refusal
 from millrace_server.grpc_services.status import status_of
 
 UNDER_WAY_MAX = 64
-"""Appends of one stream that are under way at once; further ones are not read from the wire."""
+"""Appends of one stream that wait for their turn to be answered; when there are as many, no more is read."""
 
 UNDER_WAY_BYTES_MAX = 16 << 20
 """Bytes of their requests, unless a single one has more."""

@@ -1,7 +1,7 @@
 """Consume: deliveries down a stream, acks and nacks up."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel, Wish
@@ -105,10 +105,10 @@ class Consuming:
             channel.contents.refuse_if_closed()
             match request.WhichOneof("message"):
                 case "ack":
-                    for loan in self._recall("ack", request.ack.delivery_ids):
+                    for loan in self._recalled("ack", request.ack.delivery_ids):
                         self._follow(channel.settle(loan))
                 case "nack":
-                    for loan in self._recall("nack", request.nack.delivery_ids):
+                    for loan in self._recalled("nack", request.nack.delivery_ids):
                         channel.give_back(loan)
                 case other:
                     raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
@@ -125,15 +125,14 @@ class Consuming:
         if error is not None and not self._unsettled.done():
             self._unsettled.set_exception(error)
 
-    def _recall(self, field: str, delivery_ids: Iterable[int]) -> list[Transaction]:
-        """The loans of these deliveries, which are out no more."""
-        loans = []
+    def _recalled(self, field: str, delivery_ids: Sequence[int]) -> Iterator[Transaction]:
+        """The loans of these deliveries. Each is out no more once its turn has come: what fails stops at it."""
         for delivery_id in delivery_ids:
             if not 0 < delivery_id <= self._delivered_count:
                 raise BadArgumentError(
                     f"{field}.delivery_ids: holds {delivery_id}; this stream has delivered {self._delivered_count}"
                 )
+        for delivery_id in delivery_ids:
             # A delivery that was acknowledged before is passed over: acks are safe to repeat.
             if loan := self._lent.pop(delivery_id, None):
-                loans.append(loan)
-        return loans
+                yield loan

@@ -3,12 +3,12 @@
 `wal.scanning` reads for a server, which stops at damage. Who looks into a damaged log goes on behind it.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace_server.wal.disk import File
 from millrace_server.wal.format import (
+    HEAD_SHAPE,
     RECORD_HEAD_BYTES,
     SEGMENT_HEADER_BYTES,
     RecordHead,
@@ -19,7 +19,6 @@ from millrace_server.wal.format import (
 from millrace_server.wal.segments import segment_name
 
 _READ_BYTES = 8 << 20
-_HEAD_SHAPE = re.compile(rb"(?s)(?=.{12}[\x01-\x07][\x00-\x03]\x00\x00)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class _Window:
         while position < self._size:
             some = self._file.read(_READ_BYTES + RECORD_HEAD_BYTES, position)
             if some.count(0) < len(some):
-                for match in _HEAD_SHAPE.finditer(some):
+                for match in HEAD_SHAPE.finditer(some):
                     if match.start() < _READ_BYTES:
                         yield position + match.start()
             position += _READ_BYTES

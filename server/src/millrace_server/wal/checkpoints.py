@@ -5,14 +5,15 @@ name: should the newest be damaged, replay begins at the older one and reads som
 
     0   8  magic, "MILLCHKP"
     8   2  format version
-   10   6  zeros
+   10   1  flags: how the state is sealed
+   11   5  zeros
    16  16  channel id
    32   8  segment id of the log position
    40   8  byte offset of the log position
    48   8  write number of the record that comes next
-   56   4  length of the state
-   60   4  CRC-32 of bytes 0 to 59 and of the state
-   64      the state
+   56   4  length of the state as it lies here
+   60   4  CRC-32 of bytes 0 to 59 and of the state as it lies here
+   64      the state, sealed
 """
 
 import struct
@@ -76,7 +77,8 @@ class CheckpointFiles:
         """Puts a checkpoint in the place of the newest. Once this returns, it survives a power cut.
 
         Raises:
-            OSError: The newest is still the one before, and good.
+            OSError: The newest is still the one before, and good; or, where only the sync of the directory failed, it
+                is this one, and may be the one before again after a power cut.
             ValueError: Its state is longer than a payload may be; nothing was written.
         """
         if len(checkpoint.state) > PAYLOAD_BYTES_MAX:

@@ -25,6 +25,7 @@ Record: a head of 32 bytes, then the payload.
 """
 
 import enum
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +79,10 @@ class Flags(enum.IntFlag, boundary=enum.STRICT):
 
     COMPRESSED = 1
     ENCRYPTED = 2
+
+
+HEAD_SHAPE = re.compile(b"(?s)(?=.{12}[\x01-%c][\0-%c]\0\0)" % (max(Kind), sum(Flags)))
+"""Matches before whatever may be a record's head, as far as a look at four of its bytes tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Reading a segment from one record to the next, and telling where it ends from where it is damaged."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace_server.wal.format import (
+    HEAD_SHAPE,
     RECORD_HEAD_BYTES,
     SEGMENT_HEADER_BYTES,
     RecordHead,
@@ -15,8 +15,6 @@ from millrace_server.wal.segments import LogCorruptError, Segment
 
 _READ_BYTES = 2 << 20
 """Read at once. The C library reuses blocks of this size; much larger ones the kernel would clear page by page."""
-
-_HEAD_SHAPE = re.compile(rb"(?s)(?=.{12}[\x01-\x07][\x00-\x03]\x00\x00)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class _Window:
         while position < self._size:
             some = bytes(self._file.read(_READ_BYTES + RECORD_HEAD_BYTES, position))
             if some.count(0) < len(some):
-                for match in _HEAD_SHAPE.finditer(some):
+                for match in HEAD_SHAPE.finditer(some):
                     if match.start() < _READ_BYTES:
                         yield position + match.start()
             position += _READ_BYTES

@@ -147,15 +147,15 @@ class LogWriter:
         self._marked_position = 0
         self._reserved_position = end.position
         self._pending: deque[Submission] = deque()
-        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread. Who holds it has the
-        # thread find all that it submits together.
+        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread. It can be taken again
+        # by who has it: so tests hold it, and have the thread find all that they submit together.
         self._lock = threading.RLock()
         self._awaited_count = _NONE_AWAITED
         # Held, but for the moment between who wakes the thread and its waking. A condition would do the same, in
         # Python and several times as slowly.
         self._sleep = threading.Lock()
         self._sleep.acquire()
-        self._answered_count = 0
+        self._expected_count = 0
         self._is_closing = False
         self._failure: LogFailedError | None = None
         self._refusal: LogFullError | None = None
@@ -191,8 +191,8 @@ class LogWriter:
                 return
             if group:
                 error = self._write_or_refuse(group)
-                # Before they are answered: from then on the interpreter is theirs.
-                self._answered_count = _count_to_come_again(group)
+                # Before they are answered: from then on who has come again waits already, and would count twice.
+                self._expected_count = len(self._pending) + _count_to_come_again(group)
                 self._answer(group, error)
             else:
                 self._mark()
@@ -200,9 +200,7 @@ class LogWriter:
     def _next_group(self) -> list[Submission] | None:
         """What to write next; an empty group where it is time for a mark; None at the end."""
         gathers_until = time.monotonic() + GATHER_SECONDS
-        # Who waits already was not in the group that was answered just now.
-        expected_count = self._answered_count + len(self._pending)
-        self._answered_count = 0
+        expected_count, self._expected_count = self._expected_count, 0
         while not self._pending:
             to_mark = self._end.position if self._is_closing else self._synced_position
             is_marked = self._failure is not None or self._marked_position >= to_mark
