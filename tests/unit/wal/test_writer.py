@@ -84,6 +84,22 @@ def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
         assert [call.kind for call in disk.calls[before:]] == ["write", "sync"]
 
 
+def test_submit_behind_a_lone_record_waits_for_nobody(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was answered alone may never come again."""
+    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    with RunningLog(disk) as log:
+        log.append(b"state", begins_segment=True)
+        gate = Gate(disk, "sync")
+        lone = log.submit(b"lone")
+        gate.wait()
+        following = log.submit(b"following")
+        gate.open()
+        lone.result()
+        started = time.monotonic()
+        following.result()
+        assert time.monotonic() - started < _WAIT_SECONDS / 2
+
+
 def _append_two_together(log: RunningLog) -> None:
     with log.together():
         answers = [log.submit(b"one"), log.submit(b"other")]

@@ -384,6 +384,8 @@ _needs_sync = attrgetter("needs_sync")
 
 def _count_to_come_again(group: Sequence[Submission]) -> int:
     """How many of those who were answered are worth waiting for."""
+    if len(group) == 1:
+        return 0
     byte_count = sum([submission.byte_count for submission in group])
     is_worth_it = byte_count <= GATHER_BYTES_MAX and any(map(_needs_sync, group))
     return len(group) if is_worth_it else 0
