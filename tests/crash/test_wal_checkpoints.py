@@ -90,6 +90,18 @@ def test_write_on_a_full_disk_leaves_no_part_of_it() -> None:
     assert _numbers(disk) == [1]
 
 
+def test_write_on_a_full_disk_takes_the_room_of_the_one_before() -> None:
+    """What a checkpoint frees may be all that there is. The newest stays until the new one is there."""
+    disk = _with_checkpoints(2)
+    disk.capacity_bytes = sum(len(disk.content(path)) for path in disk.paths())
+    _files_on(disk).write(_checkpoint(3))
+    assert _numbers(disk) == [3, 2]
+    disk.capacity_bytes -= 1
+    with pytest.raises(OSError, match="No space left on device"):
+        _files_on(disk).write(_checkpoint(4))
+    assert _numbers(disk) == [3]
+
+
 @pytest.mark.parametrize(("keeps_previous", "kept"), [(True, [3, 2]), (False, [3])])
 def test_good_ones_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
     """The newest comes first; the one before it only where it is to be kept."""

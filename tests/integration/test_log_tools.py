@@ -1,6 +1,8 @@
 """The tools on the files of a server that goes on meanwhile."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,3 +190,24 @@ def test_repair_of_a_damaged_channel_has_the_server_open_it(start_millraced: Sta
     assert list(kept.values()) == [b"%d" % number for number in range(len(kept))]
     assert 0 < len(kept) < 10
     assert receipt.first_sequence == 11
+
+
+def test_dump_whose_reader_leaves_ends_without_a_word(start_millraced: StartMillraced) -> None:
+    """The exit code says that nobody read on, not that there is damage."""
+    server = start_millraced(CONFIG)
+    with connect(server.grpc) as client:
+        for _ in range(100):
+            client.channel("orders").append([bytes(1000)] * 10)
+    server.stop()
+    home = server.data_dir / "channels" / "orders"
+    with subprocess.Popen(
+        [sys.executable, "-m", "millrace_server", "log", "dump", "--json", home],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as dumping:
+        assert dumping.stdout is not None
+        assert dumping.stdout.readline()
+        dumping.stdout.close()
+        assert dumping.stderr is not None
+        assert dumping.stderr.read() == b""
+    assert dumping.returncode == 141

@@ -1,5 +1,7 @@
 """The commands of `millraced` that read, mend, copy and bring back a channel's files without a server."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ EXIT_USAGE = 2
 
 EXIT_UNAVAILABLE = 3
 """In use, sealed with a key that was not given, or of another version: nothing is known to be wrong."""
+
+EXIT_BROKEN_PIPE = 141
+"""Whoever read the output has gone."""
 
 _LINE_LENGTH_MAX = 100_000
 """Of a dump's longer lines the beginning is shown; --json shows all."""
@@ -380,6 +385,10 @@ def _refusals_told() -> Iterator[None]:
     except (ToolError, DirectoryError, LogCorruptError) as error:
         _complain(str(error))
         raise typer.Exit(EXIT_DAMAGED) from None
+    except BrokenPipeError:
+        # What is left to write goes nowhere, and says so no more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_BROKEN_PIPE) from None
     except OSError as error:
         _complain(f"{error.filename or 'the disk'}: {error.strerror}")
         raise typer.Exit(EXIT_DAMAGED) from None

@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from millrace_server.channels.checkpointing import Checkpointing
-from millrace_server.errors import ChannelLogFailedError
+from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
 from tests.channel_events import append, begin, begin_with_takes, queued, take
@@ -122,6 +122,40 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
             await channel.commit([txn_id], None)
         assert firsts == ([1, 2, 3] if keeps_previous else [2, 3, 4])
         assert await story_on(disk.copy()) == opened.story()
+
+
+async def test_make_where_the_checkpoint_before_holds_segments_back_makes_another(disk: SimulatedDisk) -> None:
+    """Else an idle channel would keep what was consumed for ever, and on a full disk take nothing more."""
+    async with file_channel(disk, segment_bytes_max=500) as opened:
+        channel = opened.channel
+        for _ in range(3):
+            await append(channel, b"x" * 1000)
+        await opened.checkpointing.make()
+        await channel.commit([await begin_with_takes(channel, 3)], None)
+        firsts = []
+        for _ in range(3):
+            await opened.checkpointing.make()
+            firsts.append(opened.log.first_segment_id)
+        assert firsts == [1, 4, 4]
+        before = renames(disk)
+        await opened.checkpointing.make()
+        assert renames(disk) == before
+
+
+async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed(disk: SimulatedDisk) -> None:
+    """Nobody waits an interval for what the checkpoint before holds back."""
+    async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
+        channel = opened.channel
+        for _ in range(3):
+            await append(channel, b"x" * 1000)
+        await opened.checkpointing.make()
+        await channel.commit([await begin_with_takes(channel, 3)], None)
+        channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
+        with pytest.raises(DiskFullError):
+            await append(channel, b"y")
+        await opened.checkpointing.make()
+        opened.checkpointing.start()
+        await until(lambda: opened.log.first_segment_id == 4)
 
 
 async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk: SimulatedDisk) -> None:

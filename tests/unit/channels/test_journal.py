@@ -15,8 +15,9 @@ from millrace_server.errors import (
     TxnsOpenError,
     TxnStateError,
 )
+from millrace_server.log_tools.walking import SegmentWalker
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.format import Kind
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind
 from tests.channel_events import (
     append,
     begin,
@@ -28,6 +29,7 @@ from tests.channel_events import (
     stored,
 )
 from tests.file_channels import (
+    CHANNEL_ID,
     Gate,
     called,
     file_channel,
@@ -212,6 +214,19 @@ async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_stat
         assert [state.next_sequence for state in states] == [1, 3, 5]
         assert [len(state.ended_txns.txn_ids) for state in states] == [0, 2, 4]
         assert list(states[1].producers.lasts) == [1]
+
+
+async def test_segment_with_a_large_state_has_as_much_of_commits(disk: SimulatedDisk) -> None:
+    """Else each commit would begin one in the end, with all stamps and transactions in it once more."""
+    async with file_channel(disk, segment_bytes_max=2000) as opened:
+        for number in range(200):
+            await append(opened.channel, b"", stamp=Stamp(f"producer {number}", 1, 1))
+        segments = list(opened.log._segments.values())
+        for segment in segments[:-1]:
+            state = SegmentWalker(segment.file, CHANNEL_ID, segment.segment_id).record_at(SEGMENT_HEADER_BYTES)
+            assert state is not None
+            assert segment.file.size() >= max(2000, 2 * len(state.payload))
+        assert len(segments) < 20
 
 
 async def test_log_whose_first_segments_are_gone_tells_the_same_of_the_rest(disk: SimulatedDisk) -> None:

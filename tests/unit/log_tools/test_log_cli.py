@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from millrace_server.catalog import Catalog
+from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.directory_lock import lock_directory
 from millrace_server.log_cli import EXIT_DAMAGED, EXIT_UNAVAILABLE, EXIT_USAGE
@@ -82,6 +83,15 @@ def test_log_verify_of_a_damaged_channel_says_what_is_wrong_on_standard_error(ho
     report = answered("log", "verify", home, exit_code=EXIT_DAMAGED)
     assert report["sequences_affected"] == [[11, 20]]
     assert report["damages"][0]["position"] == put
+
+
+@pytest.mark.parametrize("lost", ["segment-000000000001.log", CHANNEL_FILE])
+def test_log_verify_of_a_channel_that_a_server_does_not_open_says_so(home: Path, lost: str) -> None:
+    """Whatever could be read back all the same."""
+    (home / lost).unlink()
+    result = run("log", "verify", home)
+    assert result.exit_code == EXIT_DAMAGED
+    assert result.stdout.splitlines()[-1].endswith("; a server does not open the channel.")
 
 
 def test_log_verify_with_a_torn_tail_says_how_much_a_crash_left(home: Path) -> None:

@@ -22,6 +22,9 @@ class Checkpointing:
     So replay reads a little more than one segment, however many events are queued. The channel goes on meanwhile: it is
     seen at one moment how it stands, and all writing is another thread's.
 
+    What was consumed goes once no checkpoint needs it, the one before included. So where that one holds anything back
+    another one follows, though nothing has changed, and at once where the disk has no room.
+
     Args:
         name: The channel's name, for the server's log.
         journal: Tells how the channel stands.
@@ -44,6 +47,7 @@ class Checkpointing:
         self._log = log
         self._needed_before = needed_before
         self._seen_count = -1
+        self._holds_back = False
         self._is_failing = False
         self._nudge = asyncio.Event()
         self._making = asyncio.Lock()
@@ -65,18 +69,26 @@ class Checkpointing:
     async def _run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._journal.config.checkpoint_interval_seconds):
+                async with asyncio.timeout(self._seconds_to_next()):
                     await self._nudge.wait()
             self._nudge.clear()
             if self._journal.fault:
                 return
             await asyncio.shield(asyncio.ensure_future(self.make()))
 
+    def _seconds_to_next(self) -> float:
+        interval_seconds = self._journal.config.checkpoint_interval_seconds
+        had_room_for = asyncio.get_running_loop().time() - self._journal.had_no_room_at
+        return 0.0 if self._holds_back and had_room_for < interval_seconds else interval_seconds
+
     async def make(self) -> None:
-        """Makes a checkpoint where anything has changed since the last one. A failure is logged, and no more."""
+        """Makes a checkpoint where there is anything to tell or to free since the last one.
+
+        A failure is logged, and no more.
+        """
         async with self._making:
             count = self._journal.change_count
-            if count == self._seen_count:
+            if count == self._seen_count and not self._holds_back:
                 return
             try:
                 snapshot = await self._journal.snapshot()
@@ -103,3 +115,4 @@ class Checkpointing:
         needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
         self._needed_before = needed
         self._log.remove_before(needed_by_both)
+        self._holds_back = self._log.first_segment_id < needed

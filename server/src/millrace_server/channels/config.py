@@ -176,7 +176,8 @@ class LogChannelConfig(ChannelConfig):
     """How long after one checkpoint the next one begins, where anything has changed."""
 
     segment_bytes_max: int = Field(256 * _MIB, ge=64 * _KIB, le=SEGMENT_BYTES_MAX)
-    """A segment of this size is ended and the next one begun."""
+    """A segment of this size is ended and the next one begun. It is larger where what each begins with, the state of
+    stamps and transactions, would be more than half of it."""
 
     min_free_bytes: int = Field(500 * _MIB, ge=0, le=BYTES_MAX)
     """Bytes that puts leave free on each disk, for takes, checkpoints and whoever else needs it."""

@@ -33,7 +33,7 @@ from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.writer import LogFullError, Submission
+from millrace_server.wal.writer import LogFullError, Record, Submission
 
 STALL_SECONDS = 2.0
 """When the disk has not answered for so long, that is told."""
@@ -89,6 +89,7 @@ class Journal:
         self._pending: deque[Pending] = deque()
         self._commit_count = 0
         self._segment_bytes = files.log.end.position
+        self._state_bytes = 0
         self._is_rotating = False
         self._rotates_again_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -240,11 +241,14 @@ class Journal:
 
     def _submit(self, pending: Pending) -> None:
         begins_segment = self._needs_segment()
-        # Taken before the change begins: it is the state that the segment's first commit is applied to.
-        segment_start = [state_record(self.state())] if begins_segment else []
+        segment_start: list[Record] = []
+        if begins_segment:
+            # Taken before the change begins: it is the state that the segment's first commit is applied to.
+            segment_start = [state_record(self.state())]
         pending.begin()
         if begins_segment:
             self._segment_bytes = 0
+            self._state_bytes = sum(len(piece) for _, pieces in segment_start for piece in pieces)
             self._is_rotating = True
         pending.submitted_at = self._loop.time()
         self._pending.append(pending)
@@ -261,10 +265,18 @@ class Journal:
             done=partial(self._done, pending, int(begins_segment)),
         )
 
+    @property
+    def _full_bytes(self) -> int:
+        """How many bytes a full segment has: no fewer of commits than of the state that it begins with.
+
+        That may be large, and is written anew for each segment.
+        """
+        return max(self.config.segment_bytes_max, 2 * self._state_bytes)
+
     def _needs_segment(self) -> bool:
         if not self.submitted_count and self._log.end.segment_id == 0:
             return True
-        if self._segment_bytes < self.config.segment_bytes_max:
+        if self._segment_bytes < self._full_bytes:
             return False
         return not self._is_rotating and self._loop.time() >= self._rotates_again_at
 
@@ -335,7 +347,7 @@ class Journal:
         if self._is_rotating:
             # The full segment goes on for a while, in what room it has.
             self._is_rotating = False
-            self._segment_bytes = self.config.segment_bytes_max
+            self._segment_bytes = self._full_bytes
             self._rotates_again_at = self._loop.time() + _ROTATION_PAUSE_SECONDS
         self._log.resume()
         for pending in refused:

@@ -98,15 +98,12 @@ def recover(
 
 
 def _read_back(replay: "_Replay", log: WriteAheadLog, progress: ReplayProgress, *, settles: bool) -> None:
-    start = replay.recovered.checkpoint
-    for record in log.replay(start, settles=settles):
+    start, needed = replay.recovered.checkpoint, replay.recovered.first_needed_segment
+    for record in log.replay(start, needed=needed, settles=settles):
         replay.apply(record)
         progress.bytes_total = progress.bytes_total or log.byte_count_behind(start)
         progress.bytes_done = replay.recovered.replayed_bytes
     replay.end()
-    needed = replay.recovered.first_needed_segment
-    if 0 < needed < log.first_segment_id:
-        raise LogCorruptError(f"segment {needed}, whose events a checkpoint has as queued, is missing")
 
 
 class _Replay:

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +57,9 @@ class Report:
     survey: Survey
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     recovered: Recovered | None = None
-    """The channel as the server would find it; None where it would not open, or nothing was opened."""
+    """The channel as the server would find it; None where its log would not open, or nothing was opened."""
+    is_opened: bool = False
+    """Whether a server opens the channel."""
     problems: list[str] = field(default_factory=list)
     """What is wrong beside the damages of the survey."""
 
@@ -192,6 +195,11 @@ def _compare_recoveries(view: LogView, sealer: Sealer, progress: ToolProgress, r
                     f"the channel with {name} is another one than with {first[0]}: {', '.join(differing)}"
                 )
         progress.advance(view.byte_count)
+    if not report.is_good:
+        report.recovered = None
+        with suppress(LogCorruptError):
+            report.recovered = recover_as_found(view, sealer)
+    report.is_opened = report.recovered is not None and not view.places.problems
 
 
 def _tell_new(report: Report, sentence: str) -> None:

@@ -16,6 +16,7 @@ name: should the newest be damaged, replay begins at the older one and reads som
    64      the state, sealed
 """
 
+import errno
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -37,6 +38,7 @@ _HEAD = struct.Struct("<8sHB5x16sQQQI")
 _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
 _TEMPORARY = "checkpoint.new"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 # To what a sealed state is bound in place of a record's kind; no record has it.
 _SEALED_KIND = 0
@@ -88,11 +90,12 @@ class CheckpointFiles:
             self._disk.unlink(self._directory / _TEMPORARY)
         try:
             self._write_temporary(checkpoint)
-        except OSError:
-            with suppress(OSError):
-                # On a full disk its room is wanted elsewhere.
-                self._disk.unlink(self._directory / _TEMPORARY)
-            raise
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not {NEWEST, PREVIOUS} <= set(names):
+                raise
+            # It would go in a moment anyway, and what this one frees may be much more than it takes.
+            self._disk.unlink(self._directory / PREVIOUS)
+            self._write_temporary(checkpoint)
         if self._keeps_previous and NEWEST in names:
             # Between the two renames there is no newest; then the previous one, which is it, is read.
             self._disk.rename(self._directory / NEWEST, self._directory / PREVIOUS)
@@ -100,10 +103,17 @@ class CheckpointFiles:
         self._disk.sync_directory(self._directory)
 
     def _write_temporary(self, checkpoint: Checkpoint) -> None:
-        with closing(self._disk.create(self._directory / _TEMPORARY)) as file:
-            file.write(self._encode(checkpoint), 0)
-            # The name must not point at bytes that are not on the disk.
-            file.sync()
+        path = self._directory / _TEMPORARY
+        try:
+            with closing(self._disk.create(path)) as file:
+                file.write(self._encode(checkpoint), 0)
+                # The name must not point at bytes that are not on the disk.
+                file.sync()
+        except OSError:
+            with suppress(OSError):
+                # On a full disk its room is wanted elsewhere.
+                self._disk.unlink(path)
+            raise
 
     def good_ones(self) -> Iterator[Checkpoint]:
         """The checkpoints that are there and hold together, the newest first.

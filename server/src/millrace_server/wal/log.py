@@ -91,7 +91,7 @@ class WriteAheadLog:
 
     # Opening.
 
-    def replay(self, start: LogPosition | None = None, *, settles: bool = True) -> Iterator[LogRecord]:
+    def replay(self, start: LogPosition | None = None, *, needed: int = 0, settles: bool = True) -> Iterator[LogRecord]:
         """Reads the log's records in order, and cuts a torn tail off at the end.
 
         Where it raises it has changed nothing, unless the disk failed while the tail was cut. It may be tried again,
@@ -99,6 +99,7 @@ class WriteAheadLog:
 
         Args:
             start: Where to begin; everything before it is known to have been synced. None for the oldest record.
+            needed: The oldest segment that must be there, since something in it is still to be read; 0 where none is.
             settles: Whether the end is made ready to be written behind. Else nothing is changed, nor opened for
                 writing, and the log can only be read.
 
@@ -115,6 +116,8 @@ class WriteAheadLog:
         self._segments.update({segment.segment_id: segment for segment in segments})
         if start is not None and start.segment_id not in self._segments:
             raise LogCorruptError(f"segment {start.segment_id}, from which the log is to be read, is missing")
+        if 0 < needed < self.first_segment_id:
+            raise LogCorruptError(f"segment {needed}, whose events a checkpoint has as queued, is missing")
         unread = [segment for segment in segments if start is None or segment.segment_id >= start.segment_id]
         for segment, following in zip_longest(unread, unread[1:]):
             first = start if start is not None and segment.segment_id == start.segment_id else None
