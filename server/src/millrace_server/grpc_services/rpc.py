@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
-from typing import TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -45,7 +45,9 @@ class Rpcs:
                     request = parse(kind, raw)
                     return _encoded(await serve(request))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                return _refuse(context, error, request)
+                status = _status_for(error, request)
+            del raw, request
+            return await _abort(context, status)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -55,13 +57,15 @@ class Rpcs:
         """One request whose columns stay as they came, one answer."""
 
         async def handle(raw: bytes, context: Context) -> bytes:
-            request = None
+            request = columns = None
             try:
                 with self._inflight.admit(len(raw), context.peer()):
                     request, columns = parse_apart(kind, raw)
                     return _encoded(await serve(request, columns))
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                return _refuse(context, error, request)
+                status = _status_for(error, request)
+            del raw, request, columns
+            return await _abort(context, status)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -134,17 +138,36 @@ def refusal(error: Exception, request: Message | None) -> MillraceError:
     return error
 
 
-def _refuse(context: Context, error: Exception, request: Message | None) -> bytes:
-    """Ends the call with the error; returns what goes for an answer then.
+class _Status(NamedTuple):
+    """How a call ends: what its caller is told."""
 
-    `context.abort` would do the same by an exception that it keeps itself: a ring, in which Python finds the request
-    only when it next looks for garbage.
-    """
+    code: grpc.StatusCode
+    sentence: str
+    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+
+def _status_for(error: Exception, request: Message | None) -> _Status:
     refused = refusal(error, request)
-    context.set_trailing_metadata((("grpc-status-details-bin", status_of(refused).SerializeToString()),))
-    context.set_details(str(refused))
-    context.set_code(code_of(refused))
-    return b""
+    return _Status(
+        code_of(refused), str(refused), (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
+    )
+
+
+async def _abort(context: Context, status: _Status) -> NoReturn:
+    """Ends a call that is answered with nothing but a status, which alone gRPC's clients take for one to be repeated.
+
+    gRPC keeps the exception that this raises, and with it the frames that it passes, until Python next looks for
+    garbage: so they must not hold what was requested, nor the error.
+    """
+    await context.abort(*status)
+
+
+def _refuse(context: Context, error: Exception, request: Message | None) -> None:
+    """Ends a stream with the error. Nobody repeats it unasked, since its answer has begun."""
+    status = _status_for(error, request)
+    context.set_trailing_metadata(status.trailing_metadata)
+    context.set_details(status.sentence)
+    context.set_code(status.code)
 
 
 async def _send(context: Context, answer: Answer) -> None:
