@@ -196,7 +196,7 @@ def import_flume(
     except SettingsError as error:
         for problem in error.problems:
             _complain(f"to be mended by hand: {problem}")
-        raise typer.Exit(EXIT_CANNOT_START) from None
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -37,7 +37,9 @@ def test_spend_counts_what_is_put_between_two_looks() -> None:
     room = DiskRoom(disk, [LEFT], clock)
     room.spend(600, 100)
     room.spend(300, 100)
-    with pytest.raises(DiskFullError, match="has 100 bytes free, and puts leave 100; takes go on") as refused:
+    with pytest.raises(
+        DiskFullError, match="has 100 bytes free, puts leave 100, and this one takes 1; takes go on"
+    ) as refused:
         room.spend(1, 100)
     assert refused.value.retry_delay_seconds == 1
     assert disk.looks == 1

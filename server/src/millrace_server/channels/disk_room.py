@@ -39,7 +39,8 @@ class DiskRoom:
             self._looks_again_at = self._clock() + LOOK_SECONDS
         if self._free_bytes - byte_count < min_free_bytes:
             raise DiskFullError(
-                f"the channel's disk has {self._free_bytes} bytes free, and puts leave {min_free_bytes}; takes go on",
+                f"the channel's disk has {self._free_bytes} bytes free, puts leave {min_free_bytes}, and this one "
+                f"takes {byte_count}; takes go on",
                 retry_delay_seconds=RETRY_DELAY_SECONDS,
             )
         self._free_bytes -= byte_count
