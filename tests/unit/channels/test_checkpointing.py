@@ -158,6 +158,26 @@ async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed
         await until(lambda: opened.log.first_segment_id == 4)
 
 
+async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
+    """The processor is others' meanwhile; the next interval tries again."""
+    async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
+        channel = opened.channel
+        for _ in range(3):
+            await append(channel, b"x" * 1000)
+        await opened.checkpointing.make()
+        await channel.commit([await begin_with_takes(channel, 3)], None)
+        channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
+        with pytest.raises(DiskFullError):
+            await append(channel, b"y")
+        await opened.checkpointing.make()
+        assert opened.checkpointing._seconds_to_next() == 0
+        disk.fail("create", 1, errno.ENOSPC, count=2)
+        await opened.checkpointing.make()
+        assert opened.checkpointing._seconds_to_next() == 1000
+        await opened.checkpointing.make()
+        assert opened.log.first_segment_id == 4
+
+
 async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk: SimulatedDisk) -> None:
     """Its segments stay until a second checkpoint has come; with damage to the newest all is still there."""
     async with file_channel(disk, segment_bytes_max=500) as opened:

@@ -102,6 +102,8 @@ class Checkpointing:
                         exc_info=not isinstance(error, MillraceError | OSError),
                     )
                 self._is_failing = True
+                # Once more, but not at once: what could not be done now cannot be in the next moment.
+                self._holds_back, self._seen_count = False, -1
                 return
             self._seen_count = count
             self._is_failing = False
