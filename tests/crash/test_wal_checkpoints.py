@@ -102,6 +102,18 @@ def test_write_on_a_full_disk_takes_the_room_of_the_one_before() -> None:
     assert _numbers(disk) == [3]
 
 
+def test_write_on_a_full_disk_leaves_the_one_before_where_the_newest_is_damaged() -> None:
+    """It is the only good one then, and the log may have dropped what would do without it."""
+    disk = _with_checkpoints(2)
+    content = bytearray(disk.content(DATA / NEWEST))
+    content[-1] ^= 1
+    disk.set_content(DATA / NEWEST, content)
+    disk.capacity_bytes = sum(len(disk.content(path)) for path in disk.paths())
+    with pytest.raises(OSError, match="No space left on device"):
+        _files_on(disk).write(_checkpoint(3))
+    assert _numbers(disk) == [1]
+
+
 @pytest.mark.parametrize(("keeps_previous", "kept"), [(True, [3, 2]), (False, [3])])
 def test_good_ones_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
     """The newest comes first; the one before it only where it is to be kept."""

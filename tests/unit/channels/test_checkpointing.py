@@ -124,14 +124,27 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
         assert await story_on(disk.copy()) == opened.story()
 
 
+async def fill_and_drain(opened: FileChannel) -> None:
+    """Has a checkpoint between the two, so that it needs segments with nothing in them any more."""
+    for _ in range(3):
+        await append(opened.channel, b"x" * 1000)
+    await opened.checkpointing.make()
+    await opened.channel.commit([await begin_with_takes(opened.channel, 3)], None)
+
+
+async def drain_without_room(opened: FileChannel) -> None:
+    """The same on a disk that has no room, with a checkpoint behind it."""
+    await fill_and_drain(opened)
+    opened.channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
+    with pytest.raises(DiskFullError):
+        await append(opened.channel, b"y")
+    await opened.checkpointing.make()
+
+
 async def test_make_where_the_checkpoint_before_holds_segments_back_makes_another(disk: SimulatedDisk) -> None:
     """Else an idle channel would keep what was consumed for ever, and on a full disk take nothing more."""
     async with file_channel(disk, segment_bytes_max=500) as opened:
-        channel = opened.channel
-        for _ in range(3):
-            await append(channel, b"x" * 1000)
-        await opened.checkpointing.make()
-        await channel.commit([await begin_with_takes(channel, 3)], None)
+        await fill_and_drain(opened)
         firsts = []
         for _ in range(3):
             await opened.checkpointing.make()
@@ -145,15 +158,7 @@ async def test_make_where_the_checkpoint_before_holds_segments_back_makes_anothe
 async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed(disk: SimulatedDisk) -> None:
     """Nobody waits an interval for what the checkpoint before holds back."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
-        channel = opened.channel
-        for _ in range(3):
-            await append(channel, b"x" * 1000)
-        await opened.checkpointing.make()
-        await channel.commit([await begin_with_takes(channel, 3)], None)
-        channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
-        with pytest.raises(DiskFullError):
-            await append(channel, b"y")
-        await opened.checkpointing.make()
+        await drain_without_room(opened)
         opened.checkpointing.start()
         await until(lambda: opened.log.first_segment_id == 4)
 
@@ -161,15 +166,7 @@ async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed
 async def test_checkpoints_on_a_disk_without_room_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
     """The processor is others' meanwhile; the next interval tries again."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
-        channel = opened.channel
-        for _ in range(3):
-            await append(channel, b"x" * 1000)
-        await opened.checkpointing.make()
-        await channel.commit([await begin_with_takes(channel, 3)], None)
-        channel.enforce(opened.config.model_copy(update={"min_free_bytes": 1 << 50}))
-        with pytest.raises(DiskFullError):
-            await append(channel, b"y")
-        await opened.checkpointing.make()
+        await drain_without_room(opened)
         assert opened.checkpointing._seconds_to_next() == 0
         disk.fail("create", 1, errno.ENOSPC, count=2)
         await opened.checkpointing.make()

@@ -137,7 +137,7 @@ def summary(report: Report) -> str:
     if survey.contents.lost:
         ranges = [str(first) if first == last else f"{first} to {last}" for first, last in survey.contents.lost]
         parts.append(f"it concerns sequences {', '.join(ranges)}")
-    if report.is_opened and report.recovered is not None:
+    if report.is_openable and report.recovered is not None:
         parts.append(f"a server opens the channel with {_counted(report.recovered.queue.event_count, 'event')}")
     elif survey.is_opened:
         parts.append("a server does not open the channel")

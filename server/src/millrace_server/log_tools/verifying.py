@@ -58,7 +58,7 @@ class Report:
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     recovered: Recovered | None = None
     """The channel as the server would find it; None where its log would not open, or nothing was opened."""
-    is_opened: bool = False
+    is_openable: bool = False
     """Whether a server opens the channel."""
     problems: list[str] = field(default_factory=list)
     """What is wrong beside the damages of the survey."""
@@ -199,7 +199,7 @@ def _compare_recoveries(view: LogView, sealer: Sealer, progress: ToolProgress, r
         report.recovered = None
         with suppress(LogCorruptError):
             report.recovered = recover_as_found(view, sealer)
-    report.is_opened = report.recovered is not None and not view.places.problems
+    report.is_openable = report.recovered is not None and not view.places.problems
 
 
 def _tell_new(report: Report, sentence: str) -> None:

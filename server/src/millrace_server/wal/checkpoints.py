@@ -91,7 +91,8 @@ class CheckpointFiles:
         try:
             self._write_temporary(checkpoint)
         except OSError as error:
-            if error.errno not in _NO_ROOM or not {NEWEST, PREVIOUS} <= set(names):
+            is_spare = {NEWEST, PREVIOUS} <= set(names) and self._read(self._directory / NEWEST) is not None
+            if error.errno not in _NO_ROOM or not is_spare:
                 raise
             # It would go in a moment anyway, and what this one frees may be much more than it takes.
             self._disk.unlink(self._directory / PREVIOUS)
