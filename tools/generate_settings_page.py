@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from millrace.setting_problems import allowed_values, choices_of, shown_value
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors.config import AnySelectorConfig
@@ -32,8 +33,6 @@ from millrace_server.channels.config import (
     MemoryChannelConfig,
     SpillableChannelConfig,
 )
-from millrace_server.declared_settings import choices_of
-from millrace_server.setting_problems import allowed_values, shown_value
 from millrace_server.settings import ServerSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"

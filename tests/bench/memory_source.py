@@ -12,13 +12,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from millrace.arrow import record_batches
 from millrace.v1 import event_pb2
-from millrace_spark.reading.arrow import EventOrigin, record_batches
 from millrace_spark.reading.options import EVENTS_PER_PARTITION
 from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.bench.payloads import BATCH_EVENTS, columns
 
-_ORIGIN = EventOrigin("memory", "127.0.0.1:0")
+_CONSTANTS = {"channel": "memory", "endpoint": "127.0.0.1:0"}
 
 
 class MemorySource(DataSource):
@@ -103,7 +103,7 @@ def _partitions(start: int, stop: int) -> list[InputPartition]:
 def _record_batches(partition: MemoryPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return record_batches(_batches(partition), _ORIGIN, to_arrow_schema(schema))
+    return record_batches(_batches(partition), to_arrow_schema(schema), _CONSTANTS)
 
 
 def _batches(partition: MemoryPartition) -> Iterator[tuple[int, event_pb2.EventColumns]]:

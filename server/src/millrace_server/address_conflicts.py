@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from millrace.setting_problems import shown_path, shown_value
 from millrace_server.addresses import Address
-from millrace_server.setting_problems import shown_path, shown_value
 
 _ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - nobody listens there; it is what others may say
 _LOOPBACK_HOST = "127.0.0.1"

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.files import write_atomically
-from millrace_server.setting_problems import describe_problems, shown_value
 from millrace_server.settings import ChannelName
 from millrace_server.start_error import StartError
 

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
+from millrace.setting_problems import choices_of, fields_of, shown_path, shown_value, unwrapped
 from millrace_server.agent.channel_names import ChannelReference
 from millrace_server.agent.sources.source import SourceConfig
-from millrace_server.declared_settings import choices_of, fields_of, unwrapped
-from millrace_server.setting_problems import shown_path, shown_value
 
 _SHOWN_NAMES_MAX = 10
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
+from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.address_conflicts import address_conflicts
 from millrace_server.addresses import Address
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
@@ -16,7 +17,6 @@ from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channel_references import unknown_channels
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
-from millrace_server.setting_problems import describe_problems, shown_value
 
 KIB = 1024
 MIB = 1024 * KIB

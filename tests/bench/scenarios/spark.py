@@ -12,9 +12,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millrace_client as millrace
+from millrace.arrow import record_batches
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace_spark.reading.arrow import EventOrigin, record_batches
 from millrace_spark.reading.schema import EVENT_SCHEMA
 from tests.bench.findings import Line, Section
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES, columns
@@ -185,7 +185,7 @@ def _conversion(plan: SparkPlan) -> Section:
 def _converted(wire: bytes, event_count: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     answers = (pb.ReadResponse.FromString(wire) for _ in range(event_count // BATCH_EVENTS))
     batches = ((answer.batch.first_sequence, answer.batch.columns) for answer in answers)
-    return record_batches(batches, EventOrigin("bench", "127.0.0.1:0"), schema)
+    return record_batches(batches, schema, {"channel": "bench", "endpoint": "127.0.0.1:0"})
 
 
 def _end_to_end(world: SparkWorld, plan: SparkPlan) -> Section:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from millrace_server.setting_problems import shown_value
+from millrace.setting_problems import shown_value
 
 
 def _check_importable(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from millrace_server.setting_problems import shown_value
+from millrace.setting_problems import shown_value
 
 CAPACITY_MAX = 1_000_000_000
 SECONDS_MAX = 3600.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_spark.landing.config import LandingConfig
-from millrace_spark.landing.problems import problems_of
 
 FILE_BYTES_MAX = 1024 * 1024
 """A larger configuration file is refused."""
@@ -53,7 +53,7 @@ def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
         # Strict: TOML has types of its own, and neither "100" nor true is a count.
         return LandingConfig.model_validate(dict(tables), strict=True)
     except ValidationError as error:
-        raise ConfigError(source, problems_of(error, LandingConfig)) from None
+        raise ConfigError(source, describe_problems(error, LandingConfig)) from None
 
 
 def parse_override(text: str) -> tuple[str, object]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 import millrace_client as millrace
+from millrace.arrow import record_batches
 from millrace_spark.collector import spare_collector
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.lookup import connected, find_shards
 from millrace_spark.patience import Patience
-from millrace_spark.reading.arrow import EventOrigin, record_batches
 from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
 from millrace_spark.refusals import explained
@@ -76,7 +76,8 @@ def read_partition(
     with explained(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
         batches = _batches(client.channel(claimed.channel), partition, Patience(retry_seconds))
         columns = ((batch.first_sequence, batch.columns) for batch in batches)
-        yield from record_batches(columns, EventOrigin(claimed.channel, claimed.endpoint), schema)
+        constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}
+        yield from record_batches(columns, schema, constants)
 
 
 def _batches(channel: millrace.Channel, partition: RangePartition, patience: Patience) -> Iterator[millrace.Batch]:

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.arrow import Ints, counting, int32_array, ints, plain
 from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX
 from millrace.v1 import event_pb2
-from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints, plain
 from millrace_spark.errors import MillraceSparkError
 
 MESSAGE_ROWS_MAX = 10_000

@@ -9,9 +9,9 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.arrow import plain
 from millrace_client.producing.lanes import LANES
 from millrace_client.producing.routing import ranked
-from millrace_spark.arrow_buffers import plain
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
 from millrace_spark.writing.options import WriteOptions, WriteRouting

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_server.agent.lines.config import DecodeErrors, LineRole, LinesConfig, LongLines
-from millrace_server.setting_problems import describe_problems
 
 
 def test_settings_in_the_words_of_a_file_are_understood() -> None:

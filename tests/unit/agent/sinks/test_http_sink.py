@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_server.agent.outlet import Outlet
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.http_sink import HttpSink
@@ -23,7 +24,6 @@ from millrace_server.channels.channel import Channel, Wish
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transaction
 from millrace_server.errors import DiskFullError
-from millrace_server.setting_problems import describe_problems
 from tests.agent_parts import registry_with, until
 from tests.channel_events import append, queued, stored_rows
 from tests.forward_targets import outlet_of

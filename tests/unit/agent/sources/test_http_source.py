@@ -13,6 +13,7 @@ import pytest
 import structlog
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_server.agent.sources import http_bodies, http_source
 from millrace_server.agent.sources.http_config import HttpSourceConfig
 from millrace_server.agent.sources.http_events import Event
@@ -29,7 +30,6 @@ from millrace_server.errors import (
     ReplayingError,
     TxnCapacityError,
 )
-from millrace_server.setting_problems import describe_problems
 from tests.unit.agent.sources.gathering_intake import WAIT_SECONDS_MAX, GatheringIntake, running
 
 TABLE = {"type": "http", "channels": ["orders"], "listen": "127.0.0.1:0"}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.arrow import record_batches
 from millrace.columns import ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
 from millrace_spark import MillraceSparkError
-from millrace_spark.reading.arrow import EventOrigin, record_batches
 from millrace_spark.writing import event_columns
 
 Headers = dict[str, str | None] | None
@@ -61,7 +61,7 @@ def test_event_columns_read_again_are_the_same_rows(rows: list[Row]) -> None:
     """What reading makes of the messages is what was written."""
     schema = pa.schema([("headers", HEADER_TYPE), ("body", pa.binary())])
     messages = [(1, message) for message in event_columns.event_columns(arrow_rows(rows))]
-    read = [row for batch in record_batches(messages, EventOrigin("c", "e"), schema) for row in batch.to_pylist()]
+    read = [row for batch in record_batches(messages, schema, {}) for row in batch.to_pylist()]
     assert [(dict(row["headers"]), row["body"]) for row in read] == expected(rows)
 
 

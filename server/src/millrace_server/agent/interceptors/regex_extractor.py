@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, compiled, for_each
-from millrace_server.setting_problems import shown_value
 
 _TIMES_REMEMBERED = 1_000
 _ANY_TIME = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)

@@ -6,9 +6,9 @@ from typing import Annotated, Any, TypeVar
 import regex
 from pydantic import AfterValidator, Field
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, InterceptorConfig
-from millrace_server.setting_problems import shown_value
 
 PATTERN_LENGTH_MAX = 10_000
 

@@ -5,10 +5,10 @@ from typing import Literal
 import regex
 from pydantic import ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, TooLongError, compiled, for_each
-from millrace_server.setting_problems import shown_value
 
 GROWTH_MAX = 1 << 20
 """So many characters longer a text may become."""

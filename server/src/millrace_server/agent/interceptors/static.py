@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor, InterceptorConfig, QuickInterceptor
-from millrace_server.setting_problems import shown_value
 
 
 class StaticConfig(InterceptorConfig):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.interceptors.regexes import RegexPattern
-from millrace_server.setting_problems import shown_value
 
 KIB = 1024
 MIB = 1024 * KIB

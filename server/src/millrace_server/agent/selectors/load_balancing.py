@@ -7,10 +7,10 @@ from zlib import crc32
 
 from pydantic import ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.selectors.selector import Balancer, Choice, Selector, SelectorConfig
 from millrace_server.channels.channel import Channel
-from millrace_server.setting_problems import shown_value
 
 
 class LoadBalancingConfig(SelectorConfig):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from millrace.setting_problems import shown_path, shown_value
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
-from millrace_server.setting_problems import shown_path, shown_value
 
 _Tables = dict[str, dict[str, Any]]
 

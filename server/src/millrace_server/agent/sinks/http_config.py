@@ -6,8 +6,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
-from millrace_server.setting_problems import shown_value
 
 Format = Literal["json", "json_lines", "single"]
 Verdict = Literal["settle", "retry", "reject"]

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.outlet import EventsRejectedError, Outlet
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.setting_problems import shown_value
 
 
 class SinkPlace(NamedTuple):

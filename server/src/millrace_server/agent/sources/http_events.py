@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from email.message import Message
 
 from millrace.columns import HEADER_KEYS_MAX
+from millrace.setting_problems import shown_value
 from millrace_server.agent.sources.http_refusals import HttpRefusalError, bad_request, too_large
-from millrace_server.setting_problems import shown_value
 
 Event = tuple[dict[str, str], bytes]
 """An event's headers and its body."""

@@ -6,13 +6,13 @@ from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.doors import Doors
 from millrace_server.agent.intake import Intake
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.selectors.config import AnySelectorConfig
 from millrace_server.agent.selectors.replicating import ReplicatingConfig
-from millrace_server.setting_problems import shown_value
 
 
 class SourcePlace(NamedTuple):

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import structlog
 from pydantic import Field
 
+from millrace.setting_problems import shown_path
 from millrace_server.agent.intake import Intake
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 from millrace_server.agent.supervision import ComponentFailedError
-from millrace_server.setting_problems import shown_path
 
 _READ_BYTES = 1 << 18
 _LAST_STORE_SECONDS = 1.0

@@ -3,8 +3,8 @@ from collections.abc import Mapping
 import pytest
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
-from millrace_server.setting_problems import describe_problems
 
 TABLE = {"type": "syslog", "channels": ["logs"], "listen": ["tcp://127.0.0.1:5514", "udp://127.0.0.1:5514"]}
 

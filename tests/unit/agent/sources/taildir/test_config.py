@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from millrace.setting_problems import describe_problems
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.setting_problems import describe_problems
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Events on their way from a delivery into files."""
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -42,21 +41,12 @@ class EventChunk:
         return self.first_sequence + self.columns.count - 1
 
     @cached_property
-    def body_ends(self) -> "array[int]":
-        """Where each body begins in `joined_bodies`, and one past the last."""
-        return array("i", accumulate(self.columns.body_sizes[:], initial=0))
-
-    @cached_property
-    def joined_bodies(self) -> bytes:
-        """All bodies, one behind the other."""
-        # Reading a bytes field copies it: once.
-        return self.columns.bodies
-
-    @cached_property
     def bodies(self) -> list[bytes]:
         """The body of each event."""
-        joined = self.joined_bodies
-        return [joined[start:end] for start, end in pairwise(self.body_ends)]
+        # Reading a bytes field copies it, so it is read once.
+        joined = self.columns.bodies
+        ends = accumulate(self.columns.body_sizes[:], initial=0)
+        return [joined[start:end] for start, end in pairwise(ends)]
 
     @cached_property
     def headers(self) -> "dict[str, str | list[str | None]]":

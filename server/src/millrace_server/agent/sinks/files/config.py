@@ -8,6 +8,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.sinks.files.event_times import TimeRule, zone_named
 from millrace_server.agent.sinks.files.formats.text import JsonWriter, TextWriter
 from millrace_server.agent.sinks.files.formats.writer import Compression, EventWriter
@@ -21,7 +22,6 @@ from millrace_server.agent.sinks.files.targets.local import LocalTarget
 from millrace_server.agent.sinks.files.targets.remote import RemoteTarget, open_file_system
 from millrace_server.agent.sinks.files.targets.target import FileTarget
 from millrace_server.agent.sinks.sink import Sink, SinkPlace, TakingSinkConfig
-from millrace_server.setting_problems import shown_value
 
 _KIB = 1 << 10
 _MIB = 1 << 20

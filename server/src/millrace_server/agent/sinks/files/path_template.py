@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.sinks.files.event_times import TimeRule
-from millrace_server.setting_problems import shown_value
 
 VALUE_BYTES_MAX = 100
 """A header's value in a path is cut to so many bytes of UTF-8."""

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 from millrace_server.channels.config import NamedPath
-from millrace_server.setting_problems import shown_value
 
 _SHELL = "/bin/sh"
 _EXAMPLE = '["tail", "-F", "/var/log/messages"]'

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 from millrace_server.channels.config import NamedPath
-from millrace_server.setting_problems import shown_value
 
 MIB = 1 << 20
 

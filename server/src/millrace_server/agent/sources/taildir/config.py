@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
-from millrace_server.setting_problems import shown_value
 
 HeaderKey = Annotated[str, Field(min_length=1, max_length=256)]
 

@@ -1,62 +1,59 @@
-"""Events in columns become Arrow, without a Python loop over events.
+"""Events in columns as Arrow arrays, without a Python loop over events.
 
-What is to be done for each event is done by C code: slices of protobuf's repeated fields, `array.array`, and pyarrow's
-kernels. Bodies and header values stay the bytes that came over the wire.
+All work per event is done in C: slices of protobuf's repeated fields, `array.array`, and pyarrow's kernels. Bodies and
+header values stay the bytes that came over the wire.
+
+The client never imports this module: it needs pyarrow, which the client does not depend on.
 """
 
+import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.columns import HEADER_CELLS_MAX, ColumnsCutter
 from millrace.v1 import event_pb2
-from millrace_spark.arrow_buffers import Ints, counting, int32_array, ints, packed_ints
+
+Ints: TypeAlias = "array[int]"
+"""C ints, the type of the offsets in Arrow's strings, binaries and maps."""
 
 RECORD_BATCH_ROWS_MAX = 10_000
-"""Small batches are gathered into RecordBatches of up to so many rows; below some 1,000 Spark's cost for each shows."""
+"""Small batches are joined up to this number of rows; below about 1,000, Spark's cost per RecordBatch shows."""
 
 RECORD_BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""A RecordBatch that has so many bytes of bodies and header values is joined by no further batch."""
-
-
-@dataclass(frozen=True)
-class EventOrigin:
-    """Where events come from; the same in every row of a RecordBatch."""
-
-    channel: str
-    endpoint: str
+"""No further batch joins a RecordBatch with this many bytes of bodies and header values."""
 
 
 def record_batches(
-    batches: Iterable[tuple[int, event_pb2.EventColumns]], origin: EventOrigin, schema: pa.Schema
+    batches: Iterable[tuple[int, event_pb2.EventColumns]], schema: pa.Schema, constants: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """Turns batches of events into RecordBatches, one row an event, in order.
+    """Converts batches of events to RecordBatches, one row per event, in order.
 
-    Batches are gathered, so that a channel that was filled event by event does not become RecordBatches of one row. A
-    batch that is larger than `RECORD_BATCH_ROWS_MAX` stays whole.
+    Small batches are joined, so that a channel filled event by event does not become RecordBatches of one row. A batch
+    larger than `RECORD_BATCH_ROWS_MAX` stays whole.
 
     Args:
-        batches: For each batch the sequence of its first event, and its events.
-        origin: What stands in the columns `channel` and `endpoint`.
-        schema: Any of the columns `(channel: string, endpoint: string, sequence: int64,
-            headers: map<string, string>, body: binary)` in any order; names may differ in case.
+        batches: The sequence of the first event, and the events, of each batch.
+        schema: See `RecordBatchBuilder`.
+        constants: See `RecordBatchBuilder`.
     """
-    builder = RecordBatchBuilder(origin, schema)
+    builder = RecordBatchBuilder(schema, constants)
     for batch in batches:
         for first_sequence, columns in _parts(*batch):
             if not builder.has_room_for(columns):
                 yield builder.build()
-                builder = RecordBatchBuilder(origin, schema)
+                builder = RecordBatchBuilder(schema, constants)
             builder.add(first_sequence, columns)
     if builder.count:
         yield builder.build()
 
 
 def _parts(first_sequence: int, columns: event_pb2.EventColumns) -> Iterator[tuple[int, event_pb2.EventColumns]]:
-    """Cuts a batch whose constant headers would, once they stand in each row, pass what Arrow's offsets can count."""
+    """Cuts a batch whose constant headers, repeated in each row, would exceed what Arrow's offsets can address."""
     constant_bytes = sum(len(header.values) for header in columns.headers if len(header.sizes) == 1)
     count_max = max(RECORD_BATCH_BYTES_MAX // max(constant_bytes, 1), 1)
     if columns.count <= count_max:
@@ -68,21 +65,27 @@ def _parts(first_sequence: int, columns: event_pb2.EventColumns) -> Iterator[tup
 
 
 class RecordBatchBuilder:
-    """Gathers batches of events for one RecordBatch."""
+    """Joins batches of events to one RecordBatch.
 
-    def __init__(self, origin: EventOrigin, schema: pa.Schema) -> None:
+    Args:
+        schema: Any of the columns `(sequence: int64, headers: map<string, string>, body: binary)` and those of
+            `constants`, in any order; names may differ in case.
+        constants: The columns with the same value in every row, by their name in lower case.
+    """
+
+    def __init__(self, schema: pa.Schema, constants: Mapping[str, str]) -> None:
         self.count = 0
-        self._origin = origin
         self._schema = schema
+        self._constants = constants
         self._wants_headers = any(name.lower() == "headers" for name in schema.names)
         self._bytes = 0
         self._body_sizes = array("i", [0])
         self._bodies: list[bytes] = []
-        self._headers: dict[str, _GatheredHeader] = {}
+        self._headers: dict[str, _JoinedHeader] = {}
         self._sequences: list[range] = []
 
     def has_room_for(self, columns: event_pb2.EventColumns) -> bool:
-        """Tells whether a batch may join. An empty builder takes any batch."""
+        """Whether a batch may join. An empty builder takes any batch."""
         if not self.count:
             return True
         count = self.count + columns.count
@@ -94,12 +97,12 @@ class RecordBatchBuilder:
         )
 
     def add(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
-        """Adds a batch behind the others."""
+        """Adds a batch after the others."""
         for header in columns.headers if self._wants_headers else ():
-            gathered = self._headers.setdefault(header.key, _GatheredHeader(header.key))
-            gathered.add(header, columns.count, count_before=self.count)
+            joined = self._headers.setdefault(header.key, _JoinedHeader(header.key))
+            joined.add(header, columns.count, count_before=self.count)
             self._bytes += len(header.values) * (columns.count if len(header.sizes) == 1 else 1)
-        # Reading a bytes field copies it: once.
+        # Reading a bytes field copies it, so it is read once.
         bodies = columns.bodies
         self._bodies.append(bodies)
         self._bytes += len(bodies)
@@ -108,16 +111,14 @@ class RecordBatchBuilder:
         self.count += columns.count
 
     def build(self) -> pa.RecordBatch:
-        """The RecordBatch of all that was added."""
+        """Returns the RecordBatch of all added events."""
         return pa.RecordBatch.from_arrays([self._column(column) for column in self._schema], schema=self._schema)
 
     def _column(self, column: pa.Field) -> pa.Array:
         name: str = column.name
         match name.lower():
-            case "channel":
-                return pa.repeat(pa.scalar(self._origin.channel), self.count)
-            case "endpoint":
-                return pa.repeat(pa.scalar(self._origin.endpoint), self.count)
+            case constant if constant in self._constants:
+                return pa.repeat(pa.scalar(self._constants[constant]), self.count)
             case "sequence":
                 return pa.concat_arrays([counting(numbers, pa.int64()) for numbers in self._sequences])
             case "headers":
@@ -125,7 +126,7 @@ class RecordBatchBuilder:
             case "body":
                 return _slices(int32_array(self._body_sizes), self._bodies, column.type)
             case _:
-                raise ValueError(f"schema: has the column {name!r}; events have none of that name")
+                raise ValueError(f"schema: has the column {name!r}, which events do not have")
 
     def _add_sequences(self, numbers: range) -> None:
         if self._sequences and self._sequences[-1].stop == numbers.start:
@@ -134,10 +135,10 @@ class RecordBatchBuilder:
 
 
 @dataclass
-class _GatheredHeader:
-    """One header of all gathered events: HeaderColumn's `sizes` and `values`.
+class _JoinedHeader:
+    """One header of all added events: HeaderColumn's `sizes` and `values`.
 
-    As there, one single size holds for all `count` events.
+    As in HeaderColumn, a single size stands for all `count` events.
     """
 
     key: str
@@ -150,7 +151,7 @@ class _GatheredHeader:
         return len(self.sizes) == 1 and self.sizes[0] > 0
 
     def add(self, header: event_pb2.HeaderColumn, count: int, count_before: int) -> None:
-        """Adds the header of `count` events; `count_before` events have been gathered before them."""
+        """Adds the header of `count` events, after `count_before` events."""
         sizes = array("i", packed_ints(header.sizes[:]))
         values = header.values
         is_constant = len(sizes) == 1 and sizes[0] > 0
@@ -163,7 +164,7 @@ class _GatheredHeader:
         self.count = count_before + count
 
     def spread(self, count: int) -> None:
-        """Gives each of `count` events a size of its own; those after `self.count` have no such header."""
+        """Stores one size for each of `count` events; events after `self.count` do not have the header."""
         if self.is_constant:
             self.sizes *= self.count
             self.values = [self.values[0] * self.count]
@@ -175,8 +176,8 @@ class _GatheredHeader:
         return not self.count or (self.is_constant and self.sizes == sizes and self.values[0] == values)
 
 
-def _maps(headers: Sequence[_GatheredHeader], count: int, data_type: pa.DataType) -> pa.Array:
-    """One map an event; its entries stand in the order of `headers`."""
+def _maps(headers: Sequence[_JoinedHeader], count: int, data_type: pa.DataType) -> pa.Array:
+    """Returns one map per event, with its entries in the order of `headers`."""
     strings, value_numbers = _values_by_event(headers, count)
     key_numbers = int32_array(array("i", range(len(headers))) * count)
     has_value = pc.greater_equal(value_numbers, 0)
@@ -191,8 +192,8 @@ def _maps(headers: Sequence[_GatheredHeader], count: int, data_type: pa.DataType
     return pa.MapArray.from_arrays(offsets, keys.take(key_numbers), strings.take(value_numbers), type=data_type)
 
 
-def _values_by_event(headers: Sequence[_GatheredHeader], count: int) -> tuple[pa.Array, pa.Array]:
-    """All values, and for each event and header the number of its value among them, -1 where there is none."""
+def _values_by_event(headers: Sequence[_JoinedHeader], count: int) -> tuple[pa.Array, pa.Array]:
+    """Returns all values, and the index of the value of each event and header, -1 where the event lacks the header."""
     sizes = array("i", [0])
     values: list[bytes] = []
     numbers = array("i", [0]) * (count * len(headers))
@@ -202,12 +203,12 @@ def _values_by_event(headers: Sequence[_GatheredHeader], count: int) -> tuple[pa
         numbers[position :: len(headers)] = _value_numbers(header, count, first=len(sizes) - 1)
         sizes.extend(header.sizes)
         values.extend(header.values)
-    # A size is the value's length plus one, so that 0 says "none".
+    # A size is the value's length plus one; 0 means that the event lacks the header.
     lengths = pc.max_element_wise(pc.subtract(int32_array(sizes), 1), 0)
     return _slices(lengths, values, pa.string()), int32_array(numbers)
 
 
-def _value_numbers(header: _GatheredHeader, count: int, first: int) -> Ints:
+def _value_numbers(header: _JoinedHeader, count: int, first: int) -> Ints:
     if header.is_constant:
         return array("i", [first]) * count
     numbers = counting(range(first, first + count), pa.int32())
@@ -217,7 +218,39 @@ def _value_numbers(header: _GatheredHeader, count: int, first: int) -> Ints:
 
 
 def _slices(lengths: pa.Array, values: Sequence[bytes], data_type: pa.DataType) -> pa.Array:
-    """Cuts the joined values into strings or binaries; `lengths` begins with a 0 that stands for none of them."""
+    """Cuts the joined values into strings or binaries; `lengths` starts with a 0 that belongs to no value."""
     offsets = pc.cumulative_sum(lengths).cast(pa.int32())
     joined = values[0] if len(values) == 1 else b"".join(values)
     return pa.Array.from_buffers(data_type, len(lengths) - 1, [None, offsets.buffers()[1], pa.py_buffer(joined)])
+
+
+def int32_array(values: Ints) -> pa.Array:
+    """Returns C ints as an array over the same memory."""
+    return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
+
+
+def packed_ints(values: Sequence[int]) -> bytes:
+    """Returns Python's numbers as C ints, in a fifth of the time of `array.extend`."""
+    return struct.pack(f"{len(values)}i", *values)
+
+
+def ints(values: pa.Array) -> Ints:
+    """Returns an array of whole numbers without nulls, which may be a slice, as C ints."""
+    # Kernels widen an operand that meets a bare Python number to 64 bits.
+    narrow = values.cast(pa.int32())
+    copied = array("i")
+    buffer = narrow.buffers()[1]
+    if buffer is not None:
+        first = narrow.offset * copied.itemsize
+        copied.frombytes(memoryview(buffer)[first : first + len(narrow) * copied.itemsize])
+    return copied
+
+
+def counting(numbers: range, data_type: pa.DataType) -> pa.Array:
+    """Returns consecutive numbers as an array."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, data_type), len(numbers)), start=numbers.start - 1)
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """Returns the values themselves, decoded where the array is a dictionary."""
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values

@@ -1,3 +1,4 @@
+from array import array
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -6,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from millrace import arrow
+from millrace.arrow import counting, int32_array, ints, plain, record_batches
 from millrace.columns import columns_from_events
 from millrace.v1 import event_pb2
-from millrace_spark.reading import arrow
-from millrace_spark.reading.arrow import EventOrigin, record_batches
 from millrace_spark.reading.schema import EVENT_SCHEMA
 
 Event = tuple[dict[str, str], bytes]
 
-ORIGIN = EventOrigin("orders", "127.0.0.1:7070")
+CONSTANTS = {"channel": "orders", "endpoint": "127.0.0.1:7070"}
 SCHEMA = to_arrow_schema(EVENT_SCHEMA)
 
 EVENTS = st.lists(
@@ -47,7 +48,7 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, object]]:
 def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) -> None:
     """Whatever headers come, constant, sparse or none, and however batches are cut, each event becomes its row."""
     expected = [event for batch in events for event in batch]
-    assert rows(list(record_batches(column_batches(events, first_sequence=7), ORIGIN, SCHEMA))) == [
+    assert rows(list(record_batches(column_batches(events, first_sequence=7), SCHEMA, CONSTANTS))) == [
         {"channel": "orders", "endpoint": "127.0.0.1:7070", "sequence": 7 + index, "headers": headers, "body": body}
         for index, (headers, body) in enumerate(expected)
     ]
@@ -55,20 +56,20 @@ def test_record_batches_hold_what_the_columns_hold(events: list[list[Event]]) ->
 
 def test_record_batches_have_the_schema_that_spark_compares() -> None:
     """Spark refuses the first RecordBatch unless its schema is the wanted one exactly."""
-    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), SCHEMA, CONSTANTS))
     assert [batch.schema.equals(SCHEMA) for batch in batches] == [True]
 
 
 def test_record_batches_when_batches_are_small_gathers_them() -> None:
     """A channel that was filled event by event becomes one RecordBatch, not one for each event."""
     batches = column_batches([[({"id": str(index)}, b"x")] for index in range(1_000)])
-    assert [batch.num_rows for batch in record_batches(batches, ORIGIN, SCHEMA)] == [1_000]
+    assert [batch.num_rows for batch in record_batches(batches, SCHEMA, CONSTANTS)] == [1_000]
 
 
 def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gathering ends at `RECORD_BATCH_ROWS_MAX` rows, and no event is lost at the border."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
-    batches = list(record_batches(column_batches([[({}, b"x")] * 4] * 6), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches([[({}, b"x")] * 4] * 6), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [8, 8, 8]
     assert [row["sequence"] for row in rows(batches)] == list(range(1, 25))
 
@@ -76,7 +77,7 @@ def test_record_batches_above_rows_max_begins_another(monkeypatch: pytest.Monkey
 def test_record_batches_above_bytes_max_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gathering ends once there are `RECORD_BATCH_BYTES_MAX` bytes of bodies."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 100)
-    batches = list(record_batches(column_batches([[({}, b"x" * 60)]] * 5), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches([[({}, b"x" * 60)]] * 5), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [2, 2, 1]
 
 
@@ -84,7 +85,7 @@ def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.Monkey
     """Events that each bring header keys of their own do not blow the table of keys times events up."""
     monkeypatch.setattr(arrow, "HEADER_CELLS_MAX", 100)
     events = [[({f"key-{index}": "v"}, b"")] for index in range(40)]
-    batches = list(record_batches(column_batches(events), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches(events), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [10, 10, 10, 10]
     assert [row["headers"] for row in rows(batches)] == [headers for [(headers, _)] in events]
 
@@ -92,14 +93,14 @@ def test_record_batches_with_ever_new_keys_stay_small(monkeypatch: pytest.Monkey
 def test_record_batches_when_one_batch_is_large_keeps_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch above `RECORD_BATCH_ROWS_MAX` is not cut: cutting would cost and gain nothing."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_ROWS_MAX", 10)
-    batches = list(record_batches(column_batches([[({}, b"x")] * 25]), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches([[({}, b"x")] * 25]), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [25]
 
 
 def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """One value that holds for all events travels once but stands in each row: the rows are spread over batches."""
     monkeypatch.setattr(arrow, "RECORD_BATCH_BYTES_MAX", 1_000)
-    batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), ORIGIN, SCHEMA))
+    batches = list(record_batches(column_batches([[({"trace": "x" * 300}, b"a")] * 10]), SCHEMA, CONSTANTS))
     assert [batch.num_rows for batch in batches] == [6, 4]
     assert [(row["sequence"], row["headers"]) for row in rows(batches)] == [
         (sequence, {"trace": "x" * 300}) for sequence in range(1, 11)
@@ -109,16 +110,45 @@ def test_record_batches_with_a_large_constant_header_are_cut(monkeypatch: pytest
 def test_record_batches_with_a_hole_keep_their_sequences() -> None:
     """Where events were consumed before the claim, the rows behind the hole have their own sequences."""
     batches = column_batches([[({}, b"a")] * 2]) + column_batches([[({}, b"b")] * 2], first_sequence=10)
-    assert [row["sequence"] for row in rows(list(record_batches(batches, ORIGIN, SCHEMA)))] == [1, 2, 10, 11]
+    assert [row["sequence"] for row in rows(list(record_batches(batches, SCHEMA, CONSTANTS)))] == [1, 2, 10, 11]
 
 
 def test_record_batches_of_some_columns_have_only_these_in_their_order() -> None:
     """A user's own schema may leave columns out, order them anew, and write their names in another case."""
     schema = pa.schema([SCHEMA.field("body").with_name("Body"), SCHEMA.field("sequence")])
-    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), ORIGIN, schema))
+    batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), schema, CONSTANTS))
     assert [batch.to_pylist() for batch in batches] == [[{"Body": b"x", "sequence": 1}]]
 
 
 def test_record_batches_of_nothing_are_none() -> None:
     """An empty range makes no RecordBatch."""
-    assert list(record_batches([], ORIGIN, SCHEMA)) == []
+    assert list(record_batches([], SCHEMA, CONSTANTS)) == []
+
+
+@pytest.mark.parametrize("data_type", [pa.int32(), pa.int64(), pa.int16()])
+def test_ints_of_a_slice_are_those_of_the_slice(data_type: pa.DataType) -> None:
+    """A slice shares the memory of the whole; its numbers are its own, whatever their width."""
+    whole = pa.array(range(10), data_type)
+    assert ints(whole) == array("i", range(10))
+    assert ints(whole.slice(3, 4)) == array("i", [3, 4, 5, 6])
+    assert ints(whole.slice(10)) == ints(pa.array([], data_type)) == array("i")
+
+
+def test_int32_array_of_ints_gives_them_back() -> None:
+    """To Arrow and back nothing changes."""
+    for numbers in (array("i"), array("i", [-1, 0, 2**31 - 1])):
+        assert ints(int32_array(numbers)) == numbers
+
+
+def test_counting_a_range_has_its_numbers() -> None:
+    """From any number on, also beyond 32 bits."""
+    for numbers, data_type in ((range(5), pa.int32()), (range(2**40, 2**40 + 3), pa.int64()), (range(0), pa.int64())):
+        counted = counting(numbers, data_type)
+        assert (counted.to_pylist(), counted.type) == (list(numbers), data_type)
+
+
+def test_plain_of_a_dictionary_has_its_values() -> None:
+    """What is no dictionary stays as it is."""
+    values = pa.array(["a", None, "a", "b"])
+    assert plain(values.dictionary_encode()).equals(values)
+    assert plain(values) is values

@@ -1,7 +1,9 @@
-"""What is wrong with a configuration, in sentences.
+"""Validation errors of a configuration as sentences, for the server and for `millrace-spark`.
 
-Pydantic tells errors in the words of Python. A sentence here has the setting's path, what it was and what is allowed,
-all in the words of TOML: `channels.orders.capacity: is "many"; it must be a whole number from 1 to 1_000_000_000`.
+Pydantic reports errors in terms of Python. A sentence here names the setting's path, the value found and the values
+allowed, as TOML writes them: `channels.orders.capacity: is "many"; it must be a whole number from 1 to 1_000_000_000`.
+
+The client never imports this module: it needs pydantic, which the client does not depend on.
 """
 
 import difflib
@@ -10,20 +12,21 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-
-from millrace_server.declared_settings import choices_of, fields_of, unwrapped
 
 _SHOWN_LENGTH_MAX = 80
 _SHOWN_BITS_MAX = 128
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_MARK = "[key]"
+# Pydantic's error type for a default that it did not compute because another field is invalid; the sentence about that
+# field is enough.
 _CONSEQUENCE = "default_factory_not_called"
-"""Pydantic's word for a default that was not made because another field is wrong; that field is told already."""
 
 _TABLE = "a table"
 _NAMED_TABLES: Mapping[int | str, str] = {
@@ -32,16 +35,16 @@ _NAMED_TABLES: Mapping[int | str, str] = {
     "sinks": "sink",
     "sink_groups": "sink group",
 }
-"""Where tables lie that users name, and what they are."""
+"""The tables whose keys are names chosen by the user, and what each key names."""
 
 _NAMED_DEPTH = 2
-"""How deep such a table lies: channels.NAME."""
+"""The depth of such a table: channels.NAME."""
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path in quotes"}
 
 
 def describe_problems(error: ValidationError, model: object) -> list[str]:
-    """A sentence for each error that a model found, or a union of models that one field tells apart."""
+    """Returns one sentence for each error of a model, or of a union of models with a discriminator."""
     return [sentence for details in _errors(error) for sentence in _describe(details, model)]
 
 
@@ -50,7 +53,7 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def shown_value(value: object) -> str:
-    """A value as TOML writes it, on one line, in ASCII and not too long."""
+    """Returns a value as TOML writes it: one line of ASCII, cut to a readable length."""
     match value:
         case bool():
             return str(value).lower()
@@ -77,14 +80,14 @@ def _shown_text(text: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where an error lies."""
+    """The place of an error."""
 
     path: tuple[int | str, ...]
-    """The way there in TOML, which knows nothing of the choices that a union makes."""
+    """The path in TOML, without the tags of unions that pydantic adds."""
     declared: object
-    """What the model declares there: a field, or the type of an entry."""
+    """What the model declares at this place: a field, or the type of an entry."""
     others: Mapping[str, type[BaseModel]] = {}
-    """Where the declared model is a union's choice: what else it could have been, by type."""
+    """The other models of the union that the declared model belongs to, by tag."""
 
 
 def _describe(details: ErrorDetails, model: object) -> Iterator[str]:
@@ -110,7 +113,7 @@ def _describe_value(details: ErrorDetails, place: _Place) -> str:
         case "string_pattern_mismatch":
             return f"{path}: is {shown_value(details['input'])}; it must match {_pattern(details)}"
         case "value_error":
-            return f"{path}: {details['ctx']['error']}"
+            return f"{path}: {details['ctx']['error']}" if path else str(details["ctx"]["error"])
         case "too_short" | "too_long":
             return f"{path}: has {_counted(details, place.declared)}"
         case "string_too_short" | "string_too_long":
@@ -120,7 +123,7 @@ def _describe_value(details: ErrorDetails, place: _Place) -> str:
 
 
 def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[str]:
-    """Says which types there are, and what else is wrong with the table whichever of them it is meant to be."""
+    """Yields the allowed types, and the errors that the table has under every one of them."""
     place = _find(model, details["loc"])
     field, choices = choices_of(place.declared)
     table: dict[str, object] = details["input"]
@@ -176,7 +179,7 @@ def _pattern(details: ErrorDetails) -> str:
 
 
 def shown_path(path: tuple[int | str, ...]) -> str:
-    """A path as TOML writes it, with the place in an array in brackets."""
+    """Returns a path as TOML writes it, with indexes into arrays in brackets."""
     shown = (
         f"[{part}]" if isinstance(part, int) else f".{part}" if _BARE_KEY.fullmatch(part) else f".{shown_value(part)}"
         for part in path
@@ -200,7 +203,7 @@ def _find(model: object, location: tuple[int | str, ...]) -> _Place:
 
 
 def allowed_values(declared: object) -> str:
-    """What a setting may be, in words: `"none" or "zstd"`, `a whole number from 1 to 64`."""
+    """Returns the allowed values of a setting: `"none" or "zstd"`, `a whole number from 1 to 64`."""
     annotation, metadata = unwrapped(declared)
     if get_origin(annotation) is Literal:
         return " or ".join(map(shown_value, get_args(annotation)))
@@ -224,3 +227,36 @@ def _describe_bounds(metadata: list[Any]) -> str:
 
 def _number(number: Any) -> str:
     return f"{int(number) if number == int(number) else number:_}"
+
+
+def unwrapped(declared: object) -> tuple[Any, list[Any]]:
+    """Returns the declared type, without None, which TOML does not have, and its metadata."""
+    metadata: list[Any] = []
+    if isinstance(declared, FieldInfo):
+        # Pydantic copies an alias's discriminator to the field.
+        metadata += [*declared.metadata, *([declared] if declared.discriminator else [])]
+        declared = declared.annotation
+    if get_origin(declared) in (Union, UnionType):
+        kinds = [kind for kind in get_args(declared) if kind is not NoneType]
+        declared = kinds[0] if len(kinds) == 1 else declared
+    if get_origin(declared) is Annotated:
+        declared, *said = get_args(declared)
+        metadata += said
+    return declared, metadata
+
+
+def choices_of(declared: object) -> tuple[str, dict[str, type[BaseModel]]]:
+    """Returns the name of a union's discriminator, and its models by the value of that field."""
+    annotation, metadata = unwrapped(declared)
+    fields = [str(said.discriminator) for said in metadata if isinstance(said, FieldInfo) and said.discriminator]
+    if not fields:
+        return "", {}
+    [field] = fields
+    return field, {tag: model for model in get_args(annotation) for tag in get_args(fields_of(model)[field].annotation)}
+
+
+def fields_of(declared: object) -> dict[str, FieldInfo]:
+    """Returns the fields of a declared model."""
+    model, _ = unwrapped(declared)
+    fields: dict[str, FieldInfo] = model.model_fields
+    return fields
