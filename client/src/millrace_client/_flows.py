@@ -21,6 +21,7 @@ from millrace_client.errors import (
     LeaseExpiredError,
     MillraceError,
     NotClaimedError,
+    RetryAdvice,
     StaleEpochError,
     TxnStateError,
 )
@@ -31,8 +32,6 @@ Flow: TypeAlias = Generator[Call[Any], Any, T]
 
 REQUEST_HEAD_BYTES_MAX = 4096
 """What a request holds beside its columns: names, ids and a stamp, all short."""
-
-_HAS_ENDED = frozenset({"TXN_STATE", "TXN_NOT_FOUND", "LEASE_EXPIRED"})
 
 
 def append(
@@ -157,7 +156,7 @@ class TxnFlows:
         try:
             receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
         except MillraceError as error:
-            self.has_ended = error.reason in _HAS_ENDED
+            self.has_ended = error.advice is RetryAdvice.LOST
             raise
         self.receipt = receipt
         self.has_ended = True
@@ -194,7 +193,7 @@ class TxnFlows:
         except MillraceError as rollback_error:
             if rollback_error.reason == TxnStateError.default_reason:
                 error.add_note(f"transaction {self.txn_id} had been committed all the same")
-            elif rollback_error.reason not in _HAS_ENDED:
+            elif rollback_error.advice is not RetryAdvice.LOST:
                 error.add_note(f"rolling back transaction {self.txn_id} failed too: {rollback_error}")
 
     def _refuse_doubts(self, *, take: bool) -> None:

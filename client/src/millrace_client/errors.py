@@ -1,5 +1,6 @@
-"""Everything that a call may raise, by reason."""
+"""The errors that a call may raise, one class for each reason, and what a client should do about each."""
 
+import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -9,21 +10,50 @@ if TYPE_CHECKING:
     from millrace_client.producing.results import SendResult
 
 
+class RetryAdvice(enum.Enum):
+    """What a client should do about an error."""
+
+    CORRECT = "correct"
+    """The request is malformed. Correct it."""
+    SMALLER = "smaller"
+    """The request is too large. Send less at once."""
+    NEVER = "never"
+    """The same request is refused again until something other than time changes."""
+    FULL = "full"
+    """There is no room now. Repeat the request later, when events were consumed or others are done."""
+    LATER = "later"
+    """The server answers, but must finish something first. Repeat the request later."""
+    UNREACHABLE = "unreachable"
+    """The server does not answer. Repeat the request when it can be reached."""
+    RESTART = "restart"
+    """The server must be restarted. Repeat the request after that."""
+    LOST = "lost"
+    """The transaction, claim or stream has ended or belongs to another client. Begin a new one."""
+    UNKNOWN = "unknown"
+    """The reason is new to this client, or the server has a bug. A repeat may help or not."""
+
+
+_FINAL_CODES = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"})
+"""gRPC codes of errors that a repeat cannot help, where no reason says more, such as those of a proxy."""
+
+
 class MillraceError(Exception):
-    """Base of all errors. A refusal whose reason this client does not know is raised as this class itself.
+    """Base of all errors. An error whose reason this client does not know is raised as this class itself.
 
     Attributes:
-        reason: Stable name of what went wrong; decide by it, or by the class.
+        reason: Stable name of the error; decide by it, or by the class.
         message: A sentence for people.
-        channel: The channel that the call was about; empty where it was about none.
-        txn_id: The transaction that the call was about; empty where it was about none.
-        retry_delay_seconds: After how long a repeat makes sense; None where the server did not say.
-        code: The gRPC code; None where the client found the error before sending.
+        channel: The channel of the call; empty if the call had none.
+        txn_id: The transaction of the call; empty if the call had none.
+        retry_delay_seconds: How long to wait before a repeat; None if the server did not say.
+        code: The gRPC code; None if the client found the error before it sent anything.
     """
 
     default_reason: ClassVar[str] = "UNKNOWN"
+    default_advice: ClassVar[RetryAdvice] = RetryAdvice.UNKNOWN
+    """The advice for the class's reason; read `advice` instead, which also knows the code."""
     is_outcome_known: ClassVar[bool] = False
-    """Whether the error says that nothing was done. Otherwise it is open whether the server did what it was asked."""
+    """True if the server did nothing. False if the server may or may not have done what it was asked."""
 
     def __init__(  # noqa: PLR0913 - the attributes that callers decide by
         self,
@@ -43,265 +73,311 @@ class MillraceError(Exception):
         self.retry_delay_seconds = retry_delay_seconds
         self.code = code
 
+    @property
+    def advice(self) -> RetryAdvice:
+        """What to do about this error."""
+        if (known := ERRORS_BY_REASON.get(self.reason)) is not None:
+            return known.default_advice
+        code_name = self.reason if self.code is None else self.code.name
+        return RetryAdvice.NEVER if code_name in _FINAL_CODES else RetryAdvice.UNKNOWN
+
     def __reduce__(self) -> tuple[type["MillraceError"], tuple[str], dict[str, object]]:
         # The attributes are not arguments of Exception; without this an error would lose them between processes.
         return type(self), (self.message,), self.__dict__
 
 
 class RefusedError(MillraceError):
-    """Base of the errors that say that nothing was done."""
+    """Base of the errors after which it is known that nothing was done."""
 
     is_outcome_known = True
 
 
-# Malformed or impossible requests: a repeat cannot help.
+# Malformed or impossible requests.
 
 
 class BadArgumentError(RefusedError):
-    """Returned when an argument is malformed; the message says which, what it was and what is allowed."""
+    """Raised when an argument is malformed; the message says which one, its value and what is allowed."""
 
     default_reason = "BAD_ARGUMENT"
+    default_advice = RetryAdvice.CORRECT
 
 
 class BadNameError(RefusedError):
-    """Returned when a channel's name is not allowed."""
+    """Raised when a channel's name is not allowed."""
 
     default_reason = "BAD_NAME"
+    default_advice = RetryAdvice.CORRECT
 
 
 class OffsetGapError(RefusedError):
-    """Returned when a put or take offset lies beyond what the transaction has: somebody else uses the transaction.
+    """Raised when a put or take offset lies beyond what the transaction holds: another client uses the transaction.
 
-    Also when a stamp names a number that the channel should have accepted before, and has not.
+    Also raised when a stamp requires an earlier number that the channel has not accepted.
     """
 
     default_reason = "OFFSET_GAP"
+    default_advice = RetryAdvice.NEVER
 
 
 class TxnCapacityError(RefusedError):
-    """Returned when a transaction or append would hold more than the channel's transaction capacity."""
+    """Raised when a transaction or append would hold more than the channel's transaction capacity."""
 
     default_reason = "TXN_CAPACITY"
+    default_advice = RetryAdvice.SMALLER
 
 
 class EventTooLargeError(RefusedError):
-    """Returned when one event alone is larger than the channel or a message can hold."""
+    """Raised when one event alone is larger than the channel or a message can hold."""
 
     default_reason = "EVENT_TOO_LARGE"
+    default_advice = RetryAdvice.SMALLER
 
 
 class MessageTooLargeError(MillraceError):
-    """Returned when a message is above a limit, here or at the server. It may be the answer to a call that was done."""
+    """Raised when a message exceeds a limit of the client or the server.
+
+    The message may be the answer to a call that succeeded.
+    """
 
     default_reason = "MESSAGE_TOO_LARGE"
+    default_advice = RetryAdvice.SMALLER
 
 
 # Names.
 
 
 class ChannelNotFoundError(RefusedError):
-    """Returned when there is no channel of that name."""
+    """Raised when no channel has the name."""
 
     default_reason = "CHANNEL_NOT_FOUND"
+    default_advice = RetryAdvice.NEVER
 
 
 class ChannelExistsError(RefusedError):
-    """Returned when a channel of that name is there already."""
+    """Raised when the name is in use."""
 
     default_reason = "CHANNEL_EXISTS"
+    default_advice = RetryAdvice.NEVER
 
 
 class TxnNotFoundError(RefusedError):
-    """Returned when the server does not know the transaction, for example because it was started anew."""
+    """Raised when the server does not know the transaction, for example after a restart."""
 
     default_reason = "TXN_NOT_FOUND"
+    default_advice = RetryAdvice.LOST
 
 
 # State.
 
 
 class TxnStateError(RefusedError):
-    """Returned when a transaction has ended, or belongs to another channel."""
+    """Raised when a transaction has ended, or belongs to another channel."""
 
     default_reason = "TXN_STATE"
+    default_advice = RetryAdvice.LOST
 
 
 class TxnsOpenError(RefusedError):
-    """Returned when a claim finds events that open transactions have taken."""
+    """Raised when a channel cannot be claimed because open transactions have taken events."""
 
     default_reason = "TXNS_OPEN"
+    default_advice = RetryAdvice.LATER
 
 
 class ChannelClaimedError(RefusedError):
-    """Returned when another reader's claim lives on the channel."""
+    """Raised when another reader has claimed the channel."""
 
     default_reason = "CHANNEL_CLAIMED"
+    default_advice = RetryAdvice.LOST
 
 
 class NotClaimedError(RefusedError):
-    """Returned when the caller's claim has ended."""
+    """Raised when the caller's claim has ended."""
 
     default_reason = "NOT_CLAIMED"
+    default_advice = RetryAdvice.LOST
 
 
 class ChannelNotEmptyError(RefusedError):
-    """Returned when a channel that still holds something would be deleted."""
+    """Raised when a channel to be deleted still holds events or transactions."""
 
     default_reason = "CHANNEL_NOT_EMPTY"
+    default_advice = RetryAdvice.NEVER
 
 
 class LeaseExpiredError(RefusedError):
-    """Returned when the transaction was rolled back because its lease ran out."""
+    """Raised when the transaction was rolled back because its lease expired."""
 
     default_reason = "LEASE_EXPIRED"
+    default_advice = RetryAdvice.LOST
 
 
 class StaleEpochError(RefusedError):
-    """Returned when a newer claim than the caller's has begun."""
+    """Raised when a claim newer than the caller's exists."""
 
     default_reason = "STALE_EPOCH"
+    default_advice = RetryAdvice.LOST
 
 
 class SequenceGoneError(RefusedError):
-    """Returned when a range is acknowledged, or not there yet."""
+    """Raised when a part of a range is acknowledged already, or not stored yet."""
 
     default_reason = "SEQUENCE_GONE"
+    default_advice = RetryAdvice.NEVER
 
 
-# Limits that time may lift.
+# Limits that may pass with time.
 
 
 class ChannelFullError(RefusedError):
-    """Returned when there was no room for the events within the channel's keep-alive."""
+    """Raised when the channel had no room for the events within its keep-alive."""
 
     default_reason = "CHANNEL_FULL"
+    default_advice = RetryAdvice.FULL
 
 
 class BytesFullError(RefusedError):
-    """Returned when there was no room for the bodies' bytes within the channel's keep-alive."""
+    """Raised when the channel had no room for the bytes of the bodies within its keep-alive."""
 
     default_reason = "BYTES_FULL"
+    default_advice = RetryAdvice.FULL
 
 
 class DiskFullError(RefusedError):
-    """Returned when the server's disk has no room for puts."""
+    """Raised when the server's disk has no room for puts."""
 
     default_reason = "DISK_FULL"
+    default_advice = RetryAdvice.FULL
 
 
 class TooManyTxnsError(RefusedError):
-    """Returned when the server or the channel has as many open transactions as it may."""
+    """Raised when the server or the channel has its maximum of open transactions."""
 
     default_reason = "TOO_MANY_TXNS"
+    default_advice = RetryAdvice.FULL
 
 
 class OverloadedError(RefusedError):
-    """Returned when the requests that the server works on hold as many bytes as they may."""
+    """Raised when the requests in progress at the server hold their maximum of bytes."""
 
     default_reason = "OVERLOADED"
+    default_advice = RetryAdvice.FULL
 
 
 class DrainingError(RefusedError):
-    """Returned when the server is stopping and begins nothing new."""
+    """Raised when the server is shutting down and accepts no new work."""
 
     default_reason = "DRAINING"
+    default_advice = RetryAdvice.LATER
 
 
 # Restarts, damage and bugs.
 
 
 class ReplayingError(MillraceError):
-    """Returned when the channel is still reading its log, after the server was started anew.
+    """Raised when the channel is still replaying its log after a restart of the server.
 
-    An earlier attempt of the same call, which gRPC repeats, may have reached the server before.
+    An earlier attempt of the same call, which gRPC repeats, may have reached the server before the restart.
     """
 
     default_reason = "REPLAYING"
+    default_advice = RetryAdvice.LATER
 
 
 class LogFailedError(MillraceError):
-    """Returned when the channel's log has failed; the server must reopen it."""
+    """Raised when the channel's log has failed; the server must be restarted."""
 
     default_reason = "LOG_FAILED"
+    default_advice = RetryAdvice.RESTART
 
 
 class CorruptError(MillraceError):
-    """Returned when the channel's log is damaged."""
+    """Raised when the channel's log is damaged."""
 
     default_reason = "CORRUPT"
+    default_advice = RetryAdvice.NEVER
 
 
 class InternalError(MillraceError):
-    """Returned when the server itself is at fault; its log tells more."""
+    """Raised when the server has a bug; its log has the details."""
 
     default_reason = "INTERNAL"
 
 
-# What this side finds.
+# Errors that the client finds.
 
 
 class UnavailableError(MillraceError):
-    """Returned when the server cannot be reached, or the connection broke. Whether it did anything is open."""
+    """Raised when the server cannot be reached, or the connection broke. The server may have done what it was asked."""
 
     default_reason = "UNAVAILABLE"
+    default_advice = RetryAdvice.UNREACHABLE
 
 
 class DeadlineError(MillraceError):
-    """Returned when no answer came in time. Whether the server did anything is open."""
+    """Raised when no answer came in time. The server may have done what it was asked."""
 
     default_reason = "DEADLINE"
+    default_advice = RetryAdvice.UNREACHABLE
 
 
 class CancelledError(MillraceError):
-    """Returned when a call was cut short on this side, for example by closing the client from another thread."""
+    """Raised when the client cancelled a call, for example because another thread closed the client."""
 
     default_reason = "CANCELLED"
+    default_advice = RetryAdvice.UNREACHABLE
 
 
 class ClientClosedError(RefusedError):
-    """Returned when a client is used after it was closed."""
+    """Raised when a closed client is used."""
 
     default_reason = "CLIENT_CLOSED"
+    default_advice = RetryAdvice.NEVER
 
 
 class ClientForkedError(RefusedError):
-    """Returned when a forked process uses what its parent opened; it must connect for itself."""
+    """Raised when a forked process uses its parent's client; the process must connect itself."""
 
     default_reason = "CLIENT_FORKED"
+    default_advice = RetryAdvice.NEVER
 
 
 class StreamEndedError(RefusedError):
-    """Returned when a delivery is settled after its stream has ended: its events have returned to the channel."""
+    """Raised when a delivery is settled after its stream has ended: its events are back in the channel."""
 
     default_reason = "STREAM_ENDED"
+    default_advice = RetryAdvice.LOST
 
 
-# What a producer finds.
+# Errors of a producer.
 
 
 class BufferFullError(RefusedError):
-    """Returned when a producer's buffer has no room for an event, or had none in time; it was not taken."""
+    """Raised when a producer's buffer has no room for an event, or had none in time; the event was not accepted."""
 
     default_reason = "BUFFER_FULL"
+    default_advice = RetryAdvice.FULL
 
 
 class ProducerClosedError(RefusedError):
-    """Returned when a producer is given an event after it was closed, or was closed before it could send it."""
+    """Raised when a producer is closed, or was closed before it could send an event."""
 
     default_reason = "PRODUCER_CLOSED"
+    default_advice = RetryAdvice.NEVER
 
 
 class EventDroppedError(RefusedError):
-    """Returned when a producer dropped an event to make room for newer ones."""
+    """Raised when a producer dropped an event to make room for newer ones."""
 
     default_reason = "EVENT_DROPPED"
+    default_advice = RetryAdvice.NEVER
 
 
 class SendFailedError(MillraceError):
-    """Returned by a producer's future when the event is not stored; has the reason of what it failed of.
+    """Raised by a producer's future when the event is not stored; has the reason of the cause.
 
     Attributes:
-        result: All that is known, the attempts too.
+        result: All that is known about the event, its attempts included.
     """
 
     default_reason = "SEND_FAILED"
@@ -315,4 +391,4 @@ def _classes(base: type[MillraceError]) -> Iterator[type[MillraceError]]:
 
 
 ERRORS_BY_REASON = {kind.default_reason: kind for kind in _classes(MillraceError) if "default_reason" in vars(kind)}
-"""The class for each reason that this client knows."""
+"""Reason to class, for each reason that this client knows."""

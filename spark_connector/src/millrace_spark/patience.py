@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from millrace_client import MillraceError
+from millrace_client import MillraceError, RetryAdvice
 
-PASSING = frozenset({"UNAVAILABLE", "DEADLINE", "REPLAYING", "DRAINING", "OVERLOADED", "CANCELLED", "DISK_FULL"})
-"""Reasons of errors that a repeat may find gone."""
+PASSING = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE})
+"""Errors that a repeat may find gone."""
 
-STARTING = frozenset({"REPLAYING", "DRAINING", "OVERLOADED", "TXNS_OPEN"})
-"""Those of a server that answers, but has something to end first."""
+STARTING = frozenset({RetryAdvice.FULL, RetryAdvice.LATER})
+"""Errors of a server that answers, but must finish something first."""
 
 Answer = TypeVar("Answer")
 
@@ -23,7 +23,7 @@ class Patience:
 
     Args:
         seconds_max: How long attempts may fail without success in between.
-        reasons: Of which errors another attempt is made.
+        retried: The errors after which another attempt is made.
         clock: Tells the time, in seconds.
         pause: Waits so many seconds.
     """
@@ -31,13 +31,13 @@ class Patience:
     def __init__(
         self,
         seconds_max: float,
-        reasons: Collection[str] = PASSING,
+        retried: Collection[RetryAdvice] = PASSING,
         *,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._seconds_max = seconds_max
-        self._reasons = reasons
+        self._retried = retried
         self._clock = clock
         self._pause = pause
         self._since: float | None = None
@@ -70,7 +70,7 @@ class Patience:
         if self._since is None:
             self._since = now
         remaining_seconds = self._since + self._seconds_max - now
-        if error.reason not in self._reasons or remaining_seconds <= 0:
+        if error.advice not in self._retried or remaining_seconds <= 0:
             raise error
         self._pause(min(self._pause_seconds, remaining_seconds))
         self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_SECONDS_MAX)

@@ -65,7 +65,7 @@ def test_advice_of_each_reason_is_one_sentence(reason: str) -> None:
 
 def test_advice_where_a_retry_can_help_ends_with_later() -> None:
     """Scripts may wait and try again exactly where the code says so."""
-    later = {reason for reason, advice in ADVICE.items() if advice.exit_code is ExitCode.LATER}
+    later = {reason for reason in ADVICE if exit_code_of(MillraceError("", reason=reason)) is ExitCode.LATER}
     assert later == {
         "CHANNEL_CLAIMED",
         "TXNS_OPEN",

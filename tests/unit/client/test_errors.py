@@ -7,7 +7,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace_client import errors
-from millrace_client.errors import ERRORS_BY_REASON
+from millrace_client.errors import ERRORS_BY_REASON, RetryAdvice
 from millrace_server import errors as server_errors
 
 
@@ -46,3 +46,22 @@ def test_outcome_is_unknown_where_no_answer_came() -> None:
 def test_unknown_reason_is_told_by_the_base_class() -> None:
     """A reason that comes later is kept."""
     assert errors.MillraceError("text", reason="MOON_FULL").reason == "MOON_FULL"
+
+
+def test_advice_stands_on_each_class() -> None:
+    """Only a bug of the server, and a failure that has another error's reason, leave open what to do."""
+    without = {reason for reason, kind in ERRORS_BY_REASON.items() if kind.default_advice is RetryAdvice.UNKNOWN}
+    assert without == {"INTERNAL", "SEND_FAILED"}
+
+
+def test_advice_of_an_error_is_that_of_its_reason() -> None:
+    """A failed send is repeated for the same reasons as the call that failed."""
+    assert errors.SendFailedError("text", reason="CHANNEL_FULL").advice is RetryAdvice.FULL
+    assert errors.MillraceError("text", reason="MOON_FULL").advice is RetryAdvice.UNKNOWN
+
+
+def test_advice_of_an_unknown_reason_follows_its_code() -> None:
+    """A proxy that refuses without a reason refuses again."""
+    denied = errors.MillraceError("text", reason="WRONG_MOON", code=grpc.StatusCode.PERMISSION_DENIED)
+    assert denied.advice is RetryAdvice.NEVER
+    assert errors.MillraceError("text", reason="UNIMPLEMENTED").advice is RetryAdvice.NEVER

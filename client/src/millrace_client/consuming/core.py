@@ -12,11 +12,11 @@ from millrace_client.consuming.config import ConsumerConfig, lane_names
 from millrace_client.consuming.intake import Intake
 from millrace_client.consuming.lanes import DeliveryT, Lane, LaneState
 from millrace_client.consuming.metrics import ConsumerMetrics, metrics_of
-from millrace_client.consuming.troubles import passes
-from millrace_client.errors import MillraceError, UnavailableError
+from millrace_client.errors import ChannelNotFoundError, MillraceError, RetryAdvice, UnavailableError
 
 LOG = logging.getLogger("millrace_client.consumer")
 
+_FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER})
 _CLOSING_SHARE = 0.25
 _CLOSING_SECONDS_MAX = 2.0
 
@@ -195,6 +195,13 @@ class ConsumerCore(Generic[DeliveryT]):
             unsettled_events=sum(delivery.count for delivery in self._left),
             errors=tuple(self._closing_errors),
         )
+
+
+def passes(error: MillraceError, *, waits_for_channels: bool) -> bool:
+    """Whether the consumer waits and reconnects after an error: a restart, a replay, a claim, a broken network."""
+    if isinstance(error, ChannelNotFoundError):
+        return waits_for_channels
+    return error.advice not in _FINAL
 
 
 def work_seconds_of(close_seconds: float) -> float:

@@ -10,7 +10,7 @@ from millrace_client.channel import Channel
 from millrace_client.client import Client
 from millrace_client.dead_letters.letters import DeadLetter
 from millrace_client.dead_letters.pipelining import StampedEvents, append_pipelined
-from millrace_client.errors import BadNameError, ChannelNotFoundError, MillraceError
+from millrace_client.errors import BadNameError, ChannelNotFoundError, DeadlineError, MillraceError, RetryAdvice
 from millrace_client.events import Stamp
 
 NUMBERS_OF_A_PRODUCER = 10_000
@@ -19,14 +19,6 @@ NUMBERS_OF_A_PRODUCER = 10_000
 A channel bears only so many gaps in a producer's numbers, and what goes elsewhere or stays is a gap. Of so few numbers
 there cannot be as many gaps as it bears.
 """
-
-RETRIED_REASONS = frozenset(
-    {"CHANNEL_FULL", "BYTES_FULL", "DISK_FULL", "OVERLOADED", "TOO_MANY_TXNS", "REPLAYING", "DEADLINE"}
-)
-"""What time may lift while the server stays up."""
-
-_REFUSED_EVENT_REASONS = frozenset({"EVENT_TOO_LARGE", "MESSAGE_TOO_LARGE", "TXN_CAPACITY", "BAD_ARGUMENT"})
-"""Such a refusal is about the events: others may be stored."""
 
 PIPELINED_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of bodies that are sent without waiting for answers."""
@@ -149,7 +141,7 @@ class Targets:
         try:
             self._append_patiently(channel, run, before_try)
         except MillraceError as error:
-            if error.reason not in _REFUSED_EVENT_REASONS:
+            if error.advice not in (RetryAdvice.CORRECT, RetryAdvice.SMALLER):
                 raise
             if len(run) == 1:
                 return [Refusal(run[0], f"{channel.name} does not take them: {error.message.strip().rstrip('.')}")]
@@ -167,7 +159,9 @@ class Targets:
                 channel.append(events, stamp=stamp)
             except MillraceError as error:
                 remaining = gives_up_at - self._patience.clock()
-                if error.reason not in RETRIED_REASONS or remaining <= 0:
+                # A server that has gone is not waited for; one that is slow is.
+                passes = error.advice in (RetryAdvice.FULL, RetryAdvice.LATER) or isinstance(error, DeadlineError)
+                if not passes or remaining <= 0:
                     raise
                 self._progress.waiting(error, self._patience.seconds)
                 pause = error.retry_delay_seconds or _PAUSE_SECONDS

@@ -15,7 +15,14 @@ import grpc
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._failures import refusal_of
 from millrace_client._settings import Numbering
-from millrace_client.errors import BadArgumentError, InternalError, MillraceError, ProducerClosedError, UnavailableError
+from millrace_client.errors import (
+    BadArgumentError,
+    InternalError,
+    MillraceError,
+    ProducerClosedError,
+    RetryAdvice,
+    UnavailableError,
+)
 from millrace_client.producing import batches as batching
 from millrace_client.producing.batches import Batch
 from millrace_client.producing.callbacks import CallbackRunner, Job
@@ -30,7 +37,7 @@ from millrace_client.producing.metrics import (
 from millrace_client.producing.pages import Page
 from millrace_client.producing.resolving import Resolve, resolve_host, targets_of
 from millrace_client.producing.results import Callback, Outcome, SendAttempt
-from millrace_client.producing.retrying import SPLIT_REASONS, RetrySchedule
+from millrace_client.producing.retrying import RetrySchedule
 from millrace_client.producing.routing import Router, ranked
 from millrace_client.producing.servers import Credentials, Outlet, Server
 from millrace_client.producing.telling import LOG, Teller
@@ -341,7 +348,7 @@ class Engine:
     def _note_refusal(self, outlet: Outlet, batch: Batch, error: MillraceError) -> None:
         now = self._loop.time()
         attempt = batch.note_attempt(outlet.server.target.address, error)
-        if error.reason in SPLIT_REASONS and batch.count > 1:
+        if error.advice is RetryAdvice.SMALLER and batch.count > 1:
             self._split(batch, error)
             return
         if not error.is_outcome_known and batch.doubted is None:

@@ -2,19 +2,14 @@
 
 import random
 
-from millrace_client.errors import MillraceError
+from millrace_client.errors import MillraceError, RetryAdvice
 from millrace_client.producing.config import ProducerConfig
 
-FULL_REASONS = frozenset({"CHANNEL_FULL", "BYTES_FULL", "OVERLOADED", "TOO_MANY_TXNS"})
-"""The server is well, and has no room for now."""
+_RETRIED = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE, RetryAdvice.RESTART})
+"""What a batch that the server refused is sent again for."""
 
-_RETRIED_REASONS = FULL_REASONS | {"DISK_FULL", "DRAINING", "REPLAYING", "LOG_FAILED", "UNAVAILABLE", "DEADLINE"}
-
-_FINAL_STREAM_REASONS = frozenset({"UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "MESSAGE_TOO_LARGE"})
-"""A stream that ends so would end so again; whatever else ends one is the network's or a restart's doing."""
-
-SPLIT_REASONS = frozenset({"TXN_CAPACITY", "EVENT_TOO_LARGE", "MESSAGE_TOO_LARGE"})
-"""A part of the batch may fare better."""
+_FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER})
+"""What a batch whose stream ended is not sent again for; any other end may be the network's or a restart's doing."""
 
 _EXPONENT_MAX = 30
 
@@ -34,12 +29,12 @@ class RetrySchedule:
     def is_retried(self, error: MillraceError, attempt_count: int) -> bool:
         """Whether a batch that was refused so is worth another attempt."""
         attempts_max = self._config.attempts_max
-        return error.reason in _RETRIED_REASONS and (attempts_max is None or attempt_count < attempts_max)
+        return error.advice in _RETRIED and (attempts_max is None or attempt_count < attempts_max)
 
     def is_retried_anew(self, error: MillraceError, attempt_count: int) -> bool:
         """The same for a batch whose stream ended so before it was answered."""
         attempts_max = self._config.attempts_max
-        return error.reason not in _FINAL_STREAM_REASONS and (attempts_max is None or attempt_count < attempts_max)
+        return error.advice not in _FINAL and (attempts_max is None or attempt_count < attempts_max)
 
     def pause_seconds(self, failure_count: int, error: MillraceError | None) -> float:
         """How long to wait after so many failures, at least 1, of which this was the last."""

@@ -15,14 +15,14 @@ from millrace_client._failures import Failures
 from millrace_client._methods import APPEND_STREAM
 from millrace_client._service_config import channel_options
 from millrace_client._settings import Numbering
-from millrace_client.errors import DeadlineError, MillraceError, UnavailableError
+from millrace_client.errors import DeadlineError, DiskFullError, MillraceError, RetryAdvice, UnavailableError
 from millrace_client.events import Stamp
 from millrace_client.producing.batches import Batch
 from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.health import HealthWatch
 from millrace_client.producing.loops import call_in
 from millrace_client.producing.metrics import ServerMetrics
-from millrace_client.producing.retrying import FULL_REASONS, RetrySchedule
+from millrace_client.producing.retrying import RetrySchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,9 @@ class Outlet:
             not self.server.is_down
             and now < self.sick_until
             and self.last_error is not None
-            and self.last_error.reason in FULL_REASONS
+            and self.last_error.advice is RetryAdvice.FULL
+            # A server whose disk is full is not well: others stand in for it.
+            and not isinstance(self.last_error, DiskFullError)
         )
 
     def has_capacity(self, now: float) -> bool:

@@ -9,7 +9,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.reading.claiming import claim_anew
 from millrace_spark.reading.options import LOOK_LEASE_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange
-from millrace_spark.reading.shard_claim import LOST
+from millrace_spark.reading.shard_claim import ends_claim
 from millrace_spark.reading.tasks import claimed_range
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard
@@ -65,7 +65,7 @@ class HeldClaim:
                 self._claim.renew()
             except millrace.MillraceError as error:
                 # Whoever reads or acknowledges is told. Any other refusal may pass before the lease has run out.
-                if error.reason in LOST:
+                if ends_claim(error):
                     _living.discard(self)
                     return
 

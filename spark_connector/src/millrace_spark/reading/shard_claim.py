@@ -16,8 +16,6 @@ POLL_SECONDS_MAX = 1.0
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS = 0.05
 _PAUSE_SECONDS_MAX = 1.0
-LOST = frozenset({"LEASE_EXPIRED", "NOT_CLAIMED", "STALE_EPOCH", "CHANNEL_CLAIMED", "CHANNEL_NOT_FOUND"})
-"""Reasons of errors by which a server says that the claim has ended."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ class ShardClaim:
         )
 
     def _note(self, error: millrace.MillraceError) -> None:
-        if error.reason in LOST:
+        if ends_claim(error):
             self._show(replace(self.view, lost=error))
             return
         since = self.view.trouble_since if self.view.trouble else self._clock()
@@ -199,3 +197,8 @@ class ShardClaim:
         with self._news:
             self.view = view
             self._news.notify_all()
+
+
+def ends_claim(error: millrace.MillraceError) -> bool:
+    """Whether an error of a call under a claim says that the claim has ended."""
+    return error.advice is millrace.RetryAdvice.LOST or isinstance(error, millrace.ChannelNotFoundError)

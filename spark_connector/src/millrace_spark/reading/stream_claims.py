@@ -18,7 +18,7 @@ from millrace_spark.patience import PASSING, STARTING, Patience
 from millrace_spark.reader_id import reader_id_of
 from millrace_spark.reading.claiming import claim_anew
 from millrace_spark.reading.options import ClaimOptions
-from millrace_spark.reading.shard_claim import LOST, ShardClaim, ShardRequest, ShardView
+from millrace_spark.reading.shard_claim import ShardClaim, ShardRequest, ShardView, ends_claim
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard, is_pattern
 
@@ -139,7 +139,7 @@ class StreamClaims:
             ChannelNotFoundError: There is no such channel any more.
         """
         # A server that is away for a moment must not end the query.
-        patience = Patience(self.options.retry_seconds, PASSING | STARTING, pause=self._pause)
+        patience = Patience(self.options.retry_seconds, PASSING, pause=self._pause)
         with explained(shard.endpoint, shard.channel, but=(millrace.ChannelNotFoundError,)):
             info = patience.have(lambda: self._clients[shard.endpoint].admin.get_channel(shard.channel))
         view = self._claims[shard].view
@@ -194,11 +194,11 @@ class StreamClaims:
         return answers
 
     def _note_silence(self, shard: Shard, error: millrace.MillraceError) -> None:
-        if error.reason in LOST:
+        if ends_claim(error):
             # The shard's claim finds the same, and is mended where it can be.
             return
         since = self._silent_since.setdefault(shard, time.monotonic())
-        is_passing = error.reason in PASSING | STARTING
+        is_passing = error.advice in PASSING
         if not is_passing or time.monotonic() - since > self.options.retry_seconds:
             with explained(shard.endpoint, shard.channel):
                 raise error

@@ -11,7 +11,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.patience import PASSING, Patience
 from millrace_spark.refusals import explained
 from millrace_spark.writing.put_notes import ShardPuts
-from millrace_spark.writing.refusals import ROOM_REASONS, commit_advice
+from millrace_spark.writing.refusals import commit_advice
 
 TXNS_MAX = 1_000
 """Transactions that one Commit takes."""
@@ -90,7 +90,7 @@ def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
     # batch without rows for it leaves a gap, and a channel bears with so many of them only.
     oldest_open = commit.number if commit.numbers_rise else None
     stamp = millrace.Stamp(commit.stamp_id, commit.number, commit.number, oldest_open_sequence=oldest_open)
-    patience = Patience(commit.retry_seconds, PASSING | ROOM_REASONS)
+    patience = Patience(commit.retry_seconds, PASSING)
     began_at = time.monotonic()
     advice = commit_advice(is_streaming=commit.is_streaming)
     with explained(shard.endpoint, shard.channel, advice_by_reason=advice), millrace.connect(shard.endpoint) as client:

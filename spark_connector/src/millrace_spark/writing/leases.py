@@ -10,7 +10,6 @@ from millrace_spark.shards import Shard
 _RENEWALS_PER_LEASE = 3
 _CALL_SECONDS_MIN = 1.0
 _CALL_SECONDS_MAX = 5.0
-_UNREACHABLE = {"UNAVAILABLE", "DEADLINE"}
 
 
 class LeaseKeeper:
@@ -83,5 +82,5 @@ def _is_answered(txn: millrace.Transaction) -> bool:
         txn.renew()
     except millrace.MillraceError as error:
         # Where the transaction has ended, the next put or the commit tells.
-        return error.reason not in _UNREACHABLE
+        return error.advice is not millrace.RetryAdvice.UNREACHABLE
     return True

@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 
-ROOM_REASONS = frozenset({"CHANNEL_FULL", "BYTES_FULL", "DISK_FULL", "TOO_MANY_TXNS", "OVERLOADED"})
-"""Refusals that say that there is no room now; a server has done nothing then, and may have room later."""
-
 _LOST = (
     "between the tasks' puts and the commit the server was started anew, or leaseSeconds ran out, so what the tasks "
     "had put is gone; {again}"

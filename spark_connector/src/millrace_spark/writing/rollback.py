@@ -7,7 +7,6 @@ import millrace_client as millrace
 from millrace_spark.writing.put_notes import ShardPuts
 
 _CALL_SECONDS_MAX = 5.0
-_UNREACHABLE = {"UNAVAILABLE", "DEADLINE"}
 
 _log = logging.getLogger("millrace_spark")
 
@@ -29,6 +28,6 @@ def _roll_back_at(client: millrace.Client, txns: Iterable[tuple[str, str]]) -> N
             client.channel(channel).rollback(txn_id)
         except millrace.MillraceError as error:
             # Ended ones are as they should be: a commit of which the driver has not heard may be among them.
-            if error.reason in _UNREACHABLE:
+            if error.advice is millrace.RetryAdvice.UNREACHABLE:
                 _log.info("%s: transactions wait for their leases to end: %s", client.endpoint, error)
                 return

@@ -18,7 +18,7 @@ from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
 from millrace_spark.writing.put_notes import ShardPuts
-from millrace_spark.writing.refusals import ROOM_REASONS, put_advice
+from millrace_spark.writing.refusals import put_advice
 from millrace_spark.writing.rollback import roll_back
 from millrace_spark.writing.routing import RowRouter
 
@@ -193,7 +193,7 @@ class _ShardWriter:
             start = stop
 
     def _begin(self) -> None:
-        patience = Patience(self._options.retry_seconds, PASSING | ROOM_REASONS)
+        patience = Patience(self._options.retry_seconds, PASSING)
         self._txn, self._room = patience.have(self._begun)
         self._txn_ids.append(self._txn.txn_id)
         self._keeper.add(self._shard, self._txn.txn_id)
@@ -209,4 +209,4 @@ class _ShardWriter:
         txn = self._txn
         assert txn is not None, "there is room only in a transaction"
         # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
-        Patience(self._options.retry_seconds, ROOM_REASONS).have(lambda: txn.put_columns(columns))
+        Patience(self._options.retry_seconds, {millrace.RetryAdvice.FULL}).have(lambda: txn.put_columns(columns))

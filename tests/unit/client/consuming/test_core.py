@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from millrace_client import errors
-from millrace_client.consuming.troubles import passes
+from millrace_client.consuming.core import passes
 from millrace_client.errors import MillraceError
 
 
