@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.channel_reader import EventsRejectedError
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
-from millrace_server.agent.outlet import EventsRejectedError
 from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkPlace
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 from millrace_server.channels.batches import StoredBatch
@@ -50,15 +50,15 @@ class TestSource:
         self.ends = 0
         self.error: Exception | None = None
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         self.runs += 1
         try:
             if self.error is not None:
                 raise self.error
-            intake.note_ready()
+            writer.note_ready()
             while True:
                 body = await self.bodies.get()
-                await intake.deliver(EventTable([body]), intake.numbered(1))
+                await writer.deliver(EventTable([body]), writer.numbered(1))
         finally:
             self.ends += 1
 

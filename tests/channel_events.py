@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.columns import columns_from_events
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
-from millrace_server.channels.channel import Channel, Wish, memory_basis
+from millrace_server.channels.channel import Channel, TakeLimits, memory_basis
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.stamps import Stamp
@@ -101,7 +101,7 @@ async def begin_with_takes(channel: Channel, events_max: int) -> str:
 
 async def take(channel: Channel, txn_id: str, events_max: int = 0) -> list[bytes]:
     """Takes without waiting; returns the bodies."""
-    batches, _ = await channel.take(txn_id, Wish(events_max=events_max), 0, None)
+    batches, _ = await channel.take(txn_id, TakeLimits(events_max=events_max), 0, None)
     return bodies_of(batches)
 
 
@@ -120,7 +120,7 @@ def check_accounts(channel: Channel) -> None:
     in_queue = list(contents.queue)
     assert all(one.count > 0 for one in in_queue)
     assert all(one.end_sequence <= other.first_sequence for one, other in pairwise(in_queue))
-    opened = [*channel._open.values(), *channel._loans]
+    opened = [*channel._open.values(), *channel._deliveries]
     taken = [batch for txn in opened for batch in txn.takes]
     held = in_queue + taken
     assert contents.queue.event_count == sum(batch.count for batch in in_queue)

@@ -108,7 +108,7 @@ class Story:
         """Index of the last state that was answered."""
         self.synced = 0
         """Index of the last state that must be on the disk."""
-        self.loans: calls.Loans = []
+        self.deliveries: calls.Loans = []
         self.number = 0
         self.opened: SimulatedChannel
 
@@ -182,12 +182,12 @@ class Story:
         if self.config.fsync == "commit":
             self.synced = self.answered
 
-    async def lend(self, events_max: int) -> None:
+    async def deliver(self, events_max: int) -> None:
         """A delivery."""
-        lend = calls.Lend(events_max, [])
-        await self.do(lend)
-        if lend.loan is not None:
-            self.loans.append((lend.loan, self.account.loans[-1]))
+        deliver = calls.Lend(events_max, [])
+        await self.do(deliver)
+        if deliver.delivery is not None:
+            self.deliveries.append((deliver.delivery, self.account.deliveries[-1]))
 
     async def checkpoint(self) -> None:
         """Makes a checkpoint."""
@@ -213,7 +213,7 @@ class Story:
 
     def _forget_what_was_open(self) -> None:
         self.account.restart()
-        self.loans = []
+        self.deliveries = []
 
     def use(self, config: FileChannelConfig) -> None:
         """From the next opening on."""
@@ -324,10 +324,10 @@ class Steps:
     async def deliver(self) -> None:
         """A delivery; one of those that are out is perhaps acknowledged, or returned."""
         if self.story.account.queue and not self.story.account.claim:
-            await self.story.lend(self.chance.choice([0, 1, 3]))
-        if self.story.loans and self.chance.random() < 0.8:
-            loan, expected = self.story.loans.pop(self.chance.randrange(len(self.story.loans)))
-            await self.story.do(calls.EndLoan(loan, expected, self.chance.random() < 0.7))
+            await self.story.deliver(self.chance.choice([0, 1, 3]))
+        if self.story.deliveries and self.chance.random() < 0.8:
+            delivery, expected = self.story.deliveries.pop(self.chance.randrange(len(self.story.deliveries)))
+            await self.story.do(calls.EndLoan(delivery, expected, self.chance.random() < 0.7))
 
     async def read(self) -> None:
         """A claim, some acknowledgements, and most often its release."""

@@ -12,8 +12,8 @@ from typing import Any
 import zstandard
 
 from millrace.columns import columns_from_events
+from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.components import Component, ComponentKind, Components
-from millrace_server.agent.outlet import Outlet, OutletLimits
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.files.sink import FilesSink
 from millrace_server.agent.sinks.files.store import EventFiles
@@ -56,7 +56,7 @@ class SinkBench:
 
     Attributes:
         channel: The channel.
-        outlet: What the newest run of the sink takes from.
+        reader: What the newest run of the sink takes from.
         component: What it tells of itself.
     """
 
@@ -70,11 +70,11 @@ class SinkBench:
         self._registry.create(CHANNEL, limits)
         self.channel: Channel = self._registry.get(CHANNEL)
         self.component: Component = Components().add(ComponentKind.SINK, SINK, "files")
-        self.outlet = self._make_outlet()
+        self.reader = self._make_outlet()
 
-    def _make_outlet(self) -> Outlet:
-        limits = OutletLimits(self.config.batch_events_max, self.config.deliveries_max, None)
-        return Outlet(self._registry, CHANNEL, limits, self.component)
+    def _make_outlet(self) -> ChannelReader:
+        limits = ReaderLimits(self.config.batch_events_max, self.config.deliveries_max, None)
+        return ChannelReader(self._registry, CHANNEL, limits, self.component)
 
     async def put(self, *batches: Iterable[Row]) -> None:
         """Commits batches of events, each for itself."""
@@ -94,26 +94,26 @@ class SinkBench:
     async def drain(self) -> None:
         """Has the sink write all that there is, and end; raises what it raises."""
         async with self.running() as run:
-            self.outlet.hurry()
+            self.reader.hurry()
             emptied = asyncio.create_task(self.until_settled())
             await asyncio.wait({run, emptied}, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
-            self.outlet.close()
+            self.reader.close()
             await run
 
     @asynccontextmanager
     async def running(self) -> "AsyncIterator[asyncio.Task[None]]":
         """The sink at work; cancelled at the end, and what it holds given back, as a server does it."""
         sink = self.config.make(self._place)
-        run = asyncio.create_task(sink.run(self.outlet))
+        run = asyncio.create_task(sink.run(self.reader))
         try:
             yield run
         finally:
             run.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await run
-            self.outlet.give_back_all()
-            self.outlet = self._make_outlet()
+            self.reader.nack_all()
+            self.reader = self._make_outlet()
 
 
 def files_below(root: Path) -> list[Path]:

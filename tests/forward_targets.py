@@ -15,13 +15,13 @@ from millrace.columns import ColumnsCutter
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.components import ComponentKind, Components
-from millrace_server.agent.outlet import Outlet, OutletLimits
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
-from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services.server import GrpcServer
-from millrace_server.settings import ServerSettings
+from millrace_server.hosting.catalog import Catalog
 
 Request = pb.AppendStreamRequest
 Answer = pb.AppendStreamResponse
@@ -161,11 +161,11 @@ async def served(registry: ChannelRegistry, scratch: Path, **settings: Any) -> A
         await server.stop(0.0)
 
 
-def outlet_of(registry: ChannelRegistry, channel: str = "orders", **limits: Any) -> Outlet:
+def outlet_of(registry: ChannelRegistry, channel: str = "orders", **limits: Any) -> ChannelReader:
     """Where a sink gets the events of a channel from."""
     named: dict[str, Any] = {"batch_events_max": 10, "deliveries_max": 5, "dead_letter_channel": None} | limits
     component = Components().add(ComponentKind.SINK, "forward", "millrace")
-    return Outlet(registry, channel, OutletLimits(**named), component)
+    return ChannelReader(registry, channel, ReaderLimits(**named), component)
 
 
 def config_of(*endpoints: str, **settings: Any) -> MillraceSinkConfig:

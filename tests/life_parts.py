@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sinks.sink import BatchSink
 from millrace_server.channels.batches import StoredBatch
 
@@ -22,10 +22,10 @@ class CountingSource:
         self._count = count
         self._ended = Path(ended) if ended else None
 
-    async def run(self, intake: Intake) -> None:
-        intake.note_ready()
+    async def run(self, writer: ChannelWriter) -> None:
+        writer.note_ready()
         for number in range(self._count):
-            await intake.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), intake.numbered(1))
+            await writer.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), writer.numbered(1))
         try:
             await asyncio.Event().wait()
         finally:

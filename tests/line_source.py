@@ -4,8 +4,8 @@ import asyncio
 from itertools import accumulate
 from pathlib import Path
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.channels.stamps import Stamp
 
@@ -25,17 +25,17 @@ class LineSource:
         self._path = Path(path)
         self._batch_lines = batch_lines
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         lines = await asyncio.to_thread(lambda: self._path.read_bytes().splitlines(keepends=True))
         starts = list(accumulate(map(len, lines), initial=0))
-        intake.note_ready()
+        writer.note_ready()
         while True:
-            ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in intake.accepted(_PRODUCER_ID)]
+            ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in writer.accepted(_PRODUCER_ID)]
             first = starts.index(min(ends))
             border = starts.index(min([end for end in ends if end > min(ends)], default=starts[-1]))
             last = min(first + self._batch_lines, border)
             if first == last:
                 break
             bodies = [line.rstrip(b"\n") for line in lines[first:last]]
-            await intake.deliver(EventTable(bodies), Stamp(_PRODUCER_ID, starts[first], starts[last] - 1))
-        intake.note_ended("all lines are stored")
+            await writer.deliver(EventTable(bodies), Stamp(_PRODUCER_ID, starts[first], starts[last] - 1))
+        writer.note_ended("all lines are stored")

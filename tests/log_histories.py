@@ -19,7 +19,7 @@ from millrace_server.wal import writer
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import SegmentFiles
 from millrace_server.wal.writer import LogFullError, LogPosition, Record, Submission
 from tests.simulated_disk import SimulatedDisk
@@ -29,12 +29,12 @@ DATA = Path("data")
 TWO_DIRECTORIES = (Path("left"), Path("right"))
 
 KEYS = {"old": bytes(32), "new": b"k" * 32}
-PLAIN = Sealer(keys=KEYS)
+PLAIN = PayloadCodec(keys=KEYS)
 SEALERS = [
     PLAIN,
-    Sealer(compresses=True, keys=KEYS),
-    Sealer(active_key_id="old", keys=KEYS),
-    Sealer(compresses=True, active_key_id="new", keys=KEYS),
+    PayloadCodec(compresses=True, keys=KEYS),
+    PayloadCodec(active_key_id="old", keys=KEYS),
+    PayloadCodec(compresses=True, active_key_id="new", keys=KEYS),
 ]
 """All ways to seal; each opens what the others sealed."""
 
@@ -123,11 +123,11 @@ class RunningLog:
     Args:
         disk: Where it is.
         directories: Its directories there.
-        sealer: How it seals payloads.
+        codec: How it seals payloads.
     """
 
-    def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,), sealer: Sealer = PLAIN) -> None:
-        self.log = WriteAheadLog(files_on(disk, directories), sealer)
+    def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,), codec: PayloadCodec = PLAIN) -> None:
+        self.log = WriteAheadLog(files_on(disk, directories), codec)
         self.found = _found(self.log, None)
         self.account = Account([_Entry([record], record[0] is Kind.STATE, 0, is_durable=True) for record in self.found])
         self._is_refused = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from millrace_server.agent.agent import Agent, Flows
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.agent.sources.source import SourceConfig
-from millrace_server.channels.channel import Wish
+from millrace_server.channels.channel import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import WAIT_SECONDS_MAX
 
@@ -43,8 +43,8 @@ def bodies_in(registry: ChannelRegistry, name: str = "lines") -> list[bytes]:
 async def take(registry: ChannelRegistry, events_max: int, name: str = "lines") -> list[bytes]:
     """Takes some events for good; waits until there is one."""
     channel = registry.get(name)
-    loan = await channel.lend_while(Wish(events_max=events_max, body_bytes_max=1 << 30), lambda: True)
-    assert loan is not None
-    bodies = [body for batch in loan.takes for _, body in batch.window.rows()]
-    channel.settle(loan)
+    delivery = await channel.deliver_while(TakeLimits(events_max=events_max, body_bytes_max=1 << 30), lambda: True)
+    assert delivery is not None
+    bodies = [body for batch in delivery.takes for _, body in batch.window.rows()]
+    channel.settle(delivery)
     return bodies

@@ -24,7 +24,7 @@ def check_share(channel: Channel) -> None:
     """Asserts that a channel's accounts are what counting everything anew gives; nothing may be under way."""
     check_accounts(channel)
     assert isinstance(channel.commits, SpillCommits)
-    share, contents = channel.commits._share, channel.contents
+    share, contents = channel.commits._tier, channel.contents
     held = [batch for batch in contents.held_batches() if not batch.is_in_log]
     assert share.event_count == sum(batch.count for batch in held)
     assert share.body_bytes == sum(batch.window.body_bytes for batch in held)

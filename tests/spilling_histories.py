@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from tests.channel_events import append, begin, check_accounts, numbered, stored, take
 from tests.simulated_channels import DATA, Held, SimulatedChannel, open_simulated_channel, small_spillable_limits
@@ -198,10 +198,10 @@ class History:
 
     async def _deliver(self) -> None:
         if self._channel.contents.queue.event_count:
-            loan = await self._channel.lend(Wish(events_max=self._chance.randint(1, 6)))
-            taken = frozenset(sequence for sequence, _ in numbered(loan.takes))
+            delivery = await self._channel.deliver(TakeLimits(events_max=self._chance.randint(1, 6)))
+            taken = frozenset(sequence for sequence, _ in numbered(delivery.takes))
             self._facts = replace(self._facts, removing=taken)
-            if (settling := self._channel.settle(loan)) is not None:
+            if (settling := self._channel.settle(delivery)) is not None:
                 await settling
 
     async def _checkpoint(self) -> None:

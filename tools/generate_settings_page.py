@@ -33,7 +33,7 @@ from millrace_server.channels.config import (
     MemoryChannelConfig,
     SpillableChannelConfig,
 )
-from millrace_server.settings import ServerSettings
+from millrace_server.configuration.settings import ServerSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 

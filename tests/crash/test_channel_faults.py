@@ -237,12 +237,12 @@ async def test_settle_that_the_disk_refuses_returns_the_delivery(chance: random.
     opened = await open_simulated_channel(new_disk(chance))
     channel = opened.channel
     await append(channel, b"one", b"two")
-    lend = calls.Lend(1, [])
-    await lend.make(channel)
-    assert lend.loan is not None
+    deliver = calls.Lend(1, [])
+    await deliver.make(channel)
+    assert deliver.delivery is not None
     opened.disk.fail("write", 1, errno.ENOSPC, count=2)
     with pytest.raises(DiskFullError):
-        await calls.EndLoan(lend.loan, ExpectedTxn(), is_settled=True).make(channel)
+        await calls.EndLoan(deliver.delivery, ExpectedTxn(), is_settled=True).make(channel)
     assert queued(channel) == [b"one", b"two"]
     check_accounts(channel)
 

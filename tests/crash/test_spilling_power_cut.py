@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from millrace_server.channels import memory_share
+from millrace_server.channels import memory_tier as memory_share
 from tests.spilling_histories import History, check_moment
 
 pytestmark = pytest.mark.usefixtures("simple_channels")

@@ -9,7 +9,7 @@ import pytest
 
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.format import UnknownVersionError
-from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.writer import LogPosition
 from tests.log_histories import CHANNEL_ID, DATA, PLAIN, SEALERS, Account, Recording
 from tests.simulated_disk import SimulatedDisk
@@ -176,20 +176,20 @@ def _with_checksum(content: bytearray) -> bytearray:
     return content
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
-def test_good_ones_that_were_sealed_are_opened(sealer: Sealer) -> None:
+@pytest.mark.parametrize("codec", SEALERS)
+def test_good_ones_that_were_sealed_are_opened(codec: PayloadCodec) -> None:
     """A state comes back as it was given, however it was sealed, and lies on the disk as it was sealed."""
     disk = SimulatedDisk([DATA])
-    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=sealer).write(_checkpoint(1))
-    with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=PLAIN)
+    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=codec).write(_checkpoint(1))
+    with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN)
     assert list(with_keys.good_ones()) == [_checkpoint(1)]
-    assert (_checkpoint(1).state in disk.content(DATA / NEWEST)) is not sealer.seals
+    assert (_checkpoint(1).state in disk.content(DATA / NEWEST)) is not codec.seals
 
 
 def test_good_ones_without_the_key_say_which() -> None:
     """A checkpoint whose key was forgotten is not passed over: the one before may be much older."""
     disk = SimulatedDisk([DATA])
-    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=SEALERS[3]).write(_checkpoint(1))
+    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=SEALERS[3]).write(_checkpoint(1))
     with pytest.raises(KeyMissingError, match="'new'"):
         _numbers(disk)
 
@@ -198,15 +198,19 @@ def test_good_ones_that_do_not_open_are_passed_over() -> None:
     """With another key of that name, or as the checkpoint of another place, it is none."""
     disk = SimulatedDisk([DATA])
     for number in (1, 2):
-        CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=SEALERS[3]).write(_checkpoint(number))
+        CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=SEALERS[3]).write(_checkpoint(number))
     stranger = CheckpointFiles(
-        disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=Sealer(keys={"new": b"another key, of 32 bytes as well"})
+        disk,
+        DATA,
+        CHANNEL_ID,
+        keeps_previous=True,
+        codec=PayloadCodec(keys={"new": b"another key, of 32 bytes as well"}),
     )
     assert list(stranger.good_ones()) == []
     content = bytearray(disk.content(DATA / NEWEST))
     content[_POSITION_OFFSET] ^= 1
     disk.set_content(DATA / NEWEST, _with_checksum(content))
-    opened = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, sealer=PLAIN).good_ones()
+    opened = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN).good_ones()
     assert list(opened) == [_checkpoint(1)]
 
 

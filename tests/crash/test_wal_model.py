@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from tests.log_histories import SEALERS, TWO_DIRECTORIES, RunningLog, make_small, replay
 from tests.simulated_disk import SimulatedDisk
 
@@ -88,11 +88,11 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.capacity_bytes = 1 << 40
         self.disk.heal()
 
-    @rule(sealer=st.sampled_from(SEALERS))
-    def stop(self, sealer: Sealer) -> None:
+    @rule(codec=st.sampled_from(SEALERS))
+    def stop(self, codec: PayloadCodec) -> None:
         """The log is closed as it should be, and opened anew, perhaps to seal payloads otherwise from now on."""
         self.log.log.close()
-        self._open(self.disk.copy(), sealer)
+        self._open(self.disk.copy(), codec)
 
     @rule()
     def kill(self) -> None:
@@ -113,12 +113,12 @@ class LogMachine(RuleBasedStateMachine):
             replay(disk, TWO_DIRECTORIES)
         self._open(disk.crashed(seed))
 
-    def _open(self, disk: SimulatedDisk, sealer: Sealer = SEALERS[-1]) -> None:
+    def _open(self, disk: SimulatedDisk, codec: PayloadCodec = SEALERS[-1]) -> None:
         account = self.log.account_now()
         self.log.log.close()
         disk.capacity_bytes = 1 << 40
         self.disk = disk
-        self.log = RunningLog(disk, TWO_DIRECTORIES, sealer)
+        self.log = RunningLog(disk, TWO_DIRECTORIES, codec)
         note(f"found {len(self.log.found)} records in {len(self.log.log._segments)} segments")
         account.check(self.log.found)
 

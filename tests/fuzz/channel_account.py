@@ -99,7 +99,7 @@ class Account:
         self.next_sequence = 1
         self.open: dict[str, ExpectedTxn] = {}
         self.ended: dict[str, ExpectedTxn] = {}
-        self.loans: list[ExpectedTxn] = []
+        self.deliveries: list[ExpectedTxn] = []
         self.stamps: dict[str, set[int]] = {}
         self.claim: ExpectedClaim | None = None
         self.last_claim: ExpectedClaim | None = None
@@ -117,7 +117,7 @@ class Account:
 
     @property
     def taken(self) -> list[Event]:
-        return [event for txn in (*self.open.values(), *self.loans) for event in txn.takes]
+        return [event for txn in (*self.open.values(), *self.deliveries) for event in txn.takes]
 
     @property
     def open_put_bytes(self) -> int:
@@ -125,7 +125,7 @@ class Account:
 
     @property
     def open_count(self) -> int:
-        return len(self.open) + len(self.loans)
+        return len(self.open) + len(self.deliveries)
 
     @property
     def first_sequence(self) -> int:
@@ -253,24 +253,24 @@ class Account:
         most = self.limits.transaction_capacity
         events = first_within(self.queue, min(events_max or most, most), 0)
 
-        def lend() -> None:
-            loan = ExpectedTxn()
-            self.loans.append(loan)
-            self._take(loan, events)
+        def deliver() -> None:
+            delivery = ExpectedTxn()
+            self.deliveries.append(delivery)
+            self._take(delivery, events)
 
-        return Look(events, lend, is_wait=not events, in_turn=True)
+        return Look(events, deliver, is_wait=not events, in_turn=True)
 
-    def settle(self, loan: ExpectedTxn) -> None:
-        if loan in self.loans:
-            self.loans.remove(loan)
+    def settle(self, delivery: ExpectedTxn) -> None:
+        if delivery in self.deliveries:
+            self.deliveries.remove(delivery)
             self.counters.commits += 1
-            self._consume(loan.takes)
+            self._consume(delivery.takes)
 
-    def give_back(self, loan: ExpectedTxn) -> None:
-        if loan in self.loans:
-            self.loans.remove(loan)
+    def nack(self, delivery: ExpectedTxn) -> None:
+        if delivery in self.deliveries:
+            self.deliveries.remove(delivery)
             self.counters.rollbacks += 1
-            self.queue = sorted(self.queue + loan.takes)
+            self.queue = sorted(self.queue + delivery.takes)
 
     # Operations.
 
@@ -334,7 +334,7 @@ class Account:
         """What was open is as if it had never begun; a claim that lives has its whole lease again."""
         self.queue = sorted(self.held)
         self.open.clear()
-        self.loans.clear()
+        self.deliveries.clear()
         if self.claim:
             self.claim.lease = self.claim.lasting_lease
             self.claim.deadline = self.now + self.claim.lease

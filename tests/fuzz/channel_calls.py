@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transaction
@@ -90,8 +90,8 @@ class Take(Call):
         self.txn_ids = [self.txn_id]
 
     async def make(self, channel: Channel) -> tuple[list[tuple[int, bytes]], int]:
-        wish = Wish(events_max=self.events_max, body_bytes_max=self.bytes_max)
-        batches, take_count = await channel.take(self.txn_id, wish, self.wait, self.offset)
+        limits = TakeLimits(events_max=self.events_max, body_bytes_max=self.bytes_max)
+        batches, take_count = await channel.take(self.txn_id, limits, self.wait, self.offset)
         return numbered(batches), take_count
 
     def look(self, account: Account) -> Look:
@@ -169,22 +169,22 @@ class Renew(Call):
 class Lend(Call):
     line = "takers"
     events_max: int
-    loans: Loans
-    loan: Transaction | None = field(default=None, init=False)
+    deliveries: Loans
+    delivery: Transaction | None = field(default=None, init=False)
 
     async def make(self, channel: Channel) -> list[tuple[int, bytes]]:
-        self.loan = await channel.lend(Wish(events_max=self.events_max))
-        return numbered(self.loan.takes)
+        self.delivery = await channel.deliver(TakeLimits(events_max=self.events_max))
+        return numbered(self.delivery.takes)
 
     def look(self, account: Account) -> Look:
         look = account.look_lend(self.events_max)
 
-        def lend() -> None:
+        def deliver() -> None:
             look.effect()
-            assert self.loan is not None
-            self.loans.append((self.loan, account.loans[-1]))
+            assert self.delivery is not None
+            self.deliveries.append((self.delivery, account.deliveries[-1]))
 
-        return Look(look.outcome, lend, is_wait=look.is_wait, in_turn=True)
+        return Look(look.outcome, deliver, is_wait=look.is_wait, in_turn=True)
 
     def wait_seconds(self, account: Account) -> float:
         return 1e9
@@ -192,21 +192,21 @@ class Lend(Call):
 
 @dataclass(eq=False)
 class EndLoan(Call):
-    loan: Transaction
+    delivery: Transaction
     expected: ExpectedTxn
     is_settled: bool
 
     async def make(self, channel: Channel) -> None:
         if not self.is_settled:
-            channel.give_back(self.loan)
-        elif (settling := channel.settle(self.loan)) is not None:
+            channel.nack(self.delivery)
+        elif (settling := channel.settle(self.delivery)) is not None:
             await settling
 
     def look(self, account: Account) -> Look:
         if self.is_settled:
             account.settle(self.expected)
         else:
-            account.give_back(self.expected)
+            account.nack(self.expected)
         return Look(None)
 
 

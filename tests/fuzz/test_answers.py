@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import Form, StoredBatch
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.errors import EventTooLargeError
 from tests.channel_events import begin, open_channel, stored_rows
 from tests.event_rows import Row, rows
@@ -35,20 +35,20 @@ async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int
     txn_id = begin(channel)
     received: list[Row] = []
     while len(received) < len(expected):
-        wish = data.draw(
+        limits = data.draw(
             st.builds(
-                Wish,
+                TakeLimits,
                 events_max=st.integers(0, 5),
                 body_bytes_max=st.integers(0, 30),
                 form=st.sampled_from(Form),
             ),
-            "wish",
+            "limits",
         )
         # Now and then an answer is lost, and asked for again with other limits.
         lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
         del received[len(received) - lost :]
-        batches, take_count = await channel.take(txn_id, wish, 0, len(received))
-        answer = [_answer(batch, wish.form) for batch in batches]
+        batches, take_count = await channel.take(txn_id, limits, 0, len(received))
+        answer = [_answer(batch, limits.form) for batch in batches]
         assert pb.TakeResponse(batches=answer).ByteSize() <= answer_bytes_max
         taken = [row for batch in batches for row in batch.window.rows()]
         assert taken

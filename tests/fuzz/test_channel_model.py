@@ -98,7 +98,7 @@ class ChannelModel(RuleBasedStateMachine):
         assert await self.channel.update(limits) == ""
         account = Account(limits, ["foreign"], ENDED_MAX, EPOCHS_FROM)
         self.history = History(self.channel, directory, 1, account)
-        self.loans: calls.Loans = []
+        self.deliveries: calls.Loans = []
         for sizes in ([3, 1], [0, 2]):
             self._calls.append(calls.Append(self._bodies(sizes), None))
         await self._settle()
@@ -199,14 +199,14 @@ class ChannelModel(RuleBasedStateMachine):
         self._make(calls.Renew(txn_id) if renews else calls.Rollback(txn_id), hasty=hasty)
 
     @rule(events_max=st.integers(0, 3), hasty=HASTY)
-    def lend(self, events_max: int, *, hasty: bool) -> None:
-        self._make(calls.Lend(events_max, self.loans), hasty=hasty)
+    def deliver(self, events_max: int, *, hasty: bool) -> None:
+        self._make(calls.Lend(events_max, self.deliveries), hasty=hasty)
 
-    @precondition(lambda self: self.loans)
+    @precondition(lambda self: self.deliveries)
     @rule(choice=st.integers(1, 4), is_settled=st.booleans(), hasty=HASTY)
     def end_loan(self, choice: int, *, is_settled: bool, hasty: bool) -> None:
-        loan, expected = self.loans[-min(choice, len(self.loans))]
-        self._make(calls.EndLoan(loan, expected, is_settled), hasty=hasty)
+        delivery, expected = self.deliveries[-min(choice, len(self.deliveries))]
+        self._make(calls.EndLoan(delivery, expected, is_settled), hasty=hasty)
 
     @rule(limits=LIMITS, hasty=HASTY)
     def update(self, limits: Any, *, hasty: bool) -> None:
@@ -247,7 +247,7 @@ class ChannelModel(RuleBasedStateMachine):
         self._make(calls.Purge(), hasty=True)
         for txn_id in list(self.history.account.open):
             self._make(calls.Take(txn_id, events_max, 0, wait, offset), hasty=True)
-            self._make(calls.Lend(events_max, self.loans), hasty=True)
+            self._make(calls.Lend(events_max, self.deliveries), hasty=True)
         self._make(calls.Take(self._open_id(0), events_max, 0, wait, offset), hasty=True)
         self.pass_time(seconds)
 
@@ -258,8 +258,8 @@ class ChannelModel(RuleBasedStateMachine):
         self, choice: int, terms: tuple[float, bool], span: tuple[int, int], *, releases: bool, hasty: bool
     ) -> None:
         reader_id = self._reader(choice)
-        for loan, expected in list(self.loans):
-            self._make(calls.EndLoan(loan, expected, is_settled=False), hasty=True)
+        for delivery, expected in list(self.deliveries):
+            self._make(calls.EndLoan(delivery, expected, is_settled=False), hasty=True)
         for txn_id, txn in list(self.history.account.open.items()):
             if txn.takes:
                 self._make(calls.Rollback(txn_id), hasty=True)

@@ -153,7 +153,7 @@ class FileChannelModel(ChannelModel):
         self.history = History(self.channel, self._directory, 1, self._account)
         self.history.commits_later = True
         self._be_witnessed()
-        self.loans: calls.Loans = []
+        self.deliveries: calls.Loans = []
         for sizes in ([3, 1], [0, 2]):
             self._calls.append(calls.Append(self._bodies(sizes), None))
             await self._settle()
@@ -230,7 +230,7 @@ class FileChannelModel(ChannelModel):
 
     def _restart(self, disk: SimulatedDisk, *, is_cut: bool = False) -> None:
         self.disk = disk
-        self.loans.clear()
+        self.deliveries.clear()
         self._account.restart()
         if not is_cut:
             self._account.is_all_synced()

@@ -145,7 +145,7 @@ class SpillableChannelModel(FileChannelModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ending.enter_context(mock.patch("millrace_server.channels.memory_share.RESERVED_AHEAD", _RESERVED_AHEAD))
+        self._ending.enter_context(mock.patch("millrace_server.channels.memory_tier.RESERVED_AHEAD", _RESERVED_AHEAD))
 
     def _limits(self, limits: ChannelConfig) -> LogChannelConfig:
         return _spillable_limits(limits)
@@ -161,7 +161,7 @@ class SpillableChannelModel(FileChannelModel):
     def _restart(self, disk: SimulatedDisk, *, is_cut: bool = False) -> None:
         is_stopped = disk is self.disk
         self.disk = disk
-        self.loans.clear()
+        self.deliveries.clear()
         self._account.restart()
         self._run(self._open_anew())
         if is_stopped:

@@ -218,7 +218,7 @@ def _access_line(number: int) -> bytes:
 def test_lines_of_an_access_log_that_is_rotated_under_load_come_once_and_in_order(
     start_millraced: StartMillraced, tmp_path: Path, logs: Path
 ) -> None:
-    """Renamed and copied by turns, both as logrotate does it, while lines are written without a pause."""
+    """Renamed and copied by scheduler, both as logrotate does it, while lines are written without a pause."""
     server = start_millraced(config_of(logs / "access.log*"), tmp_path / "data")
     log = AccessLog(logs / "access.log")
     try:

@@ -35,7 +35,7 @@ CHOOSY_SINK = '''
 
 from pathlib import Path
 
-from millrace_server.agent.outlet import EventsRejectedError
+from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.sinks.sink import BatchSink
 
 

@@ -234,13 +234,13 @@ def test_serve_with_a_bad_configuration_makes_nothing(tmp_path: Path) -> None:
 
 
 BROKEN_SERVER = """
-import millrace_server.daemon
+import millrace_server.process.daemon
 from millrace_server.cli import main
 
 async def fail(*_arguments):
     raise RuntimeError("a bug")
 
-millrace_server.daemon.serve = fail
+millrace_server.process.daemon.serve = fail
 main()
 """
 

@@ -13,7 +13,7 @@ from millrace_server.log_cli import backup, log_app, restore
 
 if TYPE_CHECKING:
     from millrace_server.channels.config import LogChannelConfig
-    from millrace_server.settings import Settings
+    from millrace_server.configuration.settings import Settings
 
 EXIT_CANNOT_START = 1
 """The machine says no: a port is in use, a directory cannot be written, the catalog is damaged."""
@@ -85,11 +85,11 @@ def serve(
     import structlog
     import uvloop
 
-    from millrace_server.daemon import serve as serve_until_stopped
-    from millrace_server.leaving import leave_soon
+    from millrace_server.configuration.settings import load_settings
+    from millrace_server.errors import StartError
     from millrace_server.logs import configure_logging
-    from millrace_server.settings import load_settings
-    from millrace_server.start_error import StartError
+    from millrace_server.process.daemon import serve as serve_until_stopped
+    from millrace_server.process.exit import leave_soon
 
     configure_logging(sys.stderr)
     load_again = None if config is None else partial(load_settings, config, overrides)
@@ -128,8 +128,8 @@ def graph(
     """Draw the flows of a configuration file: sources, channels, sinks, and what lies between them."""
     settings = _load(file, {})
 
-    from millrace_server import flow_drawings
-    from millrace_server.flow_graph import flow_graph
+    from millrace_server.flows import drawings as flow_drawings
+    from millrace_server.flows.graph import flow_graph
 
     drawings = {
         GraphFormat.TEXT: flow_drawings.draw_text,
@@ -175,8 +175,8 @@ def import_flume(
     ] = None,
 ) -> None:
     """Convert a Flume agent's configuration; standard error tells what has no counterpart and why."""
+    from millrace_server.configuration.settings import SettingsError, check_settings
     from millrace_server.flume_import.importing import FlumeImportError, import_agent
-    from millrace_server.settings import SettingsError, check_settings
 
     try:
         imported = import_agent(file.read_text("utf-8-sig"), agent)
@@ -254,7 +254,7 @@ def _look_at_keys(name: str, paths: Mapping[str, Path]) -> None:
 
 
 def _load(config: Path | None, overrides: dict[str, str]) -> "Settings":
-    from millrace_server.settings import SettingsError, load_settings
+    from millrace_server.configuration.settings import SettingsError, load_settings
 
     try:
         return load_settings(config, overrides)

@@ -20,10 +20,10 @@ from typing import Any, Self
 import structlog
 
 from millrace_server.agent.events import EventTable
-from millrace_server.component_metrics import describe_components
+from millrace_server.configuration.settings import Settings, check_settings, load_settings
 from millrace_server.embedding import EmbeddedAgentError, Embedding
+from millrace_server.http_service.component_metrics import describe_components
 from millrace_server.logs import log_to_standard_library
-from millrace_server.settings import Settings, check_settings, load_settings
 
 __all__ = ["EmbeddedAgent", "EmbeddedAgentError"]
 

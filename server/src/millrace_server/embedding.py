@@ -8,14 +8,14 @@ import uvloop
 
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind, ComponentState
-from millrace_server.agent.doors import Doors
+from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.catalog import Catalog
-from millrace_server.data_dir import CATALOG_FILE, locked_data_dir
-from millrace_server.hosting import flows_of, open_channels, stop_flows
-from millrace_server.settings import Settings
-from millrace_server.stop_requests import StopRequests
+from millrace_server.configuration.settings import Settings
+from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.data_dir import CATALOG_FILE, locked_data_dir
+from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
+from millrace_server.hosting.stop_requests import StopRequests
 
 
 class EmbeddedAgentError(Exception):
@@ -81,9 +81,9 @@ class Embedding:
             registry = open_channels(settings, Catalog(settings.server.data_dir / CATALOG_FILE))
             try:
                 await registry.wait_open()
-                doors = Doors()
-                agent = Agent(registry, settings.server.data_dir, doors)
-                run = _Run(agent, doors)
+                embedded_sources = EmbeddedSources()
+                agent = Agent(registry, settings.server.data_dir, embedded_sources)
+                run = _Run(agent, embedded_sources)
                 agent.start(flows_of(settings))
                 await run.wait_ready()
                 self._has_begun.set_result(run)
@@ -97,11 +97,11 @@ class Embedding:
 class _Run:
     """What the agent's thread has at work."""
 
-    def __init__(self, agent: Agent, doors: Doors) -> None:
+    def __init__(self, agent: Agent, embedded_sources: EmbeddedSources) -> None:
         self.loop = asyncio.get_running_loop()
         self.agent = agent
         self.requests = StopRequests()
-        self._doors = doors
+        self._embedded_sources = embedded_sources
         self._puts: set[asyncio.Task[None]] = set()
         self._is_ending = False
         self._has_changed = asyncio.Event()
@@ -133,19 +133,19 @@ class _Run:
             self._puts.discard(task)
 
     async def _store(self, source: str, table: EventTable, timeout_seconds: float) -> None:
-        intake = self._doors.find(source)
+        writer = self._embedded_sources.find(source)
         component = self.agent.components.find(ComponentKind.SOURCE, source)
         assert component is not None, "the caller knows the source from the configuration"
-        if intake is None:
+        if writer is None:
             raise ComponentError(f"source {source} is {component.state.value}: {component.reason}")
         # One number for all of them: so they stay together, in one transaction or in none.
-        stamp = intake.numbered(1)
+        stamp = writer.numbered(1)
         if not timeout_seconds:
-            await intake.offer(table, stamp)
+            await writer.offer(table, stamp)
             return
         try:
             async with asyncio.timeout(timeout_seconds):
-                await intake.deliver(table, stamp)
+                await writer.deliver(table, stamp)
         except TimeoutError:
             raise TimeoutError(
                 f"it is not known whether the events were stored; they were not in {timeout_seconds:g} s: "

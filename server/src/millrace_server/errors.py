@@ -193,3 +193,7 @@ class InternalError(MillraceError):
     """Returned when the server itself is at fault; the log has the whole story, the caller none of it."""
 
     reason = "INTERNAL"
+
+
+class StartError(Exception):
+    """The server cannot start; the message is a sentence for the person who started it."""

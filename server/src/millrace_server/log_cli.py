@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from millrace_server.log_tools.places import LogPlaces
     from millrace_server.log_tools.progress import ToolProgress
     from millrace_server.log_tools.verifying import Report
-    from millrace_server.wal.sealing import Sealer
+    from millrace_server.wal.payload_codec import PayloadCodec
 
 EXIT_DAMAGED = 1
 """The files are damaged, or could not be written."""
@@ -68,9 +68,9 @@ def verify(
         from millrace_server.log_tools.verifying import verify as verify_log
         from millrace_server.log_tools.view import take_view
 
-        places, sealer = _found(directories, config, channel, key)
+        places, codec = _found(directories, config, channel, key)
         with take_view(places) as view:
-            report = verify_log(view, sealer, progress, opens=not no_keys)
+            report = verify_log(view, codec, progress, opens=not no_keys)
             document, lines = report_document(places, report), list(report_lines(view, report))
     if json:
         _print_json(document)
@@ -104,12 +104,12 @@ def dump(
         from millrace_server.log_tools.view import take_view
 
         place = None if start is None else Place.parse(start)
-        places, sealer = _found(directories, config, channel, key)
+        places, codec = _found(directories, config, channel, key)
         with take_view(places) as view:
             if state:
-                _print_json(detailed_state_document(recover_as_found(view, sealer)))
+                _print_json(detailed_state_document(recover_as_found(view, codec)))
                 return
-            for document in dump_log(view, sealer, place, shows_bodies=bodies):
+            for document in dump_log(view, codec, place, shows_bodies=bodies):
                 is_damaged = is_damaged or "damage" in document
                 if json:
                     _print_json(document, indent=None)
@@ -137,8 +137,8 @@ def repair(
         from millrace_server.log_tools.documents import report_document
         from millrace_server.log_tools.repairing import repair as repair_log
 
-        places, sealer = _found(directories, config, channel, key)
-        done = repair_log(places, _tools(sealer, progress), keep=keep, is_agreed=yes)
+        places, codec = _found(directories, config, channel, key)
+        done = repair_log(places, _tools(codec, progress), keep=keep, is_agreed=yes)
     if json:
         _print_json(
             {
@@ -177,8 +177,8 @@ def backup(
         from millrace_server.log_tools.backing_up import back_up
         from millrace_server.log_tools.places import find_places
 
-        places, sealer = _found(directories, config, channel, key)
-        report = back_up(places, target, _tools(sealer, progress))
+        places, codec = _found(directories, config, channel, key)
+        report = back_up(places, target, _tools(codec, progress))
         copied = find_places([target])
     _show_copy(copied, report, f"Copied channel {places.name} to {target}.", json=json)
 
@@ -208,7 +208,7 @@ def restore(
 
         chosen = _choose(targets, config, channel, key)
         target = RestoreTarget(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
-        report, places = restore_channel(backup_dir, target, _tools(chosen.sealer, progress))
+        report, places = restore_channel(backup_dir, target, _tools(chosen.codec, progress))
     _show_copy(
         places, report, f"Restored channel {places.name} to {' and '.join(map(str, places.directories))}.", json=json
     )
@@ -254,12 +254,12 @@ class _Chosen:
     checkpoint_dir: Path
     is_configured: bool
     """Whether the configuration tells which of the directories has the checkpoints."""
-    sealer: "Sealer"
+    codec: "PayloadCodec"
 
 
 def _found(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
-) -> "tuple[LogPlaces, Sealer]":
+) -> "tuple[LogPlaces, PayloadCodec]":
     """Where an existing channel lies, and what opens it."""
     import resource
 
@@ -270,42 +270,42 @@ def _found(
 
     chosen = _choose(directories, config, channel, key)
     if not chosen.is_configured:
-        return find_places(chosen.data_dirs), chosen.sealer
+        return find_places(chosen.data_dirs), chosen.codec
     # Each once; the checkpoints may be with the segments.
     everything = list(dict.fromkeys([*chosen.data_dirs, chosen.checkpoint_dir]))
-    return find_places(everything, chosen.checkpoint_dir), chosen.sealer
+    return find_places(everything, chosen.checkpoint_dir), chosen.codec
 
 
 def _choose(directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None) -> _Chosen:
     from dataclasses import replace
 
     from millrace_server.log_tools.errors import UsageError
-    from millrace_server.wal.sealing import Sealer
+    from millrace_server.wal.payload_codec import PayloadCodec
 
     keys = _keys(key)
     if config is None and channel is None:
         if not directories:
             raise UsageError("name the channel's directories, or --config FILE and --channel NAME")
-        return _Chosen(directories, directories[0], False, Sealer(keys=keys))
+        return _Chosen(directories, directories[0], False, PayloadCodec(keys=keys))
     if config is None or channel is None or directories:
         raise UsageError("--config FILE and --channel NAME go together, and without the channel's directories")
-    from millrace_server.channels.file_store import make_sealer
+    from millrace_server.channels.file_store import make_codec
 
     data_dir, limits = _configured(config, channel)
-    sealer = make_sealer(limits)
+    codec = make_codec(limits)
     data_dirs = [path / channel for path in limits.data_dirs] or [data_dir / "channels" / channel]
     checkpoint_dir = limits.checkpoint_dir / channel if limits.checkpoint_dir else data_dirs[0]
-    return _Chosen(data_dirs, checkpoint_dir, True, replace(sealer, keys={**sealer.keys, **keys}))
+    return _Chosen(data_dirs, checkpoint_dir, True, replace(codec, keys={**codec.keys, **keys}))
 
 
 def _configured(config: Path, channel: str) -> "tuple[Path, LogChannelConfig]":
     """What the server's file says of a channel, or its catalog."""
-    from millrace_server.catalog import Catalog
     from millrace_server.channels.config import LogChannelConfig
-    from millrace_server.data_dir import CATALOG_FILE
+    from millrace_server.configuration.settings import load_settings
+    from millrace_server.hosting.catalog import Catalog
+    from millrace_server.hosting.data_dir import CATALOG_FILE
     from millrace_server.log_tools.errors import UsageError
     from millrace_server.logs import safe_text
-    from millrace_server.settings import load_settings
 
     settings = load_settings(config)
     data_dir = settings.server.data_dir
@@ -333,11 +333,11 @@ def _keys(key: list[str] | None) -> dict[str, bytes]:
     return load_keys(paths)
 
 
-def _tools(sealer: "Sealer", progress: "ToolProgress") -> "BackupTools":
+def _tools(codec: "PayloadCodec", progress: "ToolProgress") -> "BackupTools":
     from millrace_server.log_tools.backing_up import BackupTools
     from millrace_server.wal.disk import OsDisk
 
-    return BackupTools(OsDisk(), sealer, progress)
+    return BackupTools(OsDisk(), codec, progress)
 
 
 # What is shown.
@@ -357,11 +357,11 @@ def _refusals_told() -> Iterator[None]:
     from millrace_server.channels.channel_file import DirectoryError
     from millrace_server.channels.directory_lock import DirectoryInUseError
     from millrace_server.channels.keys import KeyFileError
+    from millrace_server.configuration.settings import SettingsError
+    from millrace_server.errors import StartError
     from millrace_server.log_tools.errors import ToolError, UnavailableError, UsageError
-    from millrace_server.settings import SettingsError
-    from millrace_server.start_error import StartError
     from millrace_server.wal.format import UnknownVersionError
-    from millrace_server.wal.sealing import KeyMissingError
+    from millrace_server.wal.payload_codec import KeyMissingError
     from millrace_server.wal.segments import LogCorruptError
 
     try:

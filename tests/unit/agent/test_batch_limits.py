@@ -2,7 +2,7 @@ import pytest
 
 from millrace_server.agent.batch_limits import BODY_BYTES_MAX, BatchLimits, part_of
 from millrace_server.agent.events import EventTable
-from tests.source_intakes import batch_stamp, memory, registry_of, table_of
+from tests.source_writers import batch_stamp, memory, registry_of, table_of
 
 HAS_VIRTUAL_CLOCK = True
 

@@ -10,7 +10,7 @@ from millrace_server.agent.notices import Notices
 from millrace_server.channels import stamps
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import append
-from tests.source_intakes import (
+from tests.source_writers import (
     batch_stamp,
     component_of,
     fates_of,

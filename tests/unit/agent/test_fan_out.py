@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
+from millrace_server.agent.channel_batches import ChannelBatch
 from millrace_server.agent.fan_out import FanOut
-from millrace_server.agent.parcels import Parcel
 from millrace_server.agent.selectors.load_balancing import LeastFull, RoundRobin
 from millrace_server.errors import BadArgumentError, ChannelFullError, ChannelLogFailedError, DiskFullError
 from tests.channel_events import append, begin_with_takes
 from tests.slow_commits import SlowCommits
-from tests.source_intakes import batch_stamp, held, memory, ranges_of, registry_of, table_of
+from tests.source_writers import batch_stamp, held, memory, ranges_of, registry_of, table_of
 from tests.virtual_clock import now, settle, started
 
 HAS_VIRTUAL_CLOCK = True
@@ -16,15 +16,15 @@ HAS_VIRTUAL_CLOCK = True
 KEEP_ALIVE = 3.0
 
 
-def parcel(*bodies: bytes) -> Parcel:
-    return Parcel(table_of(*bodies))
+def batch(*bodies: bytes) -> ChannelBatch:
+    return ChannelBatch(table_of(*bodies))
 
 
 async def test_store_in_several_channels_gives_each_its_parcel_and_all_the_stamp() -> None:
     """A channel that gets no events has accepted the batch all the same."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     fan_out = FanOut(registry, ["a", "b", "c"])
-    await fan_out.store({"a": parcel(b"1", b"2"), "b": parcel(b"2")}, batch_stamp(0, 9))
+    await fan_out.store({"a": batch(b"1", b"2"), "b": batch(b"2")}, batch_stamp(0, 9))
     assert held(registry, "a", "b", "c") == {"a": [b"1", b"2"], "b": [b"2"], "c": []}
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[(0, 9)]] * 3
 
@@ -32,7 +32,7 @@ async def test_store_in_several_channels_gives_each_its_parcel_and_all_the_stamp
 async def test_store_of_the_same_parcel_in_several_channels_gives_each_columns_of_its_own() -> None:
     """Each log remembers for itself where the columns lie in it."""
     registry = registry_of(a=memory(), b=memory())
-    shared = parcel(b"1")
+    shared = batch(b"1")
     await FanOut(registry, ["a", "b"]).store({"a": shared, "b": shared}, batch_stamp(0, 0))
     [one], [other] = (list(registry.get(name).contents.queue) for name in "ab")
     assert one.window.stored is not other.window.stored
@@ -44,7 +44,7 @@ async def test_store_again_stores_nothing() -> None:
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
     for _ in range(2):
-        await fan_out.store({"a": parcel(b"1")}, batch_stamp(0, 9))
+        await fan_out.store({"a": batch(b"1")}, batch_stamp(0, 9))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": []}
 
 
@@ -53,7 +53,7 @@ async def test_store_when_one_channel_is_full_leaves_no_half() -> None:
     registry = registry_of(a=memory(), b=memory(capacity=1), c=memory())
     await append(registry.get("b"), b"x")
     fan_out = FanOut(registry, ["a", "b", "c"])
-    everywhere = {name: parcel(b"1") for name in "abc"}
+    everywhere = {name: batch(b"1") for name in "abc"}
     for _ in range(2):
         with pytest.raises(ChannelFullError) as caught:
             await fan_out.store(everywhere, batch_stamp(0, 0))
@@ -68,7 +68,7 @@ async def test_store_when_room_comes_in_time_stores_everywhere() -> None:
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: parcel(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     await asyncio.sleep(KEEP_ALIVE - 0.5)
     await registry.get("a").purge()
     await asyncio.sleep(KEEP_ALIVE - 0.5)
@@ -84,7 +84,7 @@ async def test_store_when_room_is_taken_again_meanwhile_waits_on_and_then_gives_
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: parcel(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     await asyncio.sleep(1)
     await registry.get("a").purge()
     await settle()
@@ -105,7 +105,7 @@ async def test_store_that_has_had_its_turn_in_a_line_does_not_stand_behind_those
     registry = registry_of(a=memory(capacity=2), b=memory(capacity=1))
     await append(registry.get("a"), b"x", b"x")
     await append(registry.get("b"), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: parcel(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     # It needs more room than there is going to be, and so stays in the line.
     later = await started(append(registry.get("a"), b"y", b"y"))
     await registry.get("a").commit([await begin_with_takes(registry.get("a"), 1)], None)
@@ -121,7 +121,7 @@ async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
     """Disks work at the same time."""
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
-    storing = await started(FanOut(registry, ["a", "b"]).store({"a": parcel(b"1")}, batch_stamp(0, 0)))
+    storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
     assert [len(commits.begun) for commits in slow] == [1, 1]
     slow[0].let_last()
     await settle()
@@ -135,7 +135,7 @@ async def test_store_when_cancelled_while_commits_are_under_way_lets_them_end() 
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
     fan_out = FanOut(registry, ["a", "b"])
-    storing = await started(fan_out.store({n: parcel(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(fan_out.store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     storing.cancel()
     await settle()
     assert storing.is_cancelled
@@ -151,7 +151,7 @@ async def test_store_when_a_disk_fails_after_another_has_stored_is_healed_by_a_r
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
     fan_out = FanOut(registry, ["a", "b"])
-    everywhere = {name: parcel(b"1", b"2") for name in "ab"}
+    everywhere = {name: batch(b"1", b"2") for name in "ab"}
     storing = await started(fan_out.store(everywhere, batch_stamp(0, 9)))
     slow.refuse(DiskFullError("no room"))
     with pytest.raises(DiskFullError) as caught:
@@ -169,7 +169,7 @@ async def test_store_when_a_channel_refuses_to_begin_still_waits_for_those_that_
     registry = registry_of(a=memory(), b=memory())
     slow, refusing = (SlowCommits(registry.get(name)) for name in "ab")
     refusing.refusal = DiskFullError("no room")
-    storing = await started(FanOut(registry, ["a", "b"]).store({"a": parcel(b"1")}, batch_stamp(0, 0)))
+    storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
     assert not storing.is_done
     slow.let_last()
     with pytest.raises(DiskFullError):
@@ -181,7 +181,7 @@ async def test_store_when_a_log_has_failed_begins_nowhere() -> None:
     registry = registry_of(a=memory(), b=memory())
     SlowCommits(registry.get("b")).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError):
-        await FanOut(registry, ["a", "b"]).store({"a": parcel(b"1")}, batch_stamp(0, 0))
+        await FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0))
     assert held(registry, "a") == {"a": []}
 
 
@@ -189,9 +189,9 @@ async def test_store_of_a_batch_that_overlaps_in_part_stores_nothing() -> None:
     """Nobody knows which of its events are new; no channel gets any."""
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
-    await FanOut(registry, ["b"]).store({"b": parcel(b"1")}, batch_stamp(0, 9))
+    await FanOut(registry, ["b"]).store({"b": batch(b"1")}, batch_stamp(0, 9))
     with pytest.raises(BadArgumentError):
-        await fan_out.store({n: parcel(b"1", b"2") for n in "ab"}, batch_stamp(5, 14))
+        await fan_out.store({n: batch(b"1", b"2") for n in "ab"}, batch_stamp(5, 14))
     assert held(registry, "a", "b") == {"a": [], "b": [b"1"]}
 
 
@@ -199,7 +199,7 @@ async def test_store_with_a_last_channel_begins_it_when_all_others_last() -> Non
     """As long as a commit without events may be lost, the events are nowhere."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     slow = {name: SlowCommits(registry.get(name)) for name in "abc"}
-    storing = await started(FanOut(registry, list("abc")).store({"b": parcel(b"1")}, batch_stamp(0, 0), last="b"))
+    storing = await started(FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b"))
     slow["a"].let_last()
     await settle()
     assert not slow["b"].begun
@@ -216,7 +216,7 @@ async def test_store_with_a_last_channel_begins_nowhere_while_any_log_has_failed
     registry = registry_of(a=memory(), b=memory(), c=memory())
     SlowCommits(registry.get(broken)).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError) as caught:
-        await FanOut(registry, list("abc")).store({"b": parcel(b"1")}, batch_stamp(0, 0), last="b")
+        await FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b")
     assert caught.value.metadata["channel"] == broken
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[], [], []]
 
@@ -226,9 +226,9 @@ async def test_pick_goes_around_and_passes_over_channels_without_room() -> None:
     registry = registry_of(a=memory(), b=memory(capacity=1), c=memory())
     await append(registry.get("b"), b"x")
     fan_out, balancer = FanOut(registry, list("abc")), RoundRobin()
-    picks = [await fan_out.pick(balancer, parcel(b"1"), batch_stamp(0, 0)) for _ in range(4)]
+    picks = [await fan_out.pick(balancer, batch(b"1"), batch_stamp(0, 0)) for _ in range(4)]
     await registry.get("b").purge()
-    picks += [await fan_out.pick(balancer, parcel(b"1"), batch_stamp(0, 0)) for _ in range(3)]
+    picks += [await fan_out.pick(balancer, batch(b"1"), batch_stamp(0, 0)) for _ in range(3)]
     assert picks == ["a", "c", "a", "c", "b", "a", "c"]
 
 
@@ -237,9 +237,9 @@ async def test_pick_when_a_channel_has_accepted_the_batch_takes_another() -> Non
     registry = registry_of(a=memory(), b=memory(), c=memory())
     await FanOut(registry, ["a", "c"]).store({}, batch_stamp(0, 9))
     fan_out = FanOut(registry, list("abc"))
-    assert {await fan_out.pick(RoundRobin(), parcel(b"1"), batch_stamp(0, 9)) for _ in range(3)} == {"b"}
+    assert {await fan_out.pick(RoundRobin(), batch(b"1"), batch_stamp(0, 9)) for _ in range(3)} == {"b"}
     assert not fan_out.has_accepted(batch_stamp(0, 9))
-    await FanOut(registry, ["b"]).store({"b": parcel(b"1")}, batch_stamp(0, 9))
+    await FanOut(registry, ["b"]).store({"b": batch(b"1")}, batch_stamp(0, 9))
     assert fan_out.has_accepted(batch_stamp(0, 9))
 
 
@@ -248,7 +248,7 @@ async def test_pick_when_none_has_room_takes_the_first_that_gets_some() -> None:
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    picking = await started(FanOut(registry, ["a", "b"]).pick(RoundRobin(), parcel(b"1"), batch_stamp(0, 0)))
+    picking = await started(FanOut(registry, ["a", "b"]).pick(RoundRobin(), batch(b"1"), batch_stamp(0, 0)))
     await asyncio.sleep(1)
     assert not picking.is_done
     await registry.get("b").purge()
@@ -263,7 +263,7 @@ async def test_pick_when_none_ever_has_room_says_so_after_the_keep_alive() -> No
     for name in "ab":
         await append(registry.get(name), b"x")
     with pytest.raises(ChannelFullError):
-        await FanOut(registry, ["a", "b"]).pick(RoundRobin(), parcel(b"1"), batch_stamp(0, 0))
+        await FanOut(registry, ["a", "b"]).pick(RoundRobin(), batch(b"1"), batch_stamp(0, 0))
     assert now() == KEEP_ALIVE
     assert [len(registry.get(name).contents.room.line) for name in "ab"] == [0, 0]
 
@@ -273,7 +273,7 @@ async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    picking = await started(FanOut(registry, ["a", "b"]).pick(LeastFull(), parcel(b"1"), batch_stamp(0, 0)))
+    picking = await started(FanOut(registry, ["a", "b"]).pick(LeastFull(), batch(b"1"), batch_stamp(0, 0)))
     picking.cancel()
     await settle()
     assert [len(registry.get(name).contents.room.line) for name in "ab"] == [0, 0]
@@ -283,4 +283,4 @@ async def test_pick_of_an_event_that_fits_one_channel_only_takes_that() -> None:
     """Rather where all events are welcome than where one would be set aside."""
     registry = registry_of(a=memory(body_bytes_max=10), b=memory(body_bytes_max=1_000))
     fan_out = FanOut(registry, ["a", "b"])
-    assert {await fan_out.pick(RoundRobin(), parcel(bytes(100)), batch_stamp(0, 0)) for _ in range(2)} == {"b"}
+    assert {await fan_out.pick(RoundRobin(), batch(bytes(100)), batch_stamp(0, 0)) for _ in range(2)} == {"b"}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.selectors.load_balancing import LoadBalancingConfig
 from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
 from millrace_server.agent.selectors.replicating import ReplicatingConfig
@@ -25,7 +25,7 @@ from millrace_server.errors import BytesFullError, ChannelFullError, MillraceErr
 from tests.channel_events import bodies_of, queued
 from tests.simulated_channels import DATA, SimulatedChannel, make_simple, open_simulated_channel, small_limits
 from tests.simulated_disk import SimulatedDisk
-from tests.source_intakes import component_of, routing_of
+from tests.source_writers import component_of, routing_of
 from tests.virtual_clock import VirtualClockLoop, settle
 
 NAMES = ("a", "b", "c")
@@ -86,7 +86,7 @@ class World:
     taken: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in NAMES})
     pending: tuple[EventTable, Stamp] | None = None
     """The batch that the source tries to store, until it reads anew."""
-    intake: Intake = field(init=False)
+    writer: ChannelWriter = field(init=False)
 
     def __post_init__(self) -> None:
         starts = [sum(self.line_lengths[:index]) for index in range(len(self.line_lengths) + 1)]
@@ -100,14 +100,14 @@ class World:
             self.registry.opened[name] = opened
         routing = routing_of(self.selector, NAMES)
         registry = cast("ChannelRegistry", self.registry)
-        self.intake = Intake(registry, NAMES, [], component_of(), CAPACITY, routing=routing)
+        self.writer = ChannelWriter(registry, NAMES, [], component_of(), CAPACITY, routing=routing)
         await self.begin_run()
 
     async def begin_run(self) -> None:
         """The source is run again, and asks where it goes on."""
         self.pending = None
         with suppress(MillraceError):
-            await self.intake.wait_open()
+            await self.writer.wait_open()
 
     async def kill(self) -> None:
         """The server is killed at this moment, and starts again."""
@@ -135,7 +135,7 @@ class World:
 
     def next_batch(self, count: int) -> tuple[EventTable, Stamp] | None:
         """The next lines that some channel has not accepted, cut where the accepted ranges of any of them end."""
-        accepted = self.intake.accepted(PRODUCER_ID)
+        accepted = self.writer.accepted(PRODUCER_ID)
         ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in accepted]
         assert all(len(ranges) <= 1 for ranges in accepted), "each channel's numbers are without gaps"
         start = min(ends)
@@ -155,7 +155,7 @@ class World:
             return False
         before = self.stored()
         try:
-            await self.intake.offer(*self.pending)
+            await self.writer.offer(*self.pending)
         except (ChannelFullError, BytesFullError):
             assert self.stored() == before, "a full channel leaves no half behind"
             raise

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from millrace_server.channels.batches import StoredColumns, Window
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.leases import Lease
 from millrace_server.channels.txn_directory import TxnDirectory
 from tests.channel_events import (
@@ -99,7 +99,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
     txn_id = begin(channel)
     sizes = []
     for _ in range(3):
-        takes = [await started(channel.take(txn_id, Wish(), 3600, None)) for _ in range(300)]
+        takes = [await started(channel.take(txn_id, TakeLimits(), 3600, None)) for _ in range(300)]
         appends = [await started(append(channel, b"x" * 1000)) for _ in range(300)]
         for call in takes:
             call.cancel()

@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.channels import transactions
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import (
@@ -46,7 +46,7 @@ async def channel() -> Channel:
 # Each call on a transaction that takes its id alone.
 CALLS: dict[str, Callable[[Channel, str], Awaitable[object]]] = {
     "put": lambda channel, txn_id: _now(lambda: channel.put(txn_id, [stored(b"x")], None)),
-    "take": lambda channel, txn_id: channel.take(txn_id, Wish(), 0, None),
+    "take": lambda channel, txn_id: channel.take(txn_id, TakeLimits(), 0, None),
     "commit": lambda channel, txn_id: channel.commit([txn_id], None),
     "rollback": lambda channel, txn_id: _now(lambda: channel.rollback(txn_id)),
     "renew": lambda channel, txn_id: _now(lambda: channel.renew(txn_id)),
@@ -139,10 +139,10 @@ async def test_begin_beyond_the_servers_transactions_is_refused() -> None:
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders)
     await append(bills, b"a")
-    loan = await bills.lend(Wish())
+    delivery = await bills.deliver(TakeLimits())
     with pytest.raises(TooManyTxnsError, match="the server has 2 open transactions; at most 2"):
         bills.begin(None, None)
-    bills.give_back(loan)
+    bills.nack(delivery)
     begin(bills)
 
 
@@ -463,13 +463,13 @@ async def test_delete_frees_the_ids_of_its_transactions() -> None:
     orders.rollback("ended")
     begin(orders, "open")
     await append(orders, b"a")
-    loan = await orders.lend(Wish())
+    delivery = await orders.deliver(TakeLimits())
     orders.delete()
     assert (orders.open_transactions, directory.limit.open_count) == (0, 0)
     begin(bills, "ended")
     begin(bills, "open")
-    orders.settle(loan)
-    orders.give_back(loan)
+    orders.settle(delivery)
+    orders.nack(delivery)
     assert directory.limit.open_count == 2
 
 
@@ -520,7 +520,7 @@ async def test_lease_that_runs_out_rolls_back(channel: Channel) -> None:
 async def test_lease_does_not_run_while_a_take_waits(channel: Channel) -> None:
     """Behind the wait it starts anew."""
     txn_id = begin(channel, lease_seconds=5)
-    assert await channel.take(txn_id, Wish(), 60, None) == ([], 0)
+    assert await channel.take(txn_id, TakeLimits(), 60, None) == ([], 0)
     assert now() == 60
     await asyncio.sleep(4)
     channel.renew(txn_id)
@@ -565,7 +565,7 @@ async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) 
     with pytest.raises(DrainingError):
         await append(channel, b"b")
     with pytest.raises(DrainingError):
-        await channel.lend(Wish())
+        await channel.deliver(TakeLimits())
     channel.put(putting, [stored(b"b")], None)
     assert await take(channel, taking) == [b"a"]
     channel.rollback(taking)
@@ -600,10 +600,10 @@ async def test_counters_of_takes_count_attempts_and_successes(channel: Channel) 
     await append(channel, b"a", b"b", b"c")
     txn_id = await begin_with_takes(channel, 2)
     assert (counters.take_attempts, counters.take_successes) == (2, 0)
-    await channel.take(txn_id, Wish(), 0, 0)
+    await channel.take(txn_id, TakeLimits(), 0, 0)
     assert counters.take_attempts == 4
     with pytest.raises(TxnNotFoundError):
-        await channel.take("none", Wish(), 0, None)
+        await channel.take("none", TakeLimits(), 0, None)
     assert counters.take_attempts == 5
     channel.rollback(txn_id)
     txn_id = await begin_with_takes(channel, 3)

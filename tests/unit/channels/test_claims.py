@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.channels.claims import ClaimDesk
+from millrace_server.channels.claims import ClaimRegistry
 from millrace_server.channels.commits import MemoryCommits, remove
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.room import Room
@@ -30,8 +30,8 @@ def put(contents: Contents, *bodies: bytes) -> None:
     make(contents, contents.plan([window(*bodies)], [], None))
 
 
-def open_desk(contents: Contents) -> ClaimDesk:
-    return ClaimDesk(contents, MemoryCommits(contents))
+def open_desk(contents: Contents) -> ClaimRegistry:
+    return ClaimRegistry(contents, MemoryCommits(contents))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def contents() -> Contents:
 
 
 @pytest.fixture
-async def desk(contents: Contents) -> ClaimDesk:
+async def desk(contents: Contents) -> ClaimRegistry:
     """Reader `r` has claimed the channel; its epoch is 1."""
     desk = open_desk(contents)
     assert (await desk.grant("r", LEASE, takeover=False)).epoch == 1
@@ -52,7 +52,7 @@ async def desk(contents: Contents) -> ClaimDesk:
 
 
 async def read(
-    desk: ClaimDesk, from_sequence: int = 0, to_sequence: int = 0, *, reader_id: str = "r", epoch: int | None = None
+    desk: ClaimRegistry, from_sequence: int = 0, to_sequence: int = 0, *, reader_id: str = "r", epoch: int | None = None
 ) -> list[int]:
     """The sequences of a range."""
     return await rest_of(desk.read(reader_id, epoch, from_sequence, to_sequence))
@@ -62,11 +62,11 @@ async def rest_of(batches: AsyncGenerator[StoredBatch]) -> list[int]:
     return [sequence async for batch in batches for sequence, _ in numbered([batch])]
 
 
-async def release(desk: ClaimDesk, reader_id: str, epoch: int | None) -> None:
+async def release(desk: ClaimRegistry, reader_id: str, epoch: int | None) -> None:
     desk.release(reader_id, epoch)
 
 
-async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimDesk) -> None:
+async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimRegistry) -> None:
     """Takes are refused, and so are other readers; the refusal tells who holds the claim and for how long."""
     await asyncio.sleep(10)
     with pytest.raises(ChannelClaimedError) as refused:
@@ -80,7 +80,7 @@ async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimDesk) -> 
         await desk.grant("other", LEASE, takeover=False)
 
 
-async def test_grant_to_the_same_reader_renews(desk: ClaimDesk) -> None:
+async def test_grant_to_the_same_reader_renews(desk: ClaimRegistry) -> None:
     """The epoch stays; the lease begins anew, as long as is asked for now."""
     await asyncio.sleep(LEASE - 1)
     claim = await desk.grant("r", 5, takeover=False)
@@ -90,7 +90,7 @@ async def test_grant_to_the_same_reader_renews(desk: ClaimDesk) -> None:
 
 
 @pytest.mark.parametrize("reader_id", ["r", "other"])
-async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimDesk, reader_id: str) -> None:
+async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimRegistry, reader_id: str) -> None:
     """Over another reader's claim or one's own; the former claim is fenced off, and its lease ends nothing."""
     await asyncio.sleep(LEASE - 1)
     assert (await desk.grant(reader_id, LEASE, takeover=True)).epoch == 2
@@ -120,7 +120,7 @@ async def test_grant_while_events_are_taken_is_refused(contents: Contents, *, ta
 
 
 @pytest.mark.parametrize("reader_id", ["", "ü", "a\n", "x" * 129])
-async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimDesk, reader_id: str) -> None:
+async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimRegistry, reader_id: str) -> None:
     """Each of them names the field."""
     with pytest.raises(BadArgumentError, match="reader_id: is"):
         await desk.grant(reader_id, LEASE, takeover=True)
@@ -132,7 +132,7 @@ async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimDesk, re
         desk.release(reader_id, None)
 
 
-async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimDesk) -> None:
+async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimRegistry) -> None:
     """What was acknowledged is gone, the rest is anybody's; the same reader may claim again where it was."""
     await desk.acknowledge("r", None, 2)
     await asyncio.sleep(LEASE)
@@ -144,7 +144,7 @@ async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimDesk)
     assert await read(desk) == [3, 4, 5, 6]
 
 
-async def test_calls_of_a_claim_keep_it_alive(desk: ClaimDesk) -> None:
+async def test_calls_of_a_claim_keep_it_alive(desk: ClaimRegistry) -> None:
     """Read and Acknowledge start its lease anew."""
     for _ in range(3):
         await asyncio.sleep(LEASE - 1)
@@ -156,7 +156,7 @@ async def test_calls_of_a_claim_keep_it_alive(desk: ClaimDesk) -> None:
     assert desk.claim is None
 
 
-async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: ClaimDesk) -> None:
+async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: ClaimRegistry) -> None:
     """Reading, acknowledging and releasing are the holder's alone."""
     await asyncio.sleep(LEASE - 1)
     for call in (
@@ -170,7 +170,7 @@ async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: Claim
     assert desk.claim is None
 
 
-async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimDesk) -> None:
+async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> None:
     """Whoever comes first has ended it."""
     desk.end()
     desk.end()
@@ -186,7 +186,7 @@ async def test_calls_without_any_claim_are_refused(contents: Contents) -> None:
         open_desk(contents).release("r", 0)
 
 
-async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimDesk, contents: Contents) -> None:
+async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, contents: Contents) -> None:
     """A second release finds no claim."""
     desk.release("r", 1)
     desk.refuse_if_claimed()
@@ -218,7 +218,7 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimDesk, cont
     ],
 )
 async def test_read_of_a_range_gives_it_as_often_as_asked(
-    desk: ClaimDesk, from_sequence: int, to_sequence: int, sequences: list[int]
+    desk: ClaimRegistry, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
     """Of 3 to 6, which are not acknowledged."""
     await desk.acknowledge("r", None, 2)
@@ -241,7 +241,7 @@ async def test_read_of_a_range_gives_it_as_often_as_asked(
     ],
 )
 async def test_read_of_a_range_that_is_not_there_says_so(
-    desk: ClaimDesk, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
+    desk: ClaimRegistry, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
 ) -> None:
     """At the call, before anything is read."""
     await desk.acknowledge("r", None, 2)
@@ -257,7 +257,7 @@ async def test_read_of_an_empty_channel_gives_nothing() -> None:
 
 
 async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
-    desk: ClaimDesk, contents: Contents
+    desk: ClaimRegistry, contents: Contents
 ) -> None:
     """The end of the range stands when the call is made."""
     batches = desk.read("r", None, 0, 0)
@@ -266,7 +266,7 @@ async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
     assert await rest_of(batches) == [3, 4, 5, 6]
 
 
-async def test_read_of_many_batches_gives_all(desk: ClaimDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_of_many_batches_gives_all(desk: ClaimRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is read a part at a time."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     assert await read(desk) == [1, 2, 3, 4, 5, 6]
@@ -285,7 +285,7 @@ async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) ->
     assert await read(desk, 2, 5) == [4]
 
 
-async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimDesk) -> None:
+async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimRegistry) -> None:
     """A reader that is slow to receive does not lose its claim by it."""
     async for _ in desk.read("r", None, 0, 0):
         await asyncio.sleep(LEASE * 3)
@@ -294,7 +294,7 @@ async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimDesk) -> None:
     assert desk.claim is None
 
 
-async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimDesk) -> None:
+async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimRegistry) -> None:
     """A broken stream leaves a claim whose lease runs."""
     batches = desk.read("r", None, 0, 0)
     await anext(batches)
@@ -312,7 +312,7 @@ async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimDes
     ],
 )
 async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
-    desk: ClaimDesk, end: Callable[[ClaimDesk], Awaitable[object]], kind: type[MillraceError]
+    desk: ClaimRegistry, end: Callable[[ClaimRegistry], Awaitable[object]], kind: type[MillraceError]
 ) -> None:
     """A reader that was fenced off sees nothing more, not even one of the same name."""
     batches = desk.read("r", None, 0, 0)
@@ -323,7 +323,7 @@ async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 3, (1 << 64) - 1])
-async def test_calls_with_another_epoch_are_refused(desk: ClaimDesk, epoch: int) -> None:
+async def test_calls_with_another_epoch_are_refused(desk: ClaimRegistry, epoch: int) -> None:
     """The newest claim has epoch 2; no other is right, whoever calls."""
     await desk.grant("r", LEASE, takeover=True)
     for call in (
@@ -337,7 +337,7 @@ async def test_calls_with_another_epoch_are_refused(desk: ClaimDesk, epoch: int)
     assert await read(desk, epoch=2) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimDesk, contents: Contents) -> None:
+async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRegistry, contents: Contents) -> None:
     """Cumulative, in the middle of a batch too; repeating it is harmless."""
     assert await desk.acknowledge("r", 1, 3) == 4
     assert await desk.acknowledge("r", 1, 3) == 4
@@ -350,7 +350,7 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimDe
 
 @pytest.mark.parametrize("through_sequence", [7, 8, (1 << 64) - 1])
 async def test_acknowledge_of_what_is_not_there_yet_is_refused(
-    desk: ClaimDesk, contents: Contents, through_sequence: int
+    desk: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
     """Otherwise events would be lost that nobody has read."""
     with pytest.raises(SequenceGoneError, match="is not there yet; the newest is 6"):
@@ -358,7 +358,7 @@ async def test_acknowledge_of_what_is_not_there_yet_is_refused(
     assert contents.queue.event_count == 6
 
 
-async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimDesk, contents: Contents) -> None:
+async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, contents: Contents) -> None:
     """A read that is under way ends likewise."""
     batches = desk.read("r", None, 0, 0)
     await anext(batches)
@@ -382,7 +382,7 @@ async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None
 
 
 async def test_read_of_a_range_that_is_emptied_meanwhile_says_so(
-    desk: ClaimDesk, contents: Contents, monkeypatch: pytest.MonkeyPatch
+    desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge in the middle does not pass for the end of the range."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)

@@ -17,7 +17,7 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk, OsFile
-from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import ANSWER_BYTES_MAX, append, begin_with_puts, queued
 from tests.file_channels import file_limits

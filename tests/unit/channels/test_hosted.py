@@ -14,7 +14,7 @@ from millrace_server.errors import (
     ReplayingError,
 )
 from millrace_server.wal.format import UnknownVersionError
-from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import limits_of, open_channel
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel import Wish
+from millrace_server.channels.channel import TakeLimits
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.stamps import Stamp
@@ -61,7 +61,7 @@ async def test_append_until_its_sync_is_seen_by_nobody(disk: SimulatedDisk) -> N
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         txn_id = begin(channel)
-        taking = asyncio.ensure_future(channel.take(txn_id, Wish(), 30, None))
+        taking = asyncio.ensure_future(channel.take(txn_id, TakeLimits(), 30, None))
         appending = await held_append(gate, channel, b"a", b"b")
         await turn()
         assert (queued(channel), channel.contents.next_sequence) == ([], 1)
@@ -130,7 +130,7 @@ async def test_calls_on_a_transaction_whose_commit_is_under_way_are_refused(disk
             with pytest.raises(TxnStateError, match="is being committed"):
                 call()
         with pytest.raises(TxnStateError, match="is being committed"):
-            await channel.take(txn_id, Wish(), 0, None)
+            await channel.take(txn_id, TakeLimits(), 0, None)
         with pytest.raises(TxnStateError, match="is being committed"):
             await channel.commit([txn_id, other_id], None)
         gate.open()
@@ -381,7 +381,7 @@ async def test_snapshot_holds_what_is_taken_and_not_settled(disk: SimulatedDisk)
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c", b"d")
         await begin_with_takes(channel, 1)
-        await channel.lend(Wish(events_max=1))
+        await channel.deliver(TakeLimits(events_max=1))
         gate.close()
         calls = await called(opened.journal.snapshot(), channel.purge())
         await gate.reached()
@@ -459,10 +459,10 @@ async def test_delete_while_commits_are_under_way_ends_all(disk: SimulatedDisk, 
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
-        taking, loan = await begin_with_takes(channel, 1), await channel.lend(Wish())
+        taking, delivery = await begin_with_takes(channel, 1), await channel.deliver(TakeLimits())
         held = await held_append(gate, channel, b"x")
         calls = await called(append(channel, b"y"), channel.commit([taking], None))
-        settling = channel.settle(loan)
+        settling = channel.settle(delivery)
         assert settling is not None
         purging = await called(channel.purge())
         channel.delete()

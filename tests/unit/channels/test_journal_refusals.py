@@ -4,7 +4,7 @@ import errno
 import pytest
 
 from millrace_server.channels import journal
-from millrace_server.channels.channel import Wish
+from millrace_server.channels.channel import TakeLimits
 from millrace_server.channels.commits import ClaimNote
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.stamps import Stamp
@@ -105,7 +105,7 @@ async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk:
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c")
-        taking, purging = await begin_with_takes(channel, 1), await channel.lend(Wish(events_max=1))
+        taking, purging = await begin_with_takes(channel, 1), await channel.deliver(TakeLimits(events_max=1))
         rolled_back = begin_with_puts(channel, b"z")
         held = await held_append(gate, channel, b"x")
         disk.fail("write", 1, FULL)
@@ -253,18 +253,18 @@ async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: Simula
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
-        loan = await channel.lend(Wish(events_max=1))
+        delivery = await channel.deliver(TakeLimits(events_max=1))
         disk.fail("write", 1, FULL)
-        settling = channel.settle(loan)
+        settling = channel.settle(delivery)
         assert settling is not None
-        assert channel.settle(loan) is None
-        channel.give_back(loan)
+        assert channel.settle(delivery) is None
+        channel.nack(delivery)
         assert queued(channel) == [b"b"]
         assert await refusal(asyncio.shield(settling)) == "DISK_FULL"
         assert (queued(channel), channel.open_transactions) == ([b"a", b"b"], 0)
         check_accounts(channel)
-        loan = await channel.lend(Wish(events_max=1))
-        settling = channel.settle(loan)
+        delivery = await channel.deliver(TakeLimits(events_max=1))
+        settling = channel.settle(delivery)
         assert settling is not None
         assert await settling == Receipt(0, 0)
         assert (queued(channel), channel.open_transactions) == ([b"b"], 0)
@@ -310,7 +310,7 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
         txn_id = await begin_with_takes(channel, 1)
-        loan = await channel.lend(Wish(events_max=1))
+        delivery = await channel.deliver(TakeLimits(events_max=1))
         disk.fail("sync", 1, errno.EIO)
         calls = await called(
             append(channel, b"x", stamp=Stamp("p", 1, 1)), append(channel, b"y"), channel.commit([txn_id], None)
@@ -319,11 +319,11 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
         assert opened.faults == ["a sync of the log failed: Input/output error"]
         assert isinstance(channel.commits.fault, ChannelLogFailedError)
         with pytest.raises(ChannelLogFailedError):
-            channel.settle(loan)
+            channel.settle(delivery)
         assert queued(channel) == [b"b", b"c"]
         # A delivery could not be acknowledged: it would come again for ever.
         with pytest.raises(ChannelLogFailedError):
-            await channel.lend(Wish())
+            await channel.deliver(TakeLimits())
         assert await take(channel, begin(channel)) == [b"b", b"c"]
         channel.rollback(txn_id)
         assert queued(channel) == [b"a"]

@@ -7,7 +7,7 @@ import pytest
 from millrace_server.channels.batches import Form
 from millrace_server.channels.queue import Portion
 from millrace_server.errors import ChannelCorruptError, SequenceGoneError
-from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.payload_codec import KeyMissingError
 from tests.channel_events import append, begin, begin_with_takes, bodies_of, queued, take
 from tests.file_channels import DATA, FileChannel, file_channel
 from tests.simulated_disk import SimulatedDisk

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel import Wish
+from millrace_server.channels.channel import TakeLimits
 from millrace_server.channels.commits import ClaimNote
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.recovery import ReplayProgress
@@ -231,8 +231,8 @@ async def make_history(opened: FileChannel) -> None:
     begin(channel, "expires", lease_seconds=0.01)
     await asyncio.sleep(0.05)
     await opened.checkpointing.make()
-    loan = await channel.lend(Wish(events_max=2))
-    settling = channel.settle(loan)
+    delivery = await channel.deliver(TakeLimits(events_max=2))
+    settling = channel.settle(delivery)
     assert settling is not None
     await settling
     await channel.claim("r", 3600, takeover=False)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import structlog
 
-from millrace_server.channels import memory_share
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels import memory_tier as memory_share
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.spilling import SpillCommits
 from millrace_server.channels.stamps import Stamp
@@ -436,11 +436,11 @@ async def test_takes_of_memory_after_the_log_has_failed_go_on(opened: Opened) ->
     with pytest.raises(ChannelLogFailedError):
         await channel.append([], Stamp("p", 1, 1))
     assert await consume(channel, 1) == [b"a"]
-    loan = await channel.lend(Wish())
-    assert bodies_of(loan.takes) == [b"b"]
-    assert channel.settle(loan) is None
+    delivery = await channel.deliver(TakeLimits())
+    assert bodies_of(delivery.takes) == [b"b"]
+    assert channel.settle(delivery) is None
     with pytest.raises(ChannelLogFailedError):
-        await channel.lend(Wish())
+        await channel.deliver(TakeLimits())
     assert opened.now.changes
 
 
@@ -455,7 +455,7 @@ async def test_take_after_the_log_has_failed_ends_where_memory_ends(opened: Open
     with pytest.raises(ChannelLogFailedError):
         await channel.commit([taker], None)
     with pytest.raises(ChannelLogFailedError):
-        await channel.lend(Wish())
+        await channel.deliver(TakeLimits())
     channel.rollback(taker)
     assert queued(channel) == [b"c"]
 
@@ -470,7 +470,7 @@ async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
     monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=3, transaction_capacity=1)
     assert isinstance(channel.commits, SpillCommits)
-    share = channel.commits._share
+    share = channel.commits._tier
     for number in range(200):
         await append(channel, b"%d" % number)
         assert share.reserved_sequence > number + 1
@@ -502,7 +502,7 @@ async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypa
         await append(channel, b"%d" % number)
         await asyncio.sleep(0)
     assert isinstance(channel.commits, SpillCommits)
-    assert channel.commits._share.reserving_sequence == 41, "what was refused is not counted upon"
+    assert channel.commits._tier.reserving_sequence == 41, "what was refused is not counted upon"
     opened.disk.heal()
     await append(channel, b"spilled")
     assert in_memory(channel) == list(range(1, 41))

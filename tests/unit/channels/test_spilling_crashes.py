@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels import memory_share
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels import memory_tier as memory_share
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, queued, stored, take
@@ -72,9 +72,9 @@ async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
 
 async def consume_loan(channel: Channel) -> list[bytes]:
     """Takes events as a stream does, and acknowledges them."""
-    loan = await channel.lend(Wish())
-    bodies = bodies_of(loan.takes)
-    assert channel.settle(loan) is None
+    delivery = await channel.deliver(TakeLimits())
+    bodies = bodies_of(delivery.takes)
+    assert channel.settle(delivery) is None
     return bodies
 
 

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from millrace_server.configuration.settings import check_settings
 from millrace_server.flume_import.importing import FlumeImportError, Imported, import_agent
-from millrace_server.settings import check_settings
 
 BASE = """
 a.channels = c

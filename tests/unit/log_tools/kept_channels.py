@@ -27,11 +27,11 @@ from millrace_server.log_tools.view import take_view
 from millrace_server.log_tools.walking import SegmentWalker
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import SegmentHeader
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from tests.channel_events import append, begin, begin_with_takes, numbered
 
 NAME = "orders"
-TOOLS = BackupTools(OsDisk(), Sealer(), NoProgress())
+TOOLS = BackupTools(OsDisk(), PayloadCodec(), NoProgress())
 
 
 def limits_of(**limits: Any) -> LogChannelConfig:
@@ -122,16 +122,16 @@ def story(recovered: Recovered) -> Story:
     return Story(batches_of(recovered), recovered.next_sequence, producers, recovered.claim, sorted(recovered.ended))
 
 
-def story_of(*directories: Path, sealer: Sealer | None = None) -> Story:
+def story_of(*directories: Path, codec: PayloadCodec | None = None) -> Story:
     """How a server would find a channel."""
     with take_view(find_places(directories), waits=False) as view:
-        return story(recover_as_found(view, sealer or Sealer()))
+        return story(recover_as_found(view, codec or PayloadCodec()))
 
 
-def verified(*directories: Path, sealer: Sealer | None = None) -> Report:
+def verified(*directories: Path, codec: PayloadCodec | None = None) -> Report:
     """What is wrong with a closed channel."""
     with take_view(find_places(directories), waits=False) as view:
-        return verify_view(view, sealer or Sealer(), NoProgress())
+        return verify_view(view, codec or PayloadCodec(), NoProgress())
 
 
 def places_of(*directories: Path) -> LogPlaces:

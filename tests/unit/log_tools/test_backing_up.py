@@ -19,7 +19,7 @@ from millrace_server.log_tools.verifying import Report
 from millrace_server.log_tools.view import take_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.disk import OsDisk, OsFile
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from tests.channel_events import append, numbered
 from tests.unit.log_tools.full_disk import FullDisk
 from tests.unit.log_tools.kept_channels import (
@@ -147,7 +147,7 @@ def test_back_up_into_a_place_that_is_taken_is_refused(made: Path, tmp_path: Pat
 @pytest.mark.parametrize("nth", range(1, 20))
 def test_back_up_on_a_full_disk_leaves_no_complete_backup(made: Path, tmp_path: Path, nth: int) -> None:
     """A copy that was broken off is not taken for one."""
-    tools = BackupTools(FullDisk(nth), Sealer(), NoProgress())
+    tools = BackupTools(FullDisk(nth), PayloadCodec(), NoProgress())
     with pytest.raises(ToolError, match="No space left on device; free some space"):
         back_up(places_of(made), tmp_path / "backup", tools)
     with pytest.raises(UsageError):
@@ -326,7 +326,7 @@ def test_restore_on_a_full_disk_leaves_what_no_server_takes_for_a_channel(
     """What makes it a channel comes last."""
     home = tmp_path / NAME
     with pytest.raises(ToolError, match="No space left on device"):
-        restore(backup, target_of(home), BackupTools(FullDisk(nth), Sealer(), NoProgress()))
+        restore(backup, target_of(home), BackupTools(FullDisk(nth), PayloadCodec(), NoProgress()))
     assert not (home / CHANNEL_FILE).exists()
     shutil.rmtree(home)
     assert restore(backup, target_of(home), TOOLS)[0].is_good
@@ -355,7 +355,7 @@ def test_back_up_and_restore_without_the_key_compare_checksums(key_file: Path, t
         assert report.survey.key_ids == {"2026"}
 
     check(back_up(places_of(home), tmp_path / "closed", TOOLS), is_opened=False)
-    opened = replace(TOOLS, sealer=Sealer(keys={"2026": KEY}))
+    opened = replace(TOOLS, codec=PayloadCodec(keys={"2026": KEY}))
     check(back_up(places_of(home), tmp_path / "opened", opened), is_opened=True)
     assert {path.name: content for path, content in contents(tmp_path / "closed").items()} == {
         path.name: content for path, content in contents(tmp_path / "opened").items()

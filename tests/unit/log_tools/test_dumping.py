@@ -9,7 +9,7 @@ from millrace_server.log_tools.documents import record_line
 from millrace_server.log_tools.dumping import Document, Place, dump
 from millrace_server.log_tools.errors import UsageError
 from millrace_server.log_tools.view import take_view
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel, places_of, positions, segments
 
 
@@ -25,11 +25,11 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 
 def dumped(
-    home: Path, start: str | None = None, sealer: Sealer | None = None, *, bodies: bool = False
+    home: Path, start: str | None = None, codec: PayloadCodec | None = None, *, bodies: bool = False
 ) -> list[Document]:
     with take_view(places_of(home), waits=False) as view:
         place = Place.parse(start) if start else None
-        return list(dump(view, sealer or Sealer(), place, shows_bodies=bodies))
+        return list(dump(view, codec or PayloadCodec(), place, shows_bodies=bodies))
 
 
 def test_dump_of_a_good_log_shows_each_record_in_order(home: Path) -> None:
@@ -122,8 +122,8 @@ def test_dump_without_the_key_shows_what_is_not_sealed(tmp_path: Path) -> None:
     assert (put["kind"], put["flags"], put["key_id"]) == ("PUT", ["ENCRYPTED"], "2026")
     assert "message" not in put
     assert record_line(put).endswith("encrypted 2026  (the encryption key '2026' is needed, and was not given)")
-    wrong = dumped(home, sealer=Sealer(keys={"2026": os.urandom(32)}))[1]
+    wrong = dumped(home, codec=PayloadCodec(keys={"2026": os.urandom(32)}))[1]
     assert "it does not open with the key '2026'" in wrong["damage"]
     assert "  DAMAGED  it does not open" in record_line(wrong)
-    right = dumped(home, sealer=Sealer(keys={"2026": file.read_bytes()}))[1]
+    right = dumped(home, codec=PayloadCodec(keys={"2026": file.read_bytes()}))[1]
     assert right["message"]["count"] == 10

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from millrace_server.catalog import Catalog
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.directory_lock import lock_directory
+from millrace_server.hosting.catalog import Catalog
 from millrace_server.log_cli import EXIT_DAMAGED, EXIT_UNAVAILABLE, EXIT_USAGE
 from millrace_server.log_tools import progress
 from millrace_server.wal.checkpoints import NEWEST

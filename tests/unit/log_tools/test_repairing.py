@@ -16,7 +16,7 @@ from millrace_server.log_tools.repairing import Repair, repair, skipping_records
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, UnknownVersionError
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.writer import LogFullError
 from tests.channel_events import append, begin_with_takes
 from tests.unit.log_tools.full_disk import FullDisk
@@ -287,7 +287,7 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
     """A copy that is not whole is no way back."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = BackupTools(FullDisk(nth), Sealer(), NoProgress())
+    tools = BackupTools(FullDisk(nth), PayloadCodec(), NoProgress())
     with pytest.raises(ToolError, match="No space left on device; free some space and begin again"):
         repair(places_of(home), tools, keep=tmp_path / "keep", is_agreed=True)
     assert contents(home) == before
@@ -348,7 +348,7 @@ def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp
     """The copy is compared with what was read."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = BackupTools(FullDisk(0, is_lying=True), Sealer(), NoProgress())
+    tools = BackupTools(FullDisk(0, is_lying=True), PayloadCodec(), NoProgress())
     with pytest.raises(DamagedError, match="the disk gives back something else than was written"):
         repair(places_of(home), tools, keep=tmp_path / "keep", is_agreed=True)
     assert contents(home) == before

@@ -12,7 +12,7 @@ from millrace_server.log_tools.verifying import CheckpointState, Report, recover
 from millrace_server.log_tools.view import take_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, SegmentHeader, UnknownVersionError
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from tests.channel_events import append
 from tests.unit.log_tools.kept_channels import (
@@ -52,7 +52,7 @@ def opens(home: Path) -> bool:
     """Whether a server would open the channel."""
     with take_view(places_of(home), waits=False) as view:
         try:
-            recover_as_found(view, Sealer())
+            recover_as_found(view, PayloadCodec())
         except LogCorruptError:
             return False
     return True

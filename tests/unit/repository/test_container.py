@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from millrace_server.addresses import Address
-from millrace_server.settings import load_settings
+from millrace_server.configuration.settings import load_settings
+from millrace_server.network.addresses import Address
 from tests.unit.repository.checkout import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

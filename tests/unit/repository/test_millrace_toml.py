@@ -13,7 +13,7 @@ from millrace_server.channels.config import (
     MemoryChannelConfig,
     SpillableChannelConfig,
 )
-from millrace_server.settings import ServerSettings, load_settings
+from millrace_server.configuration.settings import ServerSettings, load_settings
 from tests.unit.repository.checkout import ROOT
 
 EXAMPLE = ROOT / "deploy" / "millrace.toml"

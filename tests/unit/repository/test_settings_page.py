@@ -13,8 +13,8 @@ from millrace.setting_problems import choices_of, unwrapped
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.selectors.config import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.configuration.settings import Settings
 from millrace_server.flume_import.importing import import_agent
-from millrace_server.settings import Settings
 from tests.unit.repository.checkout import ROOT
 from tools import generate_settings_page
 

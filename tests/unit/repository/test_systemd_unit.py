@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.cli import EXIT_BAD_SETTINGS
-from millrace_server.settings import load_settings
+from millrace_server.configuration.settings import load_settings
 from tests.unit.repository.checkout import ROOT, read_pyproject
 
 UNIT = ROOT / "deploy" / "millraced.service"

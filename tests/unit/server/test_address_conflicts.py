@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from millrace_server.configuration.settings import SettingsError, check_settings
 from millrace_server.embedded import EmbeddedAgent
-from millrace_server.settings import SettingsError, check_settings
 
 CHANNELS = {"orders": {"type": "memory"}, "other": {"type": "memory"}}
 

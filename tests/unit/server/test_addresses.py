@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.addresses import PORT_MAX, Address
+from millrace_server.network.addresses import PORT_MAX, Address
 
 HOSTS = st.one_of(
     st.ip_addresses().map(str), st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,8}){0,3}", fullmatch=True)

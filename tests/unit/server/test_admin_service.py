@@ -9,12 +9,12 @@ import pytest
 
 from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as pb
-from millrace_server.catalog import Catalog
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.hosting.catalog import Catalog
 
 
 class SlowCatalog(Catalog):

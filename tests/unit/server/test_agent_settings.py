@@ -5,7 +5,7 @@ import pytest
 from millrace_server.agent.interceptors.static import StaticConfig
 from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
 from millrace_server.agent.selectors.replicating import ReplicatingConfig
-from millrace_server.settings import Settings, SettingsError, load_settings
+from millrace_server.configuration.settings import Settings, SettingsError, load_settings
 
 CHANNELS = """
 [channels.orders]

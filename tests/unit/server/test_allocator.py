@@ -4,8 +4,8 @@ import platform
 
 import pytest
 
-from millrace_server import allocator
-from millrace_server.allocator import tended_allocator
+from millrace_server.process import allocator
+from millrace_server.process.allocator import tended_allocator
 
 
 class FakeLibrary:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from millrace_server.catalog import Catalog, CatalogError
 from millrace_server.channels.config import AnyChannelConfig, EncryptionConfig, FileChannelConfig, MemoryChannelConfig
+from millrace_server.hosting.catalog import Catalog, CatalogError
 
 SMALL = MemoryChannelConfig(type="memory", capacity=5, keep_alive_seconds=0.5)
 LARGE = MemoryChannelConfig(type="memory", capacity=1_000_000)
@@ -190,7 +190,7 @@ def test_load_of_something_else_refuses(path: Path, content: str) -> None:
 
 def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A catalog whose checksum is right may still hold what this server cannot keep."""
-    monkeypatch.setattr("millrace_server.catalog._checksum", lambda _channels: "")
+    monkeypatch.setattr("millrace_server.hosting.catalog._checksum", lambda _channels: "")
     content = written(path)
     content["channels"]["small"]["type"] = "jdbc"
     path.write_text(json.dumps(content))

@@ -1,6 +1,6 @@
 import gc
 
-from millrace_server.collector import tended_collector
+from millrace_server.process.garbage_collector import tended_collector
 
 
 class Ring:

@@ -4,15 +4,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from millrace_server.agent.components import ComponentKind, Components, EventFate
-from millrace_server.component_metrics import ComponentCollector, describe_components
+from millrace_server.agent.components import ComponentKind, Components, EventOutcome
+from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
 
 
 def made() -> Components:
     components = Components()
     source = components.add(ComponentKind.SOURCE, "access", "taildir")
     source.note_progress(10, 500)
-    source.note_fate(EventFate.MISSED, 3)
+    source.note_outcome(EventOutcome.MISSED, 3)
     group = components.add(ComponentKind.SINK_GROUP, "out", "failover")
     group.backs_off("cannot reach collector-1:7070")
     return components

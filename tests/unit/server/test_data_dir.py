@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.data_dir import locked_data_dir
-from millrace_server.start_error import StartError
+from millrace_server.errors import StartError
+from millrace_server.hosting.data_dir import locked_data_dir
 
 
 def test_locked_data_dir_when_missing_makes_it(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import structlog
 
+from millrace_server.configuration.settings import SettingsError
 from millrace_server.embedded import EmbeddedAgent, EmbeddedAgentError
-from millrace_server.errors import ChannelFullError, TxnCapacityError
-from millrace_server.settings import SettingsError
-from millrace_server.start_error import StartError
+from millrace_server.errors import ChannelFullError, StartError, TxnCapacityError
 
 WAIT_SECONDS_MAX = 20.0
 
@@ -278,7 +277,7 @@ def test_agent_in_a_program_is_a_quiet_guest(tmp_path: Path, end: str) -> None:
     )
     assert (result.returncode, result.stdout) == (0, "")
     if end == "stop":
-        assert "millrace_server.hosting stopping (open_transactions=0, grace_seconds=10.0)" in result.stderr
+        assert "millrace_server.hosting.lifecycle stopping (open_transactions=0, grace_seconds=10.0)" in result.stderr
 
 
 def test_agent_in_a_program_without_logging_is_heard_of_in_warnings_only(

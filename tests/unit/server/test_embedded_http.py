@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from millrace_server.addresses import Address
-from millrace_server.embedded_http import EmbeddedHttp, HttpLimits
-from millrace_server.listening import open_socket
+from millrace_server.network.addresses import Address
+from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
+from millrace_server.network.sockets import open_socket
 
 WAIT_SECONDS_MAX = 10.0
 

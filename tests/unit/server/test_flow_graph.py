@@ -4,9 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace_server.cli import EXIT_BAD_SETTINGS, app
-from millrace_server.flow_drawings import draw_dot, draw_mermaid, draw_text
-from millrace_server.flow_graph import FlowGraph, Node, NodeKind, _without_secrets, flow_graph
-from millrace_server.settings import load_settings
+from millrace_server.configuration.settings import load_settings
+from millrace_server.flows.drawings import draw_dot, draw_mermaid, draw_text
+from millrace_server.flows.graph import FlowGraph, Node, NodeKind, _without_secrets, flow_graph
 
 FLOWS = """
 [channels.orders]

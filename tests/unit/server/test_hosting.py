@@ -10,8 +10,8 @@ from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.hosting import stop_flows
-from millrace_server.stop_requests import StopRequests
+from millrace_server.hosting.lifecycle import stop_flows
+from millrace_server.hosting.stop_requests import StopRequests
 from tests.agent_parts import (
     WAIT_SECONDS_MAX,
     agent_on,

@@ -11,15 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.columns import columns_from_events
-from millrace_server.addresses import Address
 from millrace_server.agent.components import ComponentKind, Components
-from millrace_server.channel_metrics import COUNTERS, GAUGES
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import Wish
+from millrace_server.channels.channel import TakeLimits
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.http_service import HttpService
-from millrace_server.listening import open_socket
+from millrace_server.http_service.channel_metrics import COUNTERS, GAUGES
+from millrace_server.http_service.service import HttpService
+from millrace_server.network.addresses import Address
+from millrace_server.network.sockets import open_socket
 
 FLUMES_KEYS = {
     "Type",
@@ -92,7 +92,7 @@ async def use(registry: ChannelRegistry) -> None:
     await channel.append([StoredColumns.of(columns)], None)
     for txn_id, count in (("first", 2), ("second", 1)):
         channel.begin(txn_id, None)
-        await channel.take(txn_id, Wish(events_max=count), 0.0, None)
+        await channel.take(txn_id, TakeLimits(events_max=count), 0.0, None)
     await channel.commit(["first"], None)
 
 

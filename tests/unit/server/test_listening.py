@@ -2,9 +2,9 @@ import socket
 
 import pytest
 
-from millrace_server.addresses import Address
-from millrace_server.listening import check_is_free, open_socket
-from millrace_server.start_error import StartError
+from millrace_server.errors import StartError
+from millrace_server.network.addresses import Address
+from millrace_server.network.sockets import check_is_free, open_socket
 
 
 async def test_open_socket_with_port_0_takes_any_free_one() -> None:

@@ -4,7 +4,7 @@ import signal
 
 from structlog.testing import capture_logs
 
-from millrace_server.reload_requests import ReloadRequests
+from millrace_server.process.reload_requests import ReloadRequests
 
 
 async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:

@@ -8,13 +8,13 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
-from millrace_server.catalog import Catalog
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import MemoryChannelConfig
-from millrace_server.hosting import flows_of, open_channels
-from millrace_server.reload_requests import ReloadRequests
-from millrace_server.reloading import Reloader
-from millrace_server.settings import Settings, check_settings
+from millrace_server.configuration.settings import Settings, check_settings
+from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.lifecycle import flows_of, open_channels
+from millrace_server.process.reload_requests import ReloadRequests
+from millrace_server.process.reloading import Reloader
 from tests.agent_parts import WAIT_SECONDS_MAX, until
 from tests.channel_events import append, begin, queued
 
@@ -284,7 +284,7 @@ async def test_reload_of_which_one_part_fails_ends_when_the_others_have(
     async def change(*_arguments: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("millrace_server.reloading._update", update)
+    monkeypatch.setattr("millrace_server.process.reloading._update", update)
     if failing == "flows":
         monkeypatch.setattr(server.agent, "change", change)
     larger = MEMORY | {"capacity": 500}

@@ -6,7 +6,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
-from millrace_server.settings import FILE_BYTES_MAX, KIB, MIB, ServerSettings, Settings, SettingsError, load_settings
+from millrace_server.configuration.settings import (
+    FILE_BYTES_MAX,
+    KIB,
+    MIB,
+    ServerSettings,
+    Settings,
+    SettingsError,
+    load_settings,
+)
 
 DESIGN_EXAMPLE = """
 [server]

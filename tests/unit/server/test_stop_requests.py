@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from millrace_server.stop_requests import StopRequests
+from millrace_server.hosting.stop_requests import StopRequests
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

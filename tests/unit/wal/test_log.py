@@ -9,7 +9,7 @@ import pytest
 from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.format import Flags, Kind
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, Record, Submission
 from tests.log_histories import CHANNEL_ID, DATA, KEYS, SEALERS, TWO_DIRECTORIES, RunningLog, files_on, replay
@@ -269,10 +269,10 @@ def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
 def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
     """Compression and keys may change at each start; what was sealed before stays readable."""
     disk = SimulatedDisk([DATA])
-    for number, sealer in enumerate(SEALERS):
-        with RunningLog(disk, sealer=sealer) as log:
+    for number, codec in enumerate(SEALERS):
+        with RunningLog(disk, codec=codec) as log:
             log.append(b"state" * 50, b"%d" % number * 100, begins_segment=not number)
-    log_again = WriteAheadLog(files_on(disk), Sealer(keys=KEYS))
+    log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys=KEYS))
     found = [
         (record.flags, record.location, bytes(record.payload))
         for record in log_again.replay()
@@ -293,12 +293,12 @@ def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
 def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
     """A key that was forgotten ends the opening before anything is written, also where it is a put's only."""
     disk = SimulatedDisk([DATA])
-    for number, sealer in enumerate(SEALERS):
-        with RunningLog(disk, sealer=sealer) as log:
+    for number, codec in enumerate(SEALERS):
+        with RunningLog(disk, codec=codec) as log:
             log.append(b"record" * 100, begins_segment=not number)
     disk.set_content(DATA / "segment-000000000001.log", disk.content(DATA / "segment-000000000001.log") + b"torn")
     before = disk.fingerprint()
-    log_again = WriteAheadLog(files_on(disk), Sealer(keys={"new": KEYS["new"]}))
+    log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys={"new": KEYS["new"]}))
     with pytest.raises(KeyMissingError, match="the encryption key 'old' is needed, and was not given") as raised:
         list(log_again.replay())
     assert raised.value.key_id == "old"
@@ -309,10 +309,10 @@ def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
 def test_replay_with_another_key_of_the_same_name_says_where_it_does_not_open() -> None:
     """A key that was mistaken for another is found, and nothing is changed."""
     disk = SimulatedDisk([DATA])
-    with RunningLog(disk, sealer=SEALERS[-1]) as log:
+    with RunningLog(disk, codec=SEALERS[-1]) as log:
         log.append(b"state", begins_segment=True)
     before = disk.fingerprint()
-    log_again = WriteAheadLog(files_on(disk), Sealer(keys={"new": bytes(32)}))
+    log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys={"new": bytes(32)}))
     with pytest.raises(
         LogCorruptError,
         match=r"segment-000000000001.log: the record at byte 64 is damaged: it does not open with the key 'new'",

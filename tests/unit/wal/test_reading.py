@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.wal import reading
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import KeyMissingError, Payload, Sealer
+from millrace_server.wal.payload_codec import KeyMissingError, Payload, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from millrace_server.wal.writer import Location
 from tests.log_histories import DATA, KEYS, SEALERS, RunningLog, files_on
@@ -95,10 +95,10 @@ def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) 
         assert log.log.read_run(locations) == [b"state", b"one"]
 
 
-@pytest.mark.parametrize("sealer", SEALERS)
-def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, sealer: Sealer) -> None:
+@pytest.mark.parametrize("codec", SEALERS)
+def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, codec: PayloadCodec) -> None:
     """Readers see what was submitted."""
-    with RunningLog(disk, sealer=sealer) as log:
+    with RunningLog(disk, codec=codec) as log:
         locations = _write(log, b"state", b"one" * 100, b"", begins_segment=True)
         for payloads in (log.log.read_run(locations), [log.log.read(location) for location in locations]):
             assert payloads == [b"state", b"one" * 100, b""]
@@ -143,9 +143,9 @@ def test_read_run_of_a_segment_that_is_gone_says_so(disk: SimulatedDisk, *, cach
 
 def test_read_without_the_key_says_which(disk: SimulatedDisk) -> None:
     """A record that was not opened at replay asks for its key when it is read."""
-    with RunningLog(disk, sealer=SEALERS[-1]) as log:
+    with RunningLog(disk, codec=SEALERS[-1]) as log:
         locations = _write(log, b"state", begins_segment=True)
-        keyless = WriteAheadLog(files_on(disk), Sealer(keys={"old": KEYS["old"]}))
+        keyless = WriteAheadLog(files_on(disk), PayloadCodec(keys={"old": KEYS["old"]}))
         keyless._segments.update(log.log._segments)
         with pytest.raises(KeyMissingError, match="'new'"):
             keyless.read(locations[0])

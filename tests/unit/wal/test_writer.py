@@ -10,7 +10,7 @@ import pytest
 from millrace_server.wal import writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import Segment
 from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, LogWriter, Submission
 from tests.log_histories import DATA, RunningLog, files_on, replay
@@ -537,7 +537,7 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
     def answer(group: Sequence[Submission], error: Exception | None) -> None:
         answers.extend((submission.end, error) for submission in group)
 
-    log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), Sealer(), answer)
+    log = LogWriter(files_on(disk), segments, LogPosition(0, 0, 1), PayloadCodec(), answer)
     log.submit(Submission([(Kind.STATE, [])], True, True, 0, _nobody))
     log.submit(Submission([(Kind.PUT, [b"a", b"b"])], True, False, 0, _nobody))
     log.start()

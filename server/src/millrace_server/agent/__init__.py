@@ -2,7 +2,7 @@
 
     source -> interceptors -> selector -> channels -> sink
 
-A source hands batches to its intake, which answers once every channel has stored them for good. A sink takes
-deliveries from its outlet, and settles each of them once its events are safe elsewhere. Everything runs on the server's
+A source hands batches to its writer, which answers once every channel has stored them for good. A sink takes
+deliveries from its reader, and settles each of them once its events are safe elsewhere. Everything runs on the server's
 event loop; what blocks runs on threads.
 """

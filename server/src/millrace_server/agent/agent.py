@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import structlog
 
+from millrace_server.agent.batch_router import Routing
+from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
-from millrace_server.agent.doors import Doors
-from millrace_server.agent.intake import Intake
-from millrace_server.agent.outlet import Outlet, OutletLimits
+from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.running import MadeSource, RunningSink, RunningSource
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
-from millrace_server.agent.shipping import Routing
 from millrace_server.agent.sink_groups.config import SinkGroupConfig
 from millrace_server.agent.sink_groups.group import SinkGroup
-from millrace_server.agent.sink_groups.outlets import GroupOutlet
+from millrace_server.agent.sink_groups.readers import GroupReader
 from millrace_server.agent.sinks.sink import Sink, SinkPlace
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.channels.registry import ChannelRegistry
@@ -93,16 +93,18 @@ class Agent:
     Args:
         registry: The channels.
         data_dir: Below it each source and sink has a directory for what it must remember.
-        doors: Where the program that the agent runs in hands over its events; None in a daemon.
+        embedded_sources: Where the program that the agent runs in hands over its events; None in a daemon.
 
     Attributes:
         components: All sources, sinks and sink groups, and how they are.
     """
 
-    def __init__(self, registry: ChannelRegistry, data_dir: Path, doors: Doors | None = None) -> None:
+    def __init__(
+        self, registry: ChannelRegistry, data_dir: Path, embedded_sources: EmbeddedSources | None = None
+    ) -> None:
         self._registry = registry
         self._data_dir = data_dir
-        self._doors = doors
+        self._embedded_sources = embedded_sources
         self.components = Components()
         self._parts: dict[_PartKey, _Part] = {}
 
@@ -158,7 +160,7 @@ class Agent:
 
             def make() -> MadeSource:
                 interceptors = [each.make() for each in config.interceptors]
-                intake = Intake(
+                writer = ChannelWriter(
                     self._registry,
                     config.channels,
                     interceptors,
@@ -171,7 +173,7 @@ class Agent:
                     ),
                 )
                 return MadeSource(
-                    config.make(SourcePlace(name, self._data_dir / "sources" / name, self._doors)), intake
+                    config.make(SourcePlace(name, self._data_dir / "sources" / name, self._embedded_sources)), writer
                 )
 
             return RunningSource(component, make)
@@ -181,8 +183,8 @@ class Agent:
     def _sink_plan(self, name: str, config: AnySinkConfig) -> _Plan:
         def start() -> RunningSink:
             component = self.components.add(ComponentKind.SINK, name, config.type)
-            outlet = Outlet(self._registry, config.channel, _limits(config), component)
-            return RunningSink(component, (), outlet, self._maker(name, config))
+            reader = ChannelReader(self._registry, config.channel, _limits(config), component)
+            return RunningSink(component, (), reader, self._maker(name, config))
 
         return _Plan(config, start)
 
@@ -191,12 +193,12 @@ class Agent:
 
         def start() -> RunningSink:
             component = self.components.add(ComponentKind.SINK_GROUP, name, config.policy)
-            outlet = GroupOutlet(self._registry, members[config.sinks[0]].channel, component)
+            reader = GroupReader(self._registry, members[config.sinks[0]].channel, component)
             for member, sink in members.items():
-                outlet.member(self.components.add(ComponentKind.SINK, member, sink.type), _limits(sink))
+                reader.member(self.components.add(ComponentKind.SINK, member, sink.type), _limits(sink))
             make = [self._maker(member, sink) for member, sink in members.items()]
-            components = [member.component for member in outlet.members]
-            return RunningSink(component, components, outlet, lambda: SinkGroup(config, outlet, make))
+            components = [member.component for member in reader.members]
+            return RunningSink(component, components, reader, lambda: SinkGroup(config, reader, make))
 
         return _Plan((config, members), start)
 
@@ -205,18 +207,18 @@ class Agent:
         return lambda: config.make(place)
 
     @property
-    def lent_count(self) -> int:
+    def delivered_count(self) -> int:
         """Deliveries that sinks have in hand."""
-        return sum(sink.outlet.lent_count for sink in self._sinks())
+        return sum(sink.reader.delivered_count for sink in self._sinks())
 
     def hurry_sinks(self) -> None:
         """Has sinks that hold events back, to make larger files of them, do so no longer."""
         for sink in self._sinks():
-            sink.outlet.hurry()
+            sink.reader.hurry()
 
     def draining_channels(self) -> set[str]:
         """The channels that a sink may still empty by itself."""
-        return {sink.outlet.channel_name for sink in self._sinks() if sink.may_drain}
+        return {sink.reader.channel_name for sink in self._sinks() if sink.may_drain}
 
     def _sinks(self) -> Iterator[RunningSink]:
         return (part.running for part in self._parts.values() if isinstance(part.running, RunningSink))
@@ -242,8 +244,8 @@ class Agent:
         del self._parts[key]
 
 
-def _limits(config: AnySinkConfig) -> OutletLimits:
-    return OutletLimits(config.batch_events_max, config.deliveries_max, config.dead_letter_channel)
+def _limits(config: AnySinkConfig) -> ReaderLimits:
+    return ReaderLimits(config.batch_events_max, config.deliveries_max, config.dead_letter_channel)
 
 
 def _told(keys: Iterable[_PartKey]) -> list[str]:

@@ -54,7 +54,7 @@ class ComponentState(enum.Enum):
         return self in {ComponentState.STARTING, ComponentState.RUNNING, ComponentState.STANDING_BY}
 
 
-class EventFate(enum.Enum):
+class EventOutcome(enum.Enum):
     """What may become of an event other than being stored in all channels that it is meant for, or brought on."""
 
     FILTERED = "filtered"
@@ -99,7 +99,7 @@ class Component:
         self.batch_count = 0
         self.byte_count = 0
         self.failure_count = 0
-        self.fates = dict.fromkeys(EventFate, 0)
+        self.fates = dict.fromkeys(EventOutcome, 0)
 
     @property
     def progress_age_seconds(self) -> float | None:
@@ -114,7 +114,7 @@ class Component:
         self._progress_at = time.monotonic()
         self.runs()
 
-    def note_fate(self, fate: EventFate, event_count: int) -> None:
+    def note_outcome(self, fate: EventOutcome, event_count: int) -> None:
         """Events came to such an end."""
         self.fates[fate] += event_count
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from millrace.columns import ColumnsError
 from millrace.dead_letters import DeadLetterField
-from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.notices import Notices
 from millrace_server.channels.registry import ChannelRegistry
@@ -118,11 +118,11 @@ class DeadLetterBox:
         if receipt.is_deduplicated:
             # An earlier try got as far as this.
             return
-        self._component.note_fate(EventFate.DEAD_LETTERED, letters.count)
+        self._component.note_outcome(EventOutcome.DEAD_LETTERED, letters.count)
         self._notices.tell(logging.WARNING, "events were set aside", _about(said), letters.count, **said)
 
     def _drop(self, table: EventTable, said: Mapping[str, str]) -> None:
-        self._component.note_fate(EventFate.DROPPED, table.count)
+        self._component.note_outcome(EventOutcome.DROPPED, table.count)
         largest = str(max(map(len, table.bodies)))
         self._notices.tell(
             logging.ERROR, "events were dropped", _about(said), table.count, largest_body_bytes=largest, **said

@@ -36,7 +36,7 @@ first.
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from millrace_server.agent.parcels import NOTHING, Parcel
+from millrace_server.agent.channel_batches import NOTHING, ChannelBatch
 from millrace_server.agent.selectors.selector import Balancer
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.contents import Change, Receipt
@@ -69,18 +69,18 @@ class FanOut:
         """Whether all channels have accepted a batch; it may be on its way to their disks still."""
         return all(channel.contents.ledger.has_accepted(stamp) for channel in self.channels())
 
-    async def store(self, parcels: Mapping[str, Parcel], stamp: Stamp, last: str | None = None) -> None:
+    async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp, last: str | None = None) -> None:
         """Stores a batch in all channels.
 
         Args:
-            parcels: What each channel gets; one that is not named gets none of the events.
+            batches: What each channel gets; one that is not named gets none of the events.
             stamp: Names the batch.
             last: A channel that commits only once the commits of all others last.
 
         Raises:
             MillraceError: Some channel has not stored it; others may have. Its metadata name the channel.
         """
-        appends = [_Append(channel, parcels.get(channel.name, NOTHING), stamp) for channel in self.channels()]
+        appends = [_Append(channel, batches.get(channel.name, NOTHING), stamp) for channel in self.channels()]
         for append in appends:
             append.note_attempt()
         groups = [[append for append in appends if append.channel.name != last]]
@@ -88,14 +88,14 @@ class FanOut:
         for group in groups:
             await _commit_together(group, appends)
 
-    async def pick(self, balancer: Balancer, parcel: Parcel, stamp: Stamp) -> str:
+    async def pick(self, balancer: Balancer, batch: ChannelBatch, stamp: Stamp) -> str:
         """The name of the channel that a batch goes to, as soon as one has room; not all have accepted the batch yet.
 
         Raises:
             ChannelFullError, BytesFullError: None has had room for as long as a commit may wait.
         """
         candidates = [
-            _Append(channel, parcel, stamp)
+            _Append(channel, batch, stamp)
             for channel in self.channels()
             if not channel.contents.ledger.has_accepted(stamp)
         ]
@@ -115,9 +115,9 @@ class FanOut:
 class _Append:
     """The commit of a batch in one channel."""
 
-    def __init__(self, channel: Channel, parcel: Parcel, stamp: Stamp) -> None:
+    def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp) -> None:
         self.channel = channel
-        self._parcel = parcel
+        self._parcel = batch
         self._stamp = stamp
         self._seconds_left = channel.config.keep_alive_seconds
         self._has_had_turn = False

@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class Passage:
+class InterceptorRun:
     """One batch on its way: where a step raises, nothing of it has happened, and the next try goes on there.
 
     Args:

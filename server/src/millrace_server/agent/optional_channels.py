@@ -5,9 +5,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from millrace_server.agent.components import Component, EventFate
+from millrace_server.agent.channel_batches import ChannelBatch
+from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.notices import Notices
-from millrace_server.agent.parcels import Parcel
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import MillraceError, OverloadedError
@@ -34,33 +34,33 @@ class OptionalChannels:
         self._notices = notices
         self._under_way: Counter[str] = Counter()
 
-    def offer(self, parcels: Mapping[str, Parcel]) -> None:
-        """Has each channel take its parcel now, or miss it; waits for nothing."""
-        for name, parcel in parcels.items():
+    def offer(self, batches: Mapping[str, ChannelBatch]) -> None:
+        """Has each channel take its batch now, or miss it; waits for nothing."""
+        for name, batch in batches.items():
             try:
-                self._offer(name, parcel)
+                self._offer(name, batch)
             except MillraceError as error:
-                self._miss(name, parcel.table.count, error)
+                self._miss(name, batch.table.count, error)
 
-    def _offer(self, name: str, parcel: Parcel) -> None:
+    def _offer(self, name: str, batch: ChannelBatch) -> None:
         channel = self._registry.get(name)
         if self._under_way[name] >= _COMMITS_UNDER_WAY_MAX:
             raise OverloadedError(f"{_COMMITS_UNDER_WAY_MAX} batches wait for its disk already")
-        if refused := parcel.unstorable(channel):
-            parcel = self._without_refused(name, parcel, refused)
-        change = channel.plan_append(parcel.batches(), None)
+        if refused := batch.unstorable(channel):
+            batch = self._without_refused(name, batch, refused)
+        change = channel.plan_append(batch.batches(), None)
         if not channel.contents.goes_at_once(change):
             raise channel.contents.room.full_error(change.event_count, change.body_bytes, 0.0)
         commit = channel.begin_append(change)
         if isinstance(commit, Receipt):
             return
         self._under_way[name] += 1
-        commit.add_done_callback(lambda ended: self._end(name, parcel.table.count, ended))
+        commit.add_done_callback(lambda ended: self._end(name, batch.table.count, ended))
 
-    def _without_refused(self, name: str, parcel: Parcel, refused: Mapping[int, str]) -> Parcel:
+    def _without_refused(self, name: str, batch: ChannelBatch, refused: Mapping[int, str]) -> ChannelBatch:
         reason = next(iter(refused.values()))
         self._note_missed(name, len(refused), reason)
-        return parcel.without(refused)
+        return batch.without(refused)
 
     def _end(self, name: str, event_count: int, commit: "asyncio.Future[Receipt]") -> None:
         self._under_way[name] -= 1
@@ -72,7 +72,7 @@ class OptionalChannels:
         self._note_missed(name, event_count, f"{error.reason}: {error}")
 
     def _note_missed(self, name: str, event_count: int, reason: str) -> None:
-        self._component.note_fate(EventFate.MISSED, event_count)
+        self._component.note_outcome(EventOutcome.MISSED, event_count)
         self._notices.tell(
             logging.WARNING, "an optional channel missed events", name, event_count, channel=name, reason=reason
         )

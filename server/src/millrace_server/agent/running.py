@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from millrace_server.agent.backoff import Backoff, EarnedBackoff
+from millrace_server.agent.channel_reader import ChannelReader
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.agent.intake import Intake
-from millrace_server.agent.outlet import Outlet
 from millrace_server.agent.sinks.sink import Sink
 from millrace_server.agent.sources.source import Source
 from millrace_server.agent.supervision import supervise
@@ -20,7 +20,7 @@ class MadeSource(NamedTuple):
     """A source, and where it hands its events to."""
 
     source: Source
-    intake: Intake
+    writer: ChannelWriter
 
 
 class RunningSource:
@@ -41,8 +41,8 @@ class RunningSource:
     async def _run(self) -> None:
         if self._made is None:
             self._made = await asyncio.to_thread(self._make)
-        await self._made.intake.wait_open()
-        await self._made.source.run(self._made.intake)
+        await self._made.writer.wait_open()
+        await self._made.source.run(self._made.writer)
 
     async def stop(self, grace_seconds: float) -> bool:
         """Cancels it, and waits until it has ended what it had begun.
@@ -63,16 +63,16 @@ class RunningSink:
     Args:
         component: Its state.
         members: Those of the sinks of a group.
-        outlet: Where it gets its events from.
+        reader: Where it gets its events from.
         make: Makes it, as with `RunningSource`.
     """
 
     def __init__(
-        self, component: Component, members: Sequence[Component], outlet: Outlet, make: Callable[[], Sink]
+        self, component: Component, members: Sequence[Component], reader: ChannelReader, make: Callable[[], Sink]
     ) -> None:
         self.component = component
         self.components = (component, *members)
-        self.outlet = outlet
+        self.reader = reader
         self._make = make
         self._sink: Sink | None = None
         self._rests = asyncio.Event()
@@ -91,12 +91,12 @@ class RunningSink:
     async def _run(self) -> None:
         if self._sink is None:
             self._sink = await asyncio.to_thread(self._make)
-        await self.outlet.wait_open()
+        await self.reader.wait_open()
         self._rests.clear()
         try:
-            await self._sink.run(self.outlet)
+            await self._sink.run(self.reader)
         finally:
-            self.outlet.give_back_all()
+            self.reader.nack_all()
             self._rests.set()
 
     async def stop(self, grace_seconds: float) -> bool:
@@ -105,7 +105,7 @@ class RunningSink:
         Returns:
             False where it goes on all the same, long after it was told to end.
         """
-        self.outlet.close()
+        self.reader.close()
         await _first_of(self._rests.wait(), _ended(self._task, grace_seconds))
         self._task.cancel()
         if not await _ended(self._task, CANCELLED_SECONDS_MAX):

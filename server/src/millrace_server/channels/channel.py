@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
-from millrace_server.channels.claims import Claim, ClaimDesk
+from millrace_server.channels.claims import Claim, ClaimRegistry
 from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits, MemoryCommits, remove
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Change, Contents, Receipt
@@ -35,7 +35,7 @@ _FOREVER_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class TakeLimits:
     """What a take or a delivery asks for, before the channel's limits are laid on it."""
 
     events_max: int = 0
@@ -93,7 +93,7 @@ class Channel:
         """Held by whoever changes the limits: a change may wait for room, and the next one builds on it."""
         self.contents = basis.contents
         self.commits = basis.commits
-        self.claims = ClaimDesk(basis.contents, basis.commits, basis.epochs_from)
+        self.claims = ClaimRegistry(basis.contents, basis.commits, basis.epochs_from)
         self._clock = asyncio.get_running_loop().time
         self._directory = directory
         self._answer_bytes_max = answer_bytes_max
@@ -101,7 +101,7 @@ class Channel:
         self._limit = TxnLimit(f"channel {name!r}", lambda: self.config.open_transactions_max)
         self._open: dict[str, Transaction] = {}
         self._ended = basis.ended
-        self._loans: set[Transaction] = set()
+        self._deliveries: set[Transaction] = set()
         self._open_body_bytes = 0
         self._is_draining = False
         self._appended = CommitEnd(made=self._count_commit, refused=_nothing)
@@ -168,7 +168,7 @@ class Channel:
         return txn.put_count
 
     async def take(
-        self, txn_id: str, wish: Wish, wait_seconds: float | None, take_offset: int | None
+        self, txn_id: str, limits: TakeLimits, wait_seconds: float | None, take_offset: int | None
     ) -> tuple[list[StoredBatch], int]:
         """Takes events as soon as there are any.
 
@@ -183,8 +183,8 @@ class Channel:
             is_woken = True
             with txn.lease.paused(), self.contents.takers.place() as place:
                 while True:
-                    await self.contents.load_ahead(self._portion(wish, self.config.transaction_capacity))
-                    batches, take_count = self._take_at_once(txn_id, wish, take_offset)
+                    await self.contents.load_ahead(self._portion(limits, self.config.transaction_capacity))
+                    batches, take_count = self._take_at_once(txn_id, limits, take_offset)
                     if batches and txn.lease.waiting_calls > 1:
                         # A repeat of this call may wait too: it is to send the same events.
                         self.contents.takers.wake_all()
@@ -197,15 +197,15 @@ class Channel:
         finally:
             self._count_take_attempts(batches)
 
-    def _take_at_once(self, txn_id: str, wish: Wish, take_offset: int | None) -> tuple[list[StoredBatch], int]:
+    def _take_at_once(self, txn_id: str, limits: TakeLimits, take_offset: int | None) -> tuple[list[StoredBatch], int]:
         txn = self._find_open(txn_id)
         if again_count := txn.take_count_from(take_offset):
-            meter = PortionMeter(self._portion(wish, again_count))
+            meter = PortionMeter(self._portion(limits, again_count))
             again = list(meter.first_of(txn.last_taken(again_count)))
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
         room_count = self._limits.taking_room(txn.take_count, txn_id)
         self.claims.refuse_if_claimed()
-        batches = self._take_removable(self._portion(wish, room_count))
+        batches = self._take_removable(self._portion(limits, room_count))
         txn.add_takes(batches)
         return batches, txn.take_count
 
@@ -363,48 +363,48 @@ class Channel:
 
     # Deliveries: takes that one stream owns, and that end with it.
 
-    async def lend(self, wish: Wish) -> Transaction:
+    async def deliver(self, limits: TakeLimits) -> Transaction:
         """Takes events as soon as there are any, however long that lasts."""
-        loan = await self._lend(wish, self._admits_new)
-        assert loan is not None, "who is not let in is refused"
-        return loan
+        delivery = await self._deliver(limits, self._admits_new)
+        assert delivery is not None, "who is not let in is refused"
+        return delivery
 
-    async def lend_while(self, wish: Wish, is_wanted: Callable[[], bool]) -> Transaction | None:
+    async def deliver_while(self, limits: TakeLimits, is_wanted: Callable[[], bool]) -> Transaction | None:
         """Takes events as soon as there are any; None once they are not wanted any more.
 
         For the server's own sinks: they go on while the server drains, since that is how it is drained. Whoever
         changes what `is_wanted` says wakes the takers.
         """
-        return await self._lend(wish, is_wanted)
+        return await self._deliver(limits, is_wanted)
 
     def _admits_new(self) -> bool:
         self._refuse_new()
         return True
 
-    async def _lend(self, wish: Wish, is_wanted: Callable[[], bool]) -> Transaction | None:
+    async def _deliver(self, limits: TakeLimits, is_wanted: Callable[[], bool]) -> Transaction | None:
         batches: list[StoredBatch] = []
         try:
             with self.contents.takers.place() as place:
                 while True:
-                    await self.contents.load_ahead(self._portion(wish, self.config.transaction_capacity))
+                    await self.contents.load_ahead(self._portion(limits, self.config.transaction_capacity))
                     self.contents.refuse_if_closed()
                     if not is_wanted():
                         return None
                     self.claims.refuse_if_claimed()
                     self._refuse_one_more()
-                    batches = self._lendable(self._portion(wish, self.config.transaction_capacity))
+                    batches = self._deliverable(self._portion(limits, self.config.transaction_capacity))
                     if batches:
                         break
                     await place.wait(_FOREVER_SECONDS)
         finally:
             self._count_take_attempts(batches)
-        loan = Transaction("", math.inf, self._expire)
-        loan.add_takes(batches)
-        self._loans.add(loan)
+        delivery = Transaction("", math.inf, self._expire)
+        delivery.add_takes(batches)
+        self._deliveries.add(delivery)
         self._count_open(1)
-        return loan
+        return delivery
 
-    def _lendable(self, portion: Portion) -> list[StoredBatch]:
+    def _deliverable(self, portion: Portion) -> list[StoredBatch]:
         batches = self._take_removable(portion)
         fault = self.commits.fault
         if fault is not None and not (batches and not batches[0].is_in_log):
@@ -413,7 +413,7 @@ class Channel:
             raise fault
         return batches
 
-    def settle(self, loan: Transaction) -> "asyncio.Future[Receipt] | None":
+    def settle(self, delivery: Transaction) -> "asyncio.Future[Receipt] | None":
         """Removes what was lent. Where that cannot be, it returns to its place, to be delivered once more.
 
         Returns:
@@ -422,42 +422,43 @@ class Channel:
         Raises:
             ChannelLogFailedError: It is back.
         """
-        if loan not in self._loans or loan.committing is not None:
+        if delivery not in self._deliveries or delivery.committing is not None:
             return None
         end = CommitEnd(
-            made=lambda receipt: self._end_committed([loan], receipt), refused=lambda: self._take_back_loan(loan)
+            made=lambda receipt: self._end_committed([delivery], receipt),
+            refused=lambda: self._return_delivery(delivery),
         )
         try:
-            commit = self.commits.make(Change([], loan.takes, None, 0), (), end)
+            commit = self.commits.make(Change([], delivery.takes, None, 0), (), end)
         except MillraceError:
-            self._take_back_loan(loan)
+            self._return_delivery(delivery)
             raise
         if isinstance(commit, Receipt):
             return None
-        loan.begin_commit(commit)
+        delivery.begin_commit(commit)
         return commit
 
-    def join(self, loan: Transaction, other: Transaction) -> None:
-        """Makes two loans one: from now on the other's events are settled or given back with the first's."""
-        if loan not in self._loans or other not in self._loans:
+    def join(self, delivery: Transaction, other: Transaction) -> None:
+        """Makes two deliveries one: from now on the other's events are settled or given back with the first's."""
+        if delivery not in self._deliveries or other not in self._deliveries:
             # The channel was deleted meanwhile, and has ended both.
             return
-        assert loan.committing is None, "what is being settled takes nothing on"
+        assert delivery.committing is None, "what is being settled takes nothing on"
         assert other.committing is None, "what is being settled goes nowhere else"
-        loan.add_takes(other.takes)
-        self._loans.remove(other)
+        delivery.add_takes(other.takes)
+        self._deliveries.remove(other)
         other.end(TxnState.ROLLED_BACK)
         self._count_open(-1)
 
-    def _take_back_loan(self, loan: Transaction) -> None:
-        if loan in self._loans:
-            loan.committing = None
-            self._roll_back(loan, TxnState.ROLLED_BACK)
+    def _return_delivery(self, delivery: Transaction) -> None:
+        if delivery in self._deliveries:
+            delivery.committing = None
+            self._roll_back(delivery, TxnState.ROLLED_BACK)
 
-    def give_back(self, loan: Transaction) -> None:
+    def nack(self, delivery: Transaction) -> None:
         """Returns what was lent to its place."""
-        if loan in self._loans and loan.committing is None:
-            self._roll_back(loan, TxnState.ROLLED_BACK)
+        if delivery in self._deliveries and delivery.committing is None:
+            self._roll_back(delivery, TxnState.ROLLED_BACK)
 
     # Operations.
 
@@ -466,17 +467,17 @@ class Channel:
         start = 0
         while start < batch.count:
             rest = batch.part(start, batch.count)
-            count = PortionMeter(self._portion(Wish(form=form), rest.count)).admit(rest)
+            count = PortionMeter(self._portion(TakeLimits(form=form), rest.count)).admit(rest)
             yield rest.part(0, count)
             start += count
 
     async def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Claim:
-        """Gives the channel to a reader, or renews its claim; see `ClaimDesk.grant`."""
+        """Gives the channel to a reader, or renews its claim; see `ClaimRegistry.grant`."""
         self._refuse_new()
         return await self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
 
     def renew_claim(self, reader_id: str, epoch: int, lease_seconds: float | None) -> Claim:
-        """Renews a claim that lives; see `ClaimDesk.renew`. A server that drains does so too."""
+        """Renews a claim that lives; see `ClaimRegistry.renew`. A server that drains does so too."""
         return self.claims.renew(reader_id, epoch, lease_seconds or self.config.lease_seconds)
 
     async def wait_for_events(self, claim: Claim, after_sequence: int, wait_seconds: float) -> None:
@@ -537,7 +538,7 @@ class Channel:
         """Ends everything; whoever waits or comes later is told that the channel is not there."""
         self.contents.close()
         self.claims.forget()
-        for txn in [*self._open.values(), *self._loans]:
+        for txn in [*self._open.values(), *self._deliveries]:
             self._end(txn, Outcome(TxnState.ROLLED_BACK))
         for txn_id in self._ended:
             self._directory.remove(txn_id, self)
@@ -585,8 +586,8 @@ class Channel:
             self.contents.counters.commits += 1
         else:
             self.contents.counters.rollbacks += 1
-        if txn in self._loans:
-            self._loans.remove(txn)
+        if txn in self._deliveries:
+            self._deliveries.remove(txn)
             return
         del self._open[txn.txn_id]
         if (forgotten := self._ended.add(txn.txn_id, outcome)) is not None:
@@ -614,8 +615,8 @@ class Channel:
         self._directory.limit.refuse_if_reached()
         self._limit.refuse_if_reached()
 
-    def _portion(self, wish: Wish, events_max: int) -> Portion:
-        return self._limits.portion(wish.form, wish.events_max, wish.body_bytes_max, events_max)
+    def _portion(self, limits: TakeLimits, events_max: int) -> Portion:
+        return self._limits.portion(limits.form, limits.events_max, limits.body_bytes_max, events_max)
 
 
 def _reopen(txns: Sequence[Transaction]) -> None:

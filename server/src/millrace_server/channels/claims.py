@@ -36,7 +36,7 @@ class Claim:
         self.lasting: asyncio.Future[None] | None = None
 
 
-class ClaimDesk:
+class ClaimRegistry:
     """Gives a channel's contents to one reader at a time.
 
     Each new claim has a new epoch, also of the same reader: so a reader that was taken for dead, and its former self,

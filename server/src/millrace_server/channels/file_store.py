@@ -21,7 +21,7 @@ from millrace_server.channels.disk_room import DiskRoom
 from millrace_server.channels.journal import Journal, JournalFiles
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.memory_share import MemoryShare
+from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.recent import RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.room import Room
@@ -29,7 +29,7 @@ from millrace_server.channels.spilling import SpillCommits
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import SegmentFiles
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -246,15 +246,15 @@ class FileStores:
             directories = self._open_directories(name, config)
             undoing.callback(directories.close)
             log_id = directories.identity.log_id
-            sealer = make_sealer(config)
-            log = WriteAheadLog(SegmentFiles(self._disk, directories.data_dirs, log_id), sealer)
+            codec = make_codec(config)
+            log = WriteAheadLog(SegmentFiles(self._disk, directories.data_dirs, log_id), codec)
             undoing.callback(log.close)
             checkpoints = CheckpointFiles(
                 self._disk,
                 directories.checkpoint_dir,
                 log_id,
                 keeps_previous=config.backup_checkpoint,
-                sealer=sealer,
+                codec=codec,
             )
             columns = LogColumns(log, self._recent)
             recovered = recover(log, checkpoints, columns, progress)
@@ -270,12 +270,12 @@ class FileStores:
         disk_room = DiskRoom(self._disk, files.directories.data_dirs, time.monotonic)
         share = None
         if isinstance(config, SpillableChannelConfig):
-            share = MemoryShare(config, recovered.queue.event_count)
+            share = MemoryTier(config, recovered.queue.event_count)
         journal_files = JournalFiles(files.log, files.columns, disk_room, share)
         return Journal(contents, recovered.ended, recovered.claim, journal_files, config)
 
 
-def make_sealer(config: LogChannelConfig) -> Sealer:
+def make_codec(config: LogChannelConfig) -> PayloadCodec:
     """How a channel's configuration has its records sealed.
 
     Raises:
@@ -283,5 +283,5 @@ def make_sealer(config: LogChannelConfig) -> Sealer:
     """
     compresses = config.compression == "zstd"
     if config.encryption is None:
-        return Sealer(compresses)
-    return Sealer(compresses, config.encryption.active_key, load_keys(config.encryption.keys))
+        return PayloadCodec(compresses)
+    return PayloadCodec(compresses, config.encryption.active_key, load_keys(config.encryption.keys))

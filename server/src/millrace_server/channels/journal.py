@@ -14,7 +14,7 @@ from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.contents import Change, Contents, Receipt
 from millrace_server.channels.disk_room import RETRY_DELAY_SECONDS, DiskRoom
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.memory_share import MemoryShare
+from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.pending import (
     CommitOrder,
     Holding,
@@ -52,7 +52,7 @@ class JournalFiles:
     """Reads back what was put."""
     room: DiskRoom
     """The log's disks."""
-    share: MemoryShare | None = None
+    share: MemoryTier | None = None
     """What of the channel is in memory only, and written nowhere; None where nothing ever is."""
 
 

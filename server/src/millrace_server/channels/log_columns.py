@@ -8,7 +8,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns
 from millrace_server.channels.recent import RecentMemory
 from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import KeyMissingError
+from millrace_server.wal.payload_codec import KeyMissingError
 from millrace_server.wal.segments import LogCorruptError
 from millrace_server.wal.writer import Location
 

@@ -9,7 +9,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.commits import ClaimNote, CommitEnd
 from millrace_server.channels.contents import BegunChange, Change, Contents, Receipt
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.memory_share import MemoryShare
+from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.records import claim_record, commit_records, keep_record, put_records
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -74,7 +74,7 @@ class Holding:
     contents: Contents
     columns: LogColumns
     """Reads back what was put."""
-    share: MemoryShare | None
+    share: MemoryTier | None
     """What of the contents is in memory only; None where nothing ever is."""
 
 
@@ -256,7 +256,7 @@ class PendingKeep(Pending):
         future: "asyncio.Future[None]",
     ) -> None:
         assert holding.share is not None, "a channel without a share in memory has nothing to keep"
-        self._share = holding.share
+        self._tier = holding.share
         self._holding = holding
         self._batches = batches
         # Queued or taken, some of one request's events may be apart from others: its columns are written once.
@@ -267,7 +267,7 @@ class PendingKeep(Pending):
         self.has_puts = bool(batches)
 
     def begin(self) -> None:
-        share = self._share
+        share = self._tier
         self._reserved_before = share.reserving_sequence
         self._reserved = share.reserving_sequence = share.reservation(self._holding.contents.assigned_sequence)
         self.records = [*put_records(self._stored), keep_record(self._state(), self._stored, self._batches)]
@@ -275,13 +275,13 @@ class PendingKeep(Pending):
     def finish(self, locations: Sequence[Location], _end: LogPosition) -> None:
         for stored, location in zip(self._stored, locations, strict=False):
             stored.found_at(location, self._holding.columns)
-        self._share.keep(self._batches)
-        self._share.reserved_sequence = self._reserved
+        self._tier.keep(self._batches)
+        self._tier.reserved_sequence = self._reserved
         if not self.future.done():
             self.future.set_result(None)
 
     def undo(self) -> None:
-        self._share.reserving_sequence = self._reserved_before
+        self._tier.reserving_sequence = self._reserved_before
 
     def fail(self, error: MillraceError) -> None:
         _refuse(self.future, error)

@@ -15,7 +15,7 @@ what was taken for them would be gone. What takes from memory needs no record. S
 alone costs what it does in a memory channel: no write, no sync.
 
 **What a crash leaves.** All that is in the log, in order. What was in memory is lost with the process, with the stamps
-and transactions that stored it (see `MemoryShare`): a producer or a source that sends it again stores it, and the
+and transactions that stored it (see `MemoryTier`): a producer or a source that sends it again stores it, and the
 retry of a commit is told that the transaction is not known. Those of events that were consumed out of memory are in
 the next checkpoint; what was consumed behind the last one before a crash is stored and delivered once more, should it
 be sent again. Claims and their epochs are in the log always. No sequence is given twice: those for memory come out of
@@ -39,7 +39,7 @@ from millrace_server.channels.commits import ClaimNote, CommitEnd
 from millrace_server.channels.config import ChannelConfig, SpillableChannelConfig
 from millrace_server.channels.contents import Change, Receipt
 from millrace_server.channels.journal import Journal
-from millrace_server.channels.memory_share import MemoryShare
+from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.errors import DiskFullError, DrainingError, MillraceError
 
 NO_ROOM_SECONDS = 10.0
@@ -63,10 +63,10 @@ class SpillCommits:
         share: What of the channel is in memory only; the journal's.
     """
 
-    def __init__(self, name: str, journal: Journal, share: MemoryShare) -> None:
+    def __init__(self, name: str, journal: Journal, share: MemoryTier) -> None:
         self._name = name
         self._journal = journal
-        self._share = share
+        self._tier = share
         self._clock = asyncio.get_running_loop().time
         self._is_ending = False
 
@@ -82,12 +82,12 @@ class SpillCommits:
 
     @property
     def memory_event_count(self) -> int:
-        return self._share.event_count
+        return self._tier.event_count
 
     def enforce(self, config: ChannelConfig) -> None:
         assert isinstance(config, SpillableChannelConfig), "a channel's type never changes"
         self._journal.enforce(config)
-        self._share.enforce(config)
+        self._tier.enforce(config)
 
     def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
         if self._is_ending:
@@ -103,7 +103,7 @@ class SpillCommits:
                 if takes_from_log or not self._fits_memory(change):
                     raise
                 made = self._journal.make_in_memory(change, txn_ids, end)
-        if self._share.is_low(self._journal.contents.assigned_sequence):
+        if self._tier.is_low(self._journal.contents.assigned_sequence):
             self._reserve()
         return made
 
@@ -112,11 +112,11 @@ class SpillCommits:
             return True
         if self.fault is not None:
             return False
-        is_its_turn = not self._share.log_event_count or self._seconds_with_room < NO_ROOM_SECONDS
+        is_its_turn = not self._tier.log_event_count or self._seconds_with_room < NO_ROOM_SECONDS
         return is_its_turn and self._fits_memory(change)
 
     def _fits_memory(self, change: Change) -> bool:
-        return self._share.admits(change, self._journal.contents.assigned_sequence)
+        return self._tier.admits(change, self._journal.contents.assigned_sequence)
 
     def _reserve(self) -> None:
         if self.fault is None and self._seconds_with_room >= _RESERVING_PAUSE_SECONDS:
@@ -142,7 +142,7 @@ class SpillCommits:
         lost. To be called before the last checkpoint.
         """
         self._is_ending = True
-        self._share.end()
+        self._tier.end()
         # The reserve that is not needed any more, and what was consumed, are worth a last checkpoint.
         self._journal.change_count += 1
         reason = "it took longer than the server was given to stop"
@@ -156,11 +156,11 @@ class SpillCommits:
                         await asyncio.shield(self._journal.keep(batches))
                 except MillraceError as error:
                     reason = str(error)
-        if self._share.event_count:
+        if self._tier.event_count:
             _log.error(
                 "events that were in memory only are lost",
                 channel=self._name,
-                events=self._share.event_count,
+                events=self._tier.event_count,
                 reason=reason,
             )
 

@@ -131,7 +131,7 @@ def _hdfs(options: Options, _channel: str) -> Table:
         stall_seconds=options.seconds("hdfs.callTimeout"),
         idle_seconds=_number_or_none(options, "hdfs.idleTimeout"),
         roll_seconds=_roll_seconds(options, "hdfs.rollInterval"),
-        # Flume's own defaults, 1,024 bytes and 10 events, are nobody's wish; 0 is no limit there.
+        # Flume's own defaults, 1,024 bytes and 10 events, are nobody's limits; 0 is no limit there.
         roll_bytes=options.number("hdfs.rollSize") or None,
         roll_events=options.number("hdfs.rollCount") or None,
     )

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component
-from millrace_server.catalog import Catalog
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
@@ -26,6 +25,7 @@ from millrace_server.grpc_services.component_message import component_message
 from millrace_server.grpc_services.durations import seconds
 from millrace_server.grpc_services.requests import form_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
+from millrace_server.hosting.catalog import Catalog
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 """The service's full name."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services import answers
@@ -58,11 +58,11 @@ class ChannelService:
 
     async def _take(self, request: pb.TakeRequest) -> bytes:
         form = form_of(columns=request.columns)
-        wish = Wish(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
+        limits = TakeLimits(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
         wait_seconds = seconds("wait", request.wait) if request.HasField("wait") else None
         take_offset = request.take_offset if request.HasField("take_offset") else None
         channel = self._channel_of(request.txn_id)
-        batches, take_count = await channel.take(request.txn_id, wish, wait_seconds, take_offset)
+        batches, take_count = await channel.take(request.txn_id, limits, wait_seconds, take_offset)
         return answers.take_answer(batches, take_count, form)
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitResponse:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from millrace.v1 import admin_service_pb2 as pb
-from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventFate
+from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.grpc_services.durations import duration
 
 _KIND_NUMBERS = {
@@ -44,9 +44,9 @@ def _counters_message(component: Component) -> pb.ComponentCounters:
         batch_count=component.batch_count,
         body_bytes=component.byte_count,
         failure_count=component.failure_count,
-        filtered_count=component.fates[EventFate.FILTERED],
-        unrouted_count=component.fates[EventFate.UNROUTED],
-        dead_lettered_count=component.fates[EventFate.DEAD_LETTERED],
-        dropped_count=component.fates[EventFate.DROPPED],
-        missed_count=component.fates[EventFate.MISSED],
+        filtered_count=component.fates[EventOutcome.FILTERED],
+        unrouted_count=component.fates[EventOutcome.UNROUTED],
+        dead_lettered_count=component.fates[EventOutcome.DEAD_LETTERED],
+        dropped_count=component.fates[EventOutcome.DROPPED],
+        missed_count=component.fates[EventOutcome.MISSED],
     )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transaction
@@ -51,8 +51,8 @@ class Consuming:
         finally:
             for end in (self._unsettled, delivering, listening):
                 end.cancel()
-            for loan in self._lent.values():
-                channel.give_back(loan)
+            for delivery in self._lent.values():
+                channel.nack(delivery)
 
     async def _let_settle(self, delivering: "asyncio.Future[None]", listening: "asyncio.Future[None]") -> None:
         """While the server drains nothing new is delivered, but what is out may still be acknowledged."""
@@ -78,14 +78,14 @@ class Consuming:
 
     async def _deliver(self, channel: Channel, start: pb.ConsumeRequest.Start) -> None:
         form = form_of(columns=start.columns)
-        wish = Wish(events_max=start.max_events, body_bytes_max=start.max_bytes, form=form)
+        limits = TakeLimits(events_max=start.max_events, body_bytes_max=start.max_bytes, form=form)
         prefetch = start.prefetch or PREFETCH_DEFAULT
         while True:
             await self._wait_until_below(prefetch)
-            loan = await channel.lend(wish)
+            delivery = await channel.deliver(limits)
             self._delivered_count += 1
-            self._lent[self._delivered_count] = loan
-            await self._stream.write(answers.delivery(self._delivered_count, loan.takes, form))
+            self._lent[self._delivered_count] = delivery
+            await self._stream.write(answers.delivery(self._delivered_count, delivery.takes, form))
 
     async def _listen(self, channel: Channel) -> None:
         while await self._settle_next(channel):
@@ -105,11 +105,11 @@ class Consuming:
             channel.contents.refuse_if_closed()
             match request.WhichOneof("message"):
                 case "ack":
-                    for loan in self._recalled("ack", request.ack.delivery_ids):
-                        self._follow(channel.settle(loan))
+                    for delivery in self._recalled("ack", request.ack.delivery_ids):
+                        self._follow(channel.settle(delivery))
                 case "nack":
-                    for loan in self._recalled("nack", request.nack.delivery_ids):
-                        channel.give_back(loan)
+                    for delivery in self._recalled("nack", request.nack.delivery_ids):
+                        channel.nack(delivery)
                 case other:
                     raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
         return True
@@ -126,7 +126,7 @@ class Consuming:
             self._unsettled.set_exception(error)
 
     def _recalled(self, field: str, delivery_ids: Sequence[int]) -> Iterator[Transaction]:
-        """The loans of these deliveries. Each is out no more once its turn has come: what fails stops at it."""
+        """The deliveries of these deliveries. Each is out no more once its turn has come: what fails stops at it."""
         for delivery_id in delivery_ids:
             if not 0 < delivery_id <= self._delivered_count:
                 raise BadArgumentError(
@@ -134,5 +134,5 @@ class Consuming:
                 )
         for delivery_id in delivery_ids:
             # A delivery that was acknowledged before is passed over: acks are safe to repeat.
-            if loan := self._lent.pop(delivery_id, None):
-                yield loan
+            if delivery := self._lent.pop(delivery_id, None):
+                yield delivery

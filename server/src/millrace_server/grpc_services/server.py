@@ -8,17 +8,17 @@ from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from millrace_server.addresses import Address
 from millrace_server.agent.components import Components
-from millrace_server.catalog import Catalog
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
 from millrace_server.grpc_services.health import Health
 from millrace_server.grpc_services.inflight import InflightBytes
 from millrace_server.grpc_services.rpc import Rpcs
-from millrace_server.settings import ServerSettings
+from millrace_server.hosting.catalog import Catalog
+from millrace_server.network.addresses import Address
 
 STREAMS_MAX = 4096
 """Calls that one connection may have under way; gRPC's clients hold further ones back until one ends."""

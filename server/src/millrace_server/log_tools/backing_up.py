@@ -23,7 +23,7 @@ from millrace_server.log_tools.verifying import Report, verify
 from millrace_server.log_tools.view import LogView, take_view
 from millrace_server.wal.checkpoints import NEWEST
 from millrace_server.wal.disk import Disk
-from millrace_server.wal.sealing import KeyMissingError, Sealer
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BackupTools:
 
     disk: Disk
     """Where copies go."""
-    sealer: Sealer
+    codec: PayloadCodec
     """Opens payloads, to make sure of the copy."""
     progress: ToolProgress
 
@@ -154,10 +154,10 @@ def _verified(places: LogPlaces, tools: BackupTools) -> Report:
     # Nobody writes to it, so its end need not be waited for.
     with take_view(places, waits=False) as view:
         try:
-            return verify(view, tools.sealer, tools.progress)
+            return verify(view, tools.codec, tools.progress)
         except KeyMissingError:
             # Whoever copies need not be able to read.
-            return verify(view, tools.sealer, tools.progress, opens=False)
+            return verify(view, tools.codec, tools.progress, opens=False)
 
 
 def refuse_inside(target: Path, directories: Sequence[Path]) -> None:

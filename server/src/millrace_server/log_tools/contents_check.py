@@ -9,7 +9,7 @@ from millrace.columns import ColumnsError, check_columns
 from millrace.v1 import event_pb2
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
-from millrace_server.wal.sealing import Payload
+from millrace_server.wal.payload_codec import Payload
 
 _MESSAGES: dict[Kind, type[Message]] = {
     Kind.STATE: pb.State,

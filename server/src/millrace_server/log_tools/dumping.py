@@ -15,7 +15,7 @@ from millrace_server.log_tools.survey import key_id_of, open_payload
 from millrace_server.log_tools.view import LogView, ViewedSegment
 from millrace_server.log_tools.walking import SegmentWalker, WalkedRecord
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
-from millrace_server.wal.sealing import KeyMissingError, Payload, Sealer
+from millrace_server.wal.payload_codec import KeyMissingError, Payload, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 
 Document = dict[str, Any]
@@ -43,13 +43,13 @@ class Place:
 
 
 def dump(
-    view: LogView, sealer: Sealer, start: Place | None = None, *, shows_bodies: bool = False
+    view: LogView, codec: PayloadCodec, start: Place | None = None, *, shows_bodies: bool = False
 ) -> Iterator[Document]:
     """What each record says, and where none lies though one should.
 
     Args:
         view: The log.
-        sealer: Opens payloads; what it has no key for stays closed.
+        codec: Opens payloads; what it has no key for stays closed.
         start: Where to begin.
         shows_bodies: Whether events are shown, and not only counted.
 
@@ -68,7 +68,7 @@ def dump(
         expected = segment.segment_id + 1
         is_first = start is not None and segment.segment_id == start.segment_id
         position = start.position if start is not None and is_first else SEGMENT_HEADER_BYTES
-        yield from _dump_segment(view, segment, _Decoder(sealer, shows_bodies=shows_bodies), position)
+        yield from _dump_segment(view, segment, _Decoder(codec, shows_bodies=shows_bodies), position)
 
 
 def _dump_segment(view: LogView, segment: ViewedSegment, decoder: "_Decoder", position: int) -> Iterator[Document]:
@@ -95,8 +95,8 @@ def _dump_segment(view: LogView, segment: ViewedSegment, decoder: "_Decoder", po
 class _Decoder:
     """Makes documents of records."""
 
-    def __init__(self, sealer: Sealer, *, shows_bodies: bool) -> None:
-        self._sealer = sealer
+    def __init__(self, codec: PayloadCodec, *, shows_bodies: bool) -> None:
+        self._codec = codec
         self._shows_bodies = shows_bodies
 
     def document(self, segment: ViewedSegment, walker: SegmentWalker, record: WalkedRecord) -> Document:
@@ -113,7 +113,7 @@ class _Decoder:
         if (key_id := key_id_of(record)) is not None:
             document["key_id"] = key_id
         try:
-            payload = open_payload(self._sealer, walker, record)
+            payload = open_payload(self._codec, walker, record)
             document["message"] = self._message(head.kind, payload)
         except KeyMissingError as error:
             document["closed"] = str(error)

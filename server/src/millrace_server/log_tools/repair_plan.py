@@ -22,7 +22,7 @@ from millrace_server.log_tools.verifying import CheckpointReport, CheckpointStat
 from millrace_server.log_tools.view import LogView, ViewedSegment
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, SegmentHeader
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 
 
@@ -60,13 +60,13 @@ class Plan:
         return self.skips_sequences or self.claim is not None or not self.has_log
 
 
-def make_plan(view: LogView, report: Report, sealer: Sealer) -> Plan:
+def make_plan(view: LogView, report: Report, codec: PayloadCodec) -> Plan:
     """Decides what a channel needs.
 
     Args:
         view: The channel.
         report: What is wrong with it.
-        sealer: Opens payloads.
+        codec: Opens payloads.
 
     Raises:
         DamagedError: It cannot be repaired, or not without a decision.
@@ -78,19 +78,19 @@ def make_plan(view: LogView, report: Report, sealer: Sealer) -> Plan:
     loss = survey.first_loss
     _mend(view, survey, plan, loss)
     totals = Totals()
-    if loss is not None and not _drop_front(view, report, sealer, plan):
+    if loss is not None and not _drop_front(view, report, codec, plan):
         _cut(view, plan, loss)
         gone = zip(survey.contents.totals, survey.kept, strict=True)
         totals = Totals(*(whole - kept for whole, kept in gone))
     draft = _drafted(view, plan)
     plan.has_log = bool(draft.segments)
     try:
-        plan.recovered = recover_from(draft, sealer, None)
+        plan.recovered = recover_from(draft, codec, None)
     except LogCorruptError as error:
         raise DamagedError(
             f"the channel cannot be repaired: even without what is damaged it does not open: {error}"
         ) from None
-    _choose_checkpoints(draft, report.checkpoints, sealer, plan)
+    _choose_checkpoints(draft, report.checkpoints, codec, plan)
     _note_what_was_seen(report, plan)
     if plan.skips_sequences or any(totals):
         plan.steps.append(_given_up(totals, plan))
@@ -125,7 +125,7 @@ def _mend(view: LogView, survey: Survey, plan: Plan, loss: Damage | None) -> Non
             plan.steps.append(f"write the header of {segment.path.name} anew; nothing is given up")
 
 
-def _drop_front(view: LogView, report: Report, sealer: Sealer, plan: Plan) -> bool:
+def _drop_front(view: LogView, report: Report, codec: PayloadCodec, plan: Plan) -> bool:
     """Drops the damage with the segments up to it, where nothing needs them."""
     last_loss = max(damage.segment_id for damage in report.survey.damages if damage.kind not in MENDABLE)
     there = {segment.segment_id for segment in view.segments}
@@ -135,17 +135,17 @@ def _drop_front(view: LogView, report: Report, sealer: Sealer, plan: Plan) -> bo
             continue
         front = [segment for segment in view.segments if segment.segment_id < needed]
         trial = Plan(headers=plan.headers, lengths=plan.lengths, segments=[segment.path for segment in front])
-        if not _why_useless(_drafted(view, trial), sealer, one.path):
+        if not _why_useless(_drafted(view, trial), codec, one.path):
             plan.segments = trial.segments
             plan.steps.append(f"remove {_named(front)}, which nothing needs any more; nothing is given up")
             return True
     return False
 
 
-def _why_useless(view: LogView, sealer: Sealer, checkpoint: Path) -> str:
+def _why_useless(view: LogView, codec: PayloadCodec, checkpoint: Path) -> str:
     """Why a checkpoint that holds together is good for nothing; empty where it is."""
     try:
-        differing = differences(recover_from(view, sealer, None), recover_from(view, sealer, checkpoint))
+        differing = differences(recover_from(view, codec, None), recover_from(view, codec, checkpoint))
     except LogCorruptError:
         return "needs what is given up"
     return "tells of another channel than the log" if differing else ""
@@ -188,12 +188,12 @@ def _drafted(view: LogView, plan: Plan) -> LogView:
     return replace(view, disk=disk, segments=segments, torn_bytes=0, is_rotten=False, _opened=ExitStack())
 
 
-def _choose_checkpoints(draft: LogView, reports: Sequence[CheckpointReport], sealer: Sealer, plan: Plan) -> None:
+def _choose_checkpoints(draft: LogView, reports: Sequence[CheckpointReport], codec: PayloadCodec, plan: Plan) -> None:
     """Keeps the checkpoints that tell what the log tells."""
     for one in reports:
         if one.state is CheckpointState.MISSING:
             continue
-        if why := one.problem or _why_useless(draft, sealer, one.path):
+        if why := one.problem or _why_useless(draft, codec, one.path):
             plan.checkpoints.append(one.path)
             plan.steps.append(f"remove {one.path.name}, which {why}")
 

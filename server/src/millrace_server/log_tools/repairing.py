@@ -26,7 +26,7 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.disk import Disk, OsDisk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import SegmentFiles
 from millrace_server.wal.writer import Record, Submission
 
@@ -64,7 +64,7 @@ def repair(places: LogPlaces, tools: BackupTools, *, keep: Path | None = None, i
     """
     with _locked(places.directories):
         with take_view(places, waits=False) as view:
-            plan = make_plan(view, verify(view, tools.sealer, tools.progress), tools.sealer)
+            plan = make_plan(view, verify(view, tools.codec, tools.progress), tools.codec)
         files = _rebuilt_files(places)
         steps = plan.steps + [f"write {path / CHANNEL_FILE} anew" for path in files]
         if not steps or not is_agreed:
@@ -74,12 +74,12 @@ def repair(places: LogPlaces, tools: BackupTools, *, keep: Path | None = None, i
             _carry_out(plan, files)
             after = find_places(places.directories, places.checkpoint_dir)
             if plan.needs_record:
-                _write_record(after, plan, tools.sealer)
+                _write_record(after, plan, tools.codec)
         except ToolError as error:
             # What is gone by now tells a second repair no more which sequences were granted.
             raise ToolError(f"{error}; first bring back the files as they were: they are in {kept}") from error
         with take_view(after, waits=False) as view:
-            return Repair(steps, kept, verify(view, tools.sealer, tools.progress))
+            return Repair(steps, kept, verify(view, tools.codec, tools.progress))
 
 
 @contextmanager
@@ -161,10 +161,10 @@ def _remove(disk: Disk, path: Path) -> None:
         disk.sync_directory(path.parent)
 
 
-def _write_record(places: LogPlaces, plan: Plan, sealer: Sealer) -> None:
+def _write_record(places: LogPlaces, plan: Plan, codec: PayloadCodec) -> None:
     """Writes what keeps sequences and epochs that were given up from being granted again."""
     data_dirs = [path for path in places.directories if places.files[path].index != CHECKPOINTS_ONLY]
-    log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, places.log_id), sealer)
+    log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, places.log_id), codec)
     ended: Future[None] = Future()
 
     def done(_submission: Submission, error: Exception | None) -> None:

@@ -17,7 +17,7 @@ from millrace_server.wal.format import (
     SegmentHeader,
     UnknownVersionError,
 )
-from millrace_server.wal.sealing import Payload, Sealer
+from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 
 
@@ -94,12 +94,12 @@ class Survey:
         return next((damage for damage in self.damages if damage.kind not in MENDABLE), None)
 
 
-def survey_log(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: bool = True) -> Survey:
+def survey_log(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, opens: bool = True) -> Survey:
     """Reads all of a log.
 
     Args:
         view: The log.
-        sealer: Opens payloads.
+        codec: Opens payloads.
         progress: Told how far it is.
         opens: Whether payloads are opened and compared with each other, for which their keys are needed.
 
@@ -107,7 +107,7 @@ def survey_log(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: 
         KeyMissingError: Something is encrypted with a key that was not given.
         UnknownVersionError: Another version of Millrace wrote a part of it.
     """
-    surveyor = _Surveyor(view, sealer, progress, Survey(is_opened=opens))
+    surveyor = _Surveyor(view, codec, progress, Survey(is_opened=opens))
     progress.begin("reading", view.byte_count)
     for segment, following in zip_longest(view.segments, view.segments[1:]):
         surveyor.read(segment, following)
@@ -117,9 +117,9 @@ def survey_log(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: 
 class _Surveyor:
     """Goes through the segments of a log."""
 
-    def __init__(self, view: LogView, sealer: Sealer, progress: ToolProgress, survey: Survey) -> None:
+    def __init__(self, view: LogView, codec: PayloadCodec, progress: ToolProgress, survey: Survey) -> None:
         self._view = view
-        self._sealer = sealer
+        self._codec = codec
         self._progress = progress
         self.survey = survey
         self._last_id: int | None = None
@@ -255,7 +255,7 @@ class _Surveyor:
         if not self.survey.is_opened:
             return
         try:
-            payload = open_payload(self._sealer, walker, record)
+            payload = open_payload(self._codec, walker, record)
         except LogCorruptError as error:
             yield damage(DamageKind.SEALED, f"is damaged: {error}")
             return
@@ -280,7 +280,7 @@ def key_id_of(record: WalkedRecord) -> str | None:
     return key_id.decode("ascii", "backslashreplace")
 
 
-def open_payload(sealer: Sealer, walker: SegmentWalker, record: WalkedRecord) -> Payload:
+def open_payload(codec: PayloadCodec, walker: SegmentWalker, record: WalkedRecord) -> Payload:
     """What was sealed.
 
     Raises:
@@ -288,7 +288,7 @@ def open_payload(sealer: Sealer, walker: SegmentWalker, record: WalkedRecord) ->
         LogCorruptError: It does not open.
     """
     head = record.head
-    return sealer.open(head.kind, head.flags, record.payload, walker.place(record.position))
+    return codec.open(head.kind, head.flags, record.payload, walker.place(record.position))
 
 
 def _numbers(first: int, last: int) -> str:

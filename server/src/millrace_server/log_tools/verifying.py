@@ -19,7 +19,7 @@ from millrace_server.log_tools.view import LogView
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 from millrace_server.wal.writer import LogPosition
 
@@ -86,12 +86,12 @@ class LogSource:
         return self._log.read(stored.location)
 
 
-def verify(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: bool = True) -> Report:
+def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, opens: bool = True) -> Report:
     """Reads all that a channel has, and recovers it from each place from which the server might. Changes nothing.
 
     Args:
         view: The channel's files.
-        sealer: Opens payloads.
+        codec: Opens payloads.
         progress: Told how far it is.
         opens: Whether payloads are opened; else only checksums are compared.
 
@@ -99,13 +99,13 @@ def verify(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: bool
         KeyMissingError: Something is encrypted with a key that was not given.
         UnknownVersionError: Another version of Millrace wrote a part of it.
     """
-    report = Report(survey_log(view, sealer, progress, opens=opens))
+    report = Report(survey_log(view, codec, progress, opens=opens))
     report.problems += view.places.problems.values()
     for name in CHECKPOINT_NAMES:
         path = view.places.checkpoint_dir / name
         is_there = path in view.checkpoint_paths
         report.checkpoints.append(
-            _check_checkpoint(view, sealer, path)
+            _check_checkpoint(view, codec, path)
             if is_there and opens
             else CheckpointReport(path, CheckpointState.UNCHECKED if is_there else CheckpointState.MISSING)
         )
@@ -113,18 +113,18 @@ def verify(view: LogView, sealer: Sealer, progress: ToolProgress, *, opens: bool
         f"{one.path.name}: {one.problem}" for one in report.checkpoints if one.state is CheckpointState.DAMAGED
     ]
     if opens:
-        _compare_recoveries(view, sealer, progress, report)
+        _compare_recoveries(view, codec, progress, report)
     return report
 
 
-def _check_checkpoint(view: LogView, sealer: Sealer, path: Path) -> CheckpointReport:
+def _check_checkpoint(view: LogView, codec: PayloadCodec, path: Path) -> CheckpointReport:
     others = [other for other in view.checkpoint_paths if other != path]
     files = CheckpointFiles(
         view.disk.without(others),
         view.places.checkpoint_dir,
         view.places.log_id,
         keeps_previous=True,
-        sealer=sealer,
+        codec=codec,
     )
     checkpoint = next(files.good_ones(), None)
     if checkpoint is None:
@@ -148,33 +148,33 @@ def _judged(view: LogView, path: Path, checkpoint: Checkpoint) -> CheckpointRepo
     return CheckpointReport(path, state, position, message.state, needed, problem)
 
 
-def recover_from(view: LogView, sealer: Sealer, checkpoint: Path | None) -> Recovered:
+def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> Recovered:
     """A channel as the server would find it with this checkpoint, or with none.
 
     Raises:
         LogCorruptError: It would not open.
     """
     others = [path for path in view.checkpoint_paths if path != checkpoint]
-    return _recover(view, sealer, view.disk.without(others))
+    return _recover(view, codec, view.disk.without(others))
 
 
-def recover_as_found(view: LogView, sealer: Sealer) -> Recovered:
+def recover_as_found(view: LogView, codec: PayloadCodec) -> Recovered:
     """A channel as the server would find it.
 
     Raises:
         LogCorruptError: It would not open.
     """
-    return _recover(view, sealer, view.disk)
+    return _recover(view, codec, view.disk)
 
 
-def _recover(view: LogView, sealer: Sealer, disk: FrozenDisk) -> Recovered:
+def _recover(view: LogView, codec: PayloadCodec, disk: FrozenDisk) -> Recovered:
     places = view.places
-    log = WriteAheadLog(SegmentFiles(disk, places.directories, places.log_id), sealer)
-    files = CheckpointFiles(disk, places.checkpoint_dir, places.log_id, keeps_previous=True, sealer=sealer)
+    log = WriteAheadLog(SegmentFiles(disk, places.directories, places.log_id), codec)
+    files = CheckpointFiles(disk, places.checkpoint_dir, places.log_id, keeps_previous=True, codec=codec)
     return recover(log, files, LogSource(log), ReplayProgress(), settles=False)
 
 
-def _compare_recoveries(view: LogView, sealer: Sealer, progress: ToolProgress, report: Report) -> None:
+def _compare_recoveries(view: LogView, codec: PayloadCodec, progress: ToolProgress, report: Report) -> None:
     starts: list[Path | None] = [one.path for one in report.checkpoints if one.state is CheckpointState.GOOD]
     if report.survey.first_loss is None:
         starts.append(None)
@@ -183,7 +183,7 @@ def _compare_recoveries(view: LogView, sealer: Sealer, progress: ToolProgress, r
     for start in starts:
         name = start.name if start else "no checkpoint"
         try:
-            recovered = recover_from(view, sealer, start)
+            recovered = recover_from(view, codec, start)
         except LogCorruptError as error:
             _tell_new(report, f"the channel does not open with {name}: {error}")
         else:
@@ -198,7 +198,7 @@ def _compare_recoveries(view: LogView, sealer: Sealer, progress: ToolProgress, r
     if not report.is_good:
         report.recovered = None
         with suppress(LogCorruptError):
-            report.recovered = recover_as_found(view, sealer)
+            report.recovered = recover_as_found(view, codec)
     report.is_openable = report.recovered is not None and not view.places.problems
 
 

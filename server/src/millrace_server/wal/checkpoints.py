@@ -25,7 +25,7 @@ from pathlib import Path
 
 from millrace_server.wal.disk import Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from millrace_server.wal.writer import LogPosition
 
@@ -63,17 +63,17 @@ class CheckpointFiles:
         directory: The directory, which no other channel uses.
         channel_id: Whose they are, 16 bytes.
         keeps_previous: Whether the one before is kept.
-        sealer: How states are sealed.
+        codec: How states are sealed.
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, channel_id: bytes, *, keeps_previous: bool, sealer: Sealer | None = None
+        self, disk: Disk, directory: Path, channel_id: bytes, *, keeps_previous: bool, codec: PayloadCodec | None = None
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._channel_id = channel_id
         self._keeps_previous = keeps_previous
-        self._sealer = sealer or Sealer()
+        self._codec = codec or PayloadCodec()
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Puts a checkpoint in the place of the newest. Once this returns, it survives a power cut.
@@ -129,7 +129,7 @@ class CheckpointFiles:
                 yield checkpoint
 
     def _encode(self, checkpoint: Checkpoint) -> Sequence[Piece]:
-        flags, pieces = self._sealer.seal(_SEALED_KIND, [checkpoint.state], self._context(checkpoint.position))
+        flags, pieces = self._codec.seal(_SEALED_KIND, [checkpoint.state], self._context(checkpoint.position))
         length = sum(map(len, pieces))
         head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)
         return [head, _CHECKSUM.pack(payload_checksum([head, *pieces])), *pieces]
@@ -163,7 +163,7 @@ class CheckpointFiles:
         except ValueError:
             raise UnknownVersionError(f"{path.name}: its flags {flags} are not known") from None
         try:
-            state = self._sealer.open(_SEALED_KIND, known_flags, sealed, self._context(position))
+            state = self._codec.open(_SEALED_KIND, known_flags, sealed, self._context(position))
         except LogCorruptError:
             return None
         return Checkpoint(position, bytes(state), is_previous=path.name == PREVIOUS)

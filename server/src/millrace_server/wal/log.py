@@ -8,9 +8,9 @@ from functools import partial
 from itertools import zip_longest
 
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
+from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader
 from millrace_server.wal.scanning import SegmentScanner
-from millrace_server.wal.sealing import Payload, Sealer
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
 from millrace_server.wal.writer import Done, Location, LogPosition, LogWriter, Record, Submission
 
@@ -48,14 +48,14 @@ class WriteAheadLog:
 
     Args:
         files: Where its segments lie.
-        sealer: How payloads are sealed.
+        codec: How payloads are sealed.
     """
 
-    def __init__(self, files: SegmentFiles, sealer: Sealer | None = None) -> None:
+    def __init__(self, files: SegmentFiles, codec: PayloadCodec | None = None) -> None:
         self._files = files
-        self._sealer = sealer or Sealer()
+        self._codec = codec or PayloadCodec()
         self._segments: dict[int, Segment] = {}
-        self._reader = RecordReader(self._segments, self._sealer)
+        self._reader = RecordReader(self._segments, self._codec)
         self._writer: LogWriter | None = None
         self._deliver: Deliver | None = None
         self._end = _NOWHERE
@@ -177,7 +177,7 @@ class WriteAheadLog:
         """
         assert self._is_settled, "a log is replayed to its end before it is started"
         self._deliver = deliver
-        self._writer = LogWriter(self._files, self._segments, self._end, self._sealer, self._answer)
+        self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
         self._writer.start()
 
     def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
@@ -191,7 +191,7 @@ class WriteAheadLog:
     def compress(self, *, compresses: bool) -> None:
         """Compresses what is submitted from now on, or does not; what was written stays readable."""
         assert self._writer is not None, "start the log first"
-        self._writer.sealer = replace(self._sealer, compresses=compresses)
+        self._writer.codec = replace(self._codec, compresses=compresses)
 
     def submit(self, records: Sequence[Record], *, needs_sync: bool, begins_segment: bool = False, done: Done) -> int:
         """Appends records behind those submitted before: all of them, or none where they are refused.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from millrace_server.wal.format import RECORD_HEAD_BYTES, RecordHead, payload_checksum
+from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.scanning import ScannedRecord
-from millrace_server.wal.sealing import Payload, Sealer
 from millrace_server.wal.segments import LogCorruptError, Segment
 from millrace_server.wal.writer import Location
 
@@ -21,12 +21,12 @@ class RecordReader:
 
     Args:
         segments: The log's segments by their numbers; some may come and go while others are read.
-        sealer: Opens payloads.
+        codec: Opens payloads.
     """
 
-    def __init__(self, segments: Mapping[int, Segment], sealer: Sealer) -> None:
+    def __init__(self, segments: Mapping[int, Segment], codec: PayloadCodec) -> None:
         self._segments = segments
-        self._sealer = sealer
+        self._codec = codec
 
     def read(self, location: Location) -> Payload:
         """What `WriteAheadLog.read` does."""
@@ -62,7 +62,7 @@ class RecordReader:
         """
         if record.head.flags:
             with _place_named(segment, record.position):
-                self._sealer.check_key(record.head.flags, record.payload)
+                self._codec.check_key(record.head.flags, record.payload)
         return lambda: self._open(segment, record.position, record.head, record.payload)
 
     def _segment(self, location: Location) -> Segment:
@@ -82,7 +82,7 @@ class RecordReader:
         if not head.flags:
             return payload
         with _place_named(segment, position):
-            return self._sealer.open(head.kind, head.flags, payload, segment.header.place(position))
+            return self._codec.open(head.kind, head.flags, payload, segment.header.place(position))
 
 
 @contextmanager

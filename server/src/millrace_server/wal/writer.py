@@ -27,7 +27,7 @@ from millrace_server.wal.format import (
     SegmentHeader,
     encode_record_head,
 )
-from millrace_server.wal.sealing import Sealer
+from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 
 RESERVE_BYTES_MIN = 1 << 20
@@ -124,7 +124,7 @@ class LogWriter:
         segments: All segments by their numbers. The writer's thread adds those that it makes, before anybody is told
             of a location there.
         end: Where the log ends.
-        sealer: How payloads are sealed.
+        codec: How payloads are sealed.
         answer: Called on the writer's thread with a group that was written, refused or failed, and with its error. It
             calls what is to be called.
     """
@@ -134,13 +134,13 @@ class LogWriter:
         files: SegmentFiles,
         segments: dict[int, Segment],
         end: LogPosition,
-        sealer: Sealer,
+        codec: PayloadCodec,
         answer: Callable[[Sequence[Submission], Exception | None], None],
     ) -> None:
         self._files = files
         self._segments = segments
         self._segment = segments.get(end.segment_id)
-        self.sealer = sealer
+        self.codec = codec
         self._answer = answer
         self._end = end
         self._synced_position = end.position
@@ -356,7 +356,7 @@ class LogWriter:
     ) -> tuple[list[Piece], LogPosition]:
         """The bytes of a group's records in a segment, and where they end; tells each submission where its own lie."""
         segment_id, position, write_number = start
-        seals = self.sealer.seals
+        seals = self.codec.seals
         encoded: list[Piece] = []
         for submission in group:
             locations: list[Location] = []
@@ -364,7 +364,7 @@ class LogWriter:
                 place = header.place(position)
                 flags, pieces = _PLAIN, payload
                 if seals:
-                    flags, pieces = self.sealer.seal(kind, payload, place)
+                    flags, pieces = self.codec.seal(kind, payload, place)
                 length = checksum = 0
                 for piece in pieces:
                     length += len(piece)

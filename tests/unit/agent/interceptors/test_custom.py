@@ -5,7 +5,7 @@ import pytest
 from millrace_server.agent.events import EventTable
 from tests.made_interceptors import intercepted, interceptor, problem_with
 from tests.own_steps import Returns
-from tests.source_intakes import table_of
+from tests.source_writers import table_of
 
 
 def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:

@@ -14,7 +14,7 @@ from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.interceptors.timestamp import Timestamp, TimestampConfig
 from millrace_server.agent.interceptors.uuid import random_uuids
 from tests.made_interceptors import intercepted, interceptor, problem_with
-from tests.source_intakes import table_of
+from tests.source_writers import table_of
 
 NOW = 1_769_903_999.1234
 
@@ -113,7 +113,7 @@ def test_remove_header_removes_by_name_and_by_pattern() -> None:
 
 
 def test_remove_header_without_anything_to_remove_is_refused() -> None:
-    """It is a mistake, not a wish."""
+    """It is a mistake, not a limits."""
     assert problem_with(type="remove_header") == (
         "pattern: is missing, and names is empty; the interceptor needs a header to remove"
     )

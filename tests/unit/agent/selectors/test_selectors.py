@@ -10,7 +10,7 @@ from millrace_server.agent.selectors.config import AnySelectorConfig
 from millrace_server.agent.selectors.load_balancing import LeastFull, RandomPick, RoundRobin
 from millrace_server.agent.selectors.selector import Balancer, Choice, SelectorConfig
 from tests.channel_events import append, open_channel
-from tests.source_intakes import table_of
+from tests.source_writers import table_of
 
 NAMES = ("a", "b", "c")
 MULTIPLEXING = {
@@ -74,7 +74,7 @@ def test_multiplexing_of_events_without_the_header_sends_them_the_default_way() 
 
 @pytest.mark.parametrize("kinds", ["z", ["z", "z"], [None, "x"]])
 def test_multiplexing_without_default_sends_the_others_nowhere(kinds: Any) -> None:
-    """The intake counts them."""
+    """The writer counts them."""
     sent = chosen(table_of(b"1", b"2", kind=kinds), **{**MULTIPLEXING, "default": []})
     assert sent == ({"a": [b"2"]} if "x" in kinds else {})
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from millrace_server.agent.sink_groups.config import SinkGroupConfig, group_problems
-from millrace_server.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import SettingsError, check_settings
 
 SINKS = {name: {"type": "null", "channel": "others" if name == "c" else "orders"} for name in "abc"}
 KNOWN = '"a", "b", "c"'

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from millrace_server.agent.channel_reader import ReaderLimits
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
-from millrace_server.agent.outlet import OutletLimits
 from millrace_server.agent.running import RunningSink
 from millrace_server.agent.sink_groups import succession
 from millrace_server.agent.sink_groups.config import SinkGroupConfig
 from millrace_server.agent.sink_groups.group import MemberBackoff, SinkGroup
-from millrace_server.agent.sink_groups.outlets import GroupOutlet
+from millrace_server.agent.sink_groups.readers import GroupReader
 from millrace_server.agent.sinks.sink import BatchSink
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.channels.batches import StoredBatch
@@ -91,12 +91,12 @@ class Group:
         }
         config = SinkGroupConfig(**named)
         component = self.components.add(ComponentKind.SINK_GROUP, "all", policy)
-        self.outlet = GroupOutlet(registry, "orders", component)
+        self.reader = GroupReader(registry, "orders", component)
         for name in self.sinks:
-            self.outlet.member(self.components.add(ComponentKind.SINK, name, "test"), OutletLimits(2, 3, None))
-        members = [member.component for member in self.outlet.members]
+            self.reader.member(self.components.add(ComponentKind.SINK, name, "test"), ReaderLimits(2, 3, None))
+        members = [member.component for member in self.reader.members]
         make = [lambda sink=sink: sink for sink in self.sinks.values()]
-        self.running = RunningSink(component, members, self.outlet, lambda: SinkGroup(config, self.outlet, make))
+        self.running = RunningSink(component, members, self.reader, lambda: SinkGroup(config, self.reader, make))
         self.count = 0
 
     @property
@@ -190,7 +190,7 @@ async def test_failover_back_to_one_that_is_well_again_is_by_itself(failover: Gr
     await failover.send()
     await until(lambda: second.is_writing)
     first.open_error = None
-    await until(lambda: not failover.outlet.members[1].lent_count or first.open_count > 1)
+    await until(lambda: not failover.reader.members[1].delivered_count or first.open_count > 1)
     second.may_write.set()
     await until(lambda: failover.state_of("b") is ComponentState.STANDING_BY)
     await failover.send()
@@ -335,7 +335,7 @@ async def test_stop_waits_for_those_at_work_and_for_nobody_else(policy: str) -> 
             sink.may_write.set()
         assert await stopping
         assert {component.state for component in group.components} == {ComponentState.STOPPED}
-        assert group.outlet.lent_count == 0
+        assert group.reader.delivered_count == 0
         assert sorted(group.written.bodies + queued(group.channel)) == sorted(group.all_bodies)
 
 

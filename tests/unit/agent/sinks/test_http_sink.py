@@ -15,12 +15,12 @@ import pytest
 from pydantic import ValidationError
 
 from millrace.setting_problems import describe_problems
-from millrace_server.agent.outlet import Outlet
+from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.http_sink import HttpSink
 from millrace_server.agent.sinks.sink import SinkPlace
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transaction
 from millrace_server.errors import DiskFullError
@@ -49,20 +49,22 @@ class Scene:
         assert isinstance(made, HttpSink)
         return made
 
-    async def empty(self, sink: HttpSink | None = None, outlet: Outlet | None = None) -> None:
+    async def empty(self, sink: HttpSink | None = None, reader: ChannelReader | None = None) -> None:
         """Runs a sink until the channel is empty and what it held is settled."""
-        outlet = outlet or outlet_of(self.registry)
-        work = asyncio.create_task((sink or self.sink()).run(outlet))
+        reader = reader or outlet_of(self.registry)
+        work = asyncio.create_task((sink or self.sink()).run(reader))
         await until(lambda: not self.channel.contents.room.event_count or work.done())
-        outlet.close()
+        reader.close()
         await work
 
-    async def give_up(self, words: str, sink: HttpSink | None = None, outlet: Outlet | None = None) -> ComponentError:
+    async def give_up(
+        self, words: str, sink: HttpSink | None = None, reader: ChannelReader | None = None
+    ) -> ComponentError:
         """Runs a sink that has to give up, and say so."""
-        outlet = outlet or outlet_of(self.registry)
+        reader = reader or outlet_of(self.registry)
         with pytest.raises(ComponentError, match=words) as raised:
-            await (sink or self.sink()).run(outlet)
-        outlet.give_back_all()
+            await (sink or self.sink()).run(reader)
+        reader.nack_all()
         return raised.value
 
 
@@ -208,9 +210,9 @@ async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) ->
             accepted.extend(bodies_of(request))
 
     scene.receiver.before_answer = judge
-    outlet = outlet_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
-    await scene.give_up("13 is unlucky", outlet=outlet)
-    await scene.empty(outlet=outlet)
+    reader = outlet_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
+    await scene.give_up("13 is unlucky", reader=reader)
+    await scene.empty(reader=reader)
     assert sorted(accepted, key=int) == [body for body in bodies if body != b"13"]
     rejected = scene.registry.get("rejected")
     assert queued(rejected) == [b"13"]
@@ -222,8 +224,8 @@ async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Sc
     scene.receiver.before_answer = lambda request: (
         scene.receiver.answers.append(answer(400)) if request.body == b"7" else None
     )
-    outlet = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
-    await scene.empty(scene.sink(format="single"), outlet)
+    reader = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    await scene.empty(scene.sink(format="single"), reader)
     sent = [request.body for request in scene.receiver.requests]
     assert [body for body in sent if body != b"7"] == [body for body in bodies if body != b"7"]
     keys = {request.headers["idempotency-key"] for request in scene.receiver.requests}
@@ -248,20 +250,20 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
     """The exact status counts before its class, and both before the usual."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
-    outlet = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    reader = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     sink = scene.sink(statuses=statuses)
     if outcome == "kept":
-        await scene.give_up(f"answered {status}", sink, outlet)
+        await scene.give_up(f"answered {status}", sink, reader)
     else:
-        await scene.empty(sink, outlet)
+        await scene.empty(sink, reader)
     assert len(queued(scene.channel)) == (outcome == "kept")
     assert len(queued(scene.registry.get("rejected"))) == (outcome == "rejected")
 
 
 async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: Scene) -> None:
     """A server may close what is idle at any time, even while the next request is on its way: that is no failure."""
-    sink, outlet = scene.sink(), outlet_of(scene.registry)
-    work = asyncio.create_task(sink.run(outlet))
+    sink, reader = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(reader))
     for said in (OK, CLOSE, OK):
         scene.receiver.answers.append(said)
     await append(scene.channel, b"first")
@@ -271,7 +273,7 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     scene.receiver.close_connections()
     await append(scene.channel, b"third")
     await until(lambda: not scene.channel.contents.room.event_count)
-    outlet.close()
+    reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
         (1, [b"first"]),
@@ -294,8 +296,8 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
         return reader, writer
 
     monkeypatch.setattr(asyncio, "open_connection", open_noted)
-    sink, outlet = scene.sink(), outlet_of(scene.registry)
-    work = asyncio.create_task(sink.run(outlet))
+    sink, reader = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(reader))
     await append(scene.channel, b"first")
     await until(lambda: not scene.channel.contents.room.event_count)
     scene.receiver.reset_connections()
@@ -304,7 +306,7 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
         await writers[0].wait_closed()
     await append(scene.channel, b"second")
     await until(lambda: not scene.channel.contents.room.event_count)
-    outlet.close()
+    reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
         (1, [b"first"]),
@@ -322,7 +324,7 @@ async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_an
             scene.receiver.reset_connections()
 
     scene.receiver.before_answer = reset
-    await scene.empty(outlet=outlet_of(scene.registry, batch_events_max=1))
+    await scene.empty(reader=outlet_of(scene.registry, batch_events_max=1))
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
         (1, [b"0"]),
         (1, [b"1"]),
@@ -334,13 +336,13 @@ async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scen
     """The request had come: it is sent once more only after the usual wait."""
     await fill(scene.channel, 1, 1)
     scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
-    outlet = outlet_of(scene.registry, batch_events_max=1)
-    work = asyncio.create_task(scene.sink().run(outlet))
+    reader = outlet_of(scene.registry, batch_events_max=1)
+    work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 2)
     scene.receiver.reset_connections()
     with pytest.raises(ComponentError, match="the connection broke"):
         await work
-    outlet.give_back_all()
+    reader.nack_all()
     assert queued(scene.channel) == [b"1"]
 
 
@@ -383,8 +385,8 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
         b"HTTP/1.0 200 OK\r\n\r\n",
         answer(599),
     ]
-    outlet = outlet_of(scene.registry, batch_events_max=1)
-    work = asyncio.create_task(scene.sink().run(outlet))
+    reader = outlet_of(scene.registry, batch_events_max=1)
+    work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 3)
     scene.receiver.close_connections()
     await until(lambda: not scene.channel.contents.room.event_count)
@@ -397,7 +399,7 @@ async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> No
     """The status counts; the rest is cut off with the connection."""
     await fill(scene.channel, 2)
     scene.receiver.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
-    await scene.empty(outlet=outlet_of(scene.registry, batch_events_max=1))
+    await scene.empty(reader=outlet_of(scene.registry, batch_events_max=1))
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
@@ -429,32 +431,32 @@ async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene
 async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that the receiver has only have to leave the channel."""
     await fill(scene.channel, 3)
-    sink, outlet = scene.sink(), outlet_of(scene.registry)
+    sink, reader = scene.sink(), outlet_of(scene.registry)
 
-    def refuse(channel: Channel, loan: Transaction) -> None:
-        channel.give_back(loan)
+    def refuse(channel: Channel, delivery: Transaction) -> None:
+        channel.nack(delivery)
         raise DiskFullError("full")
 
     with monkeypatch.context() as patched:
         patched.setattr(Channel, "settle", refuse)
         with pytest.raises(DiskFullError):
-            await sink.run(outlet)
-    outlet.give_back_all()
+            await sink.run(reader)
+    reader.nack_all()
     await append(scene.channel, b"new")
-    await scene.empty(sink, outlet)
+    await scene.empty(sink, reader)
     assert [bodies_of(request) for request in scene.receiver.requests] == [[b"0", b"1", b"2"], [b"new"]]
 
 
 async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sends(scene: Scene) -> None:
     """A key has the very sequences; those that another had taken come later and are not taken for sent."""
     await fill(scene.channel, 2, 2, 2)
-    loan = await scene.channel.lend(Wish(events_max=2))
-    sink, outlet = scene.sink(), outlet_of(scene.registry)
-    work = asyncio.create_task(sink.run(outlet))
+    delivery = await scene.channel.deliver(TakeLimits(events_max=2))
+    sink, reader = scene.sink(), outlet_of(scene.registry)
+    work = asyncio.create_task(sink.run(reader))
     await until(lambda: scene.channel.contents.room.event_count == 2)
-    scene.channel.give_back(loan)
+    scene.channel.nack(delivery)
     await until(lambda: not scene.channel.contents.room.event_count)
-    outlet.close()
+    reader.close()
     await work
     keys = [request.headers["idempotency-key"].partition(":")[2] for request in scene.receiver.requests]
     assert sorted(keys) == ["1-2", "3-6"]

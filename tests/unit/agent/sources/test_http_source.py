@@ -30,7 +30,7 @@ from millrace_server.errors import (
     ReplayingError,
     TxnCapacityError,
 )
-from tests.unit.agent.sources.gathering_intake import WAIT_SECONDS_MAX, GatheringIntake, running
+from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
 
 TABLE = {"type": "http", "channels": ["orders"], "listen": "127.0.0.1:0"}
 JSON = {"Content-Type": "application/json"}
@@ -84,8 +84,8 @@ async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None 
 
 async def test_post_of_each_kind_of_body_stores_its_events() -> None:
     """The answer comes when they are stored, and says how many there were."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer):
         events = [{"headers": {"a": "1"}, "body": "one"}, {"body": "two"}]
         answers = [
             await post(made, json.dumps(events).encode(), JSON),
@@ -95,7 +95,7 @@ async def test_post_of_each_kind_of_body_stores_its_events() -> None:
             await post(made, b"[]", JSON),
         ]
     assert [(answer.status, answer.json()) for answer in answers] == [(200, {"events": n}) for n in (2, 2, 1, 1, 0)]
-    assert intake.rows == [
+    assert channel_writer.rows == [
         ({"a": "1"}, b"one"),
         ({}, b"two"),
         ({}, b"three"),
@@ -107,43 +107,43 @@ async def test_post_of_each_kind_of_body_stores_its_events() -> None:
 
 async def test_post_of_several_requests_on_a_connection_keeps_their_order() -> None:
     """A connection stays; requests may be sent before the answer to the former has come."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(b"".join(head(1, {}) + b"%d" % number for number in range(5)))
         assert [(await read_answer(reader)).status for _ in range(5)] == [200] * 5
-    assert intake.bodies == [b"%d" % number for number in range(5)]
+    assert channel_writer.bodies == [b"%d" % number for number in range(5)]
 
 
 async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
     """How a body is sent makes no difference to what is stored."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         packed = gzip.compress(b'[{"body":"packed"}]')
         chunks = b"".join(b"%x\r\n%s\r\n" % (1, packed[i : i + 1]) for i in range(len(packed))) + b"0\r\n\r\n"
         writer.write(head(None, {**JSON, "Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}) + chunks)
         assert (await read_answer(reader)).status == 200
-    assert intake.bodies == [b"packed"]
+    assert channel_writer.bodies == [b"packed"]
 
 
 async def test_post_with_headers_that_events_are_to_have_gives_them() -> None:
     """A request's header goes to all events that do not have it themselves."""
-    made, intake = make_source(request_headers={"X-Customer": "customer", "x-none": "none"}), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(request_headers={"X-Customer": "customer", "x-none": "none"}), RecordingWriter()
+    async with running(made, channel_writer):
         await post(made, b"raw", {"x-customer": "17"})
         await post(made, b'[{"headers":{"customer":"18"},"body":"a"},{"body":"b"}]', {**JSON, "X-Customer": "19"})
-    assert intake.rows == [({"customer": "17"}, b"raw"), ({"customer": "18"}, b"a"), ({"customer": "19"}, b"b")]
+    assert channel_writer.rows == [({"customer": "17"}, b"raw"), ({"customer": "18"}, b"a"), ({"customer": "19"}, b"b")]
 
 
 async def test_post_of_many_events_stores_them_in_batches() -> None:
     """No batch has more events than a transaction, nor very many bytes."""
-    made, intake = make_source(batch_events_max=100), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(batch_events_max=100), RecordingWriter()
+    async with running(made, channel_writer):
         assert (await post(made, b'{"body":"a"}\n' * 250, {"Content-Type": "application/jsonl"})).status == 200
-        assert intake.batch_sizes == [100, 100, 50]
+        assert channel_writer.batch_sizes == [100, 100, 50]
         large = json.dumps({"body": "x" * 400_000}).encode() + b"\n"
         assert (await post(made, large * 5, {"Content-Type": "application/jsonl"})).status == 200
-    assert intake.batch_sizes[3:] == [2, 2, 1]
-    assert len(intake.rows) == 255
+    assert channel_writer.batch_sizes[3:] == [2, 2, 1]
+    assert len(channel_writer.rows) == 255
 
 
 @pytest.mark.parametrize(
@@ -162,67 +162,67 @@ async def test_post_that_channels_refuse_is_told_whether_to_come_again(
     error: Exception, status: int, retry_after: str | None
 ) -> None:
     """The answer has the reason and, where it helps, when to come again; then it is stored."""
-    made, intake = make_source(), GatheringIntake()
-    intake.refusals = [error]
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.refusals = [error]
+    async with running(made, channel_writer):
         answer = await post(made, b"event")
         assert (answer.status, answer.headers["retry-after"]) == (status, retry_after)
         assert answer.json()["message"] == str(error)
         assert (await post(made, b"event")).status == 200
-    assert intake.bodies == [b"event"]
+    assert channel_writer.bodies == [b"event"]
 
 
 async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
     """After a refusal in the middle, after a lost answer, and by another making of the source."""
-    made, intake = make_source(batch_events_max=10), GatheringIntake()
+    made, channel_writer = make_source(batch_events_max=10), RecordingWriter()
     body = b"\n".join(b'{"body":"%d"}' % number for number in range(25))
     headers = {"Content-Type": "application/jsonl", "Idempotency-Key": "a key"}
-    async with running(made, intake):
-        intake.refusals = [None, ChannelFullError("full")]
+    async with running(made, channel_writer):
+        channel_writer.refusals = [None, ChannelFullError("full")]
         assert (await post(made, body, headers)).status == 503
-        assert len(intake.rows) == 10
+        assert len(channel_writer.rows) == 10
         for _ in range(2):
             assert (await post(made, body, headers)).status == 200
     again = make_source(batch_events_max=10)
-    async with running(again, intake):
+    async with running(again, channel_writer):
         assert (await post(again, body, headers)).status == 200
         assert (await post(again, b"other", {"Idempotency-Key": "another key"})).status == 200
         assert (await post(again, b"none")).status == 200
         assert (await post(again, b"none")).status == 200
-    assert intake.bodies == [*(b"%d" % number for number in range(25)), b"other", b"none", b"none"]
+    assert channel_writer.bodies == [*(b"%d" % number for number in range(25)), b"other", b"none", b"none"]
 
 
 async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> None:
     """Nothing of it is stored, also after a new making of the source; whoever sent it is told what a key is for."""
-    made, intake = make_source(), GatheringIntake()
+    made, channel_writer = make_source(), RecordingWriter()
     key = {"Idempotency-Key": "a key"}
-    async with running(made, intake):
+    async with running(made, channel_writer):
         assert (await post(made, b"one", key)).status == 200
     made = make_source()
-    async with running(made, intake):
+    async with running(made, channel_writer):
         refused = await post(made, b"other", key)
         longer = await post(made, b'[{"body": "one"}, {"body": "two"}]', {**JSON, **key})
         assert (await post(made, b"one", key)).status == 200
     assert (refused.status, longer.status) == (422, 422)
     assert refused.json()["reason"] == "KEY_REUSED"
     assert "this Idempotency-Key was used before, with other events" in refused.json()["message"]
-    assert intake.bodies == [b"one"]
+    assert channel_writer.bodies == [b"one"]
 
 
 async def test_post_with_a_key_that_is_in_work_is_told_to_come_again() -> None:
     """Whoever gave up waiting and repeats it finds it stored later."""
-    made, intake = make_source(), GatheringIntake()
-    intake.may_store.clear()
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.may_store.clear()
     key = {"Idempotency-Key": "a key"}
-    async with running(made, intake):
+    async with running(made, channel_writer):
         first = asyncio.create_task(post(made, b"one", key))
-        await intake.waiting.wait()
+        await channel_writer.waiting.wait()
         again = await post(made, b"one", key)
-        intake.may_store.set()
+        channel_writer.may_store.set()
         assert (again.status, again.json()["reason"]) == (503, "KEY_IN_WORK")
         assert again.headers["retry-after"]
         assert [(await first).status, (await post(made, b"one", key)).status] == [200, 200]
-    assert intake.bodies == [b"one"]
+    assert channel_writer.bodies == [b"one"]
 
 
 async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> None:
@@ -242,8 +242,8 @@ async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> 
 @pytest.mark.parametrize("key", ["", "k" * 257])
 async def test_post_with_a_key_that_is_none_is_refused(key: str) -> None:
     """What is allowed is told."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer):
         answer = await post(made, b"event", {"Idempotency-Key": key})
     assert answer.status == 400
     assert answer.json()["message"] == f"Idempotency-Key has {len(key)} characters; 1 to 256 are allowed"
@@ -265,19 +265,19 @@ async def test_post_of_what_is_wrong_is_refused_and_harms_nobody(
     body: bytes, headers: Mapping[str, str], status: int, reason: str
 ) -> None:
     """The answer has a stable reason and a sentence; nothing is stored, and the next request is."""
-    made, intake = make_source(body_bytes_max=1_024, request_events_max=10), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(body_bytes_max=1_024, request_events_max=10), RecordingWriter()
+    async with running(made, channel_writer):
         answer = await post(made, body, headers)
         assert (answer.status, answer.json()["reason"]) == (status, reason)
         assert answer.json()["message"]
         assert (await post(made, b"good")).status == 200
-    assert intake.bodies == [b"good"]
+    assert channel_writer.bodies == [b"good"]
 
 
 async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() -> None:
     """Who asks first whether to go on need not send it at all."""
-    made, intake = make_source(body_bytes_max=1_024), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(10**15, {"Expect": "100-continue"}))
         answer = await read_answer(reader)
         assert (answer.status, answer.headers["connection"]) == (413, "close")
@@ -286,8 +286,8 @@ async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() 
 
 async def test_post_that_expects_to_be_told_to_go_on_is() -> None:
     """Curl asks so before a large body."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(5, {"Expect": "100-continue"}))
         assert (await read_answer(reader)).status == 100
         writer.write(b"event")
@@ -297,8 +297,8 @@ async def test_post_that_expects_to_be_told_to_go_on_is() -> None:
 async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read and dropped for a moment, so that the sender sees the answer, and costs no memory."""
     monkeypatch.setattr(http_bodies, "_UNREAD_SECONDS_MAX", 0.2)
-    made, intake = make_source(body_bytes_max=1_024), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(None, {"Transfer-Encoding": "chunked"}))
         answering = asyncio.create_task(read_answer(reader))
         sent = 0
@@ -312,8 +312,8 @@ async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytes
 
 async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
     """Neither a head nor a body may take for ever."""
-    made, intake = make_source(request_seconds_max=0.1), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer):
+    made, channel_writer = make_source(request_seconds_max=0.1), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(1_000, {}))
         # Letters that come once it is refused would have the connection reset, and the answer with it.
         for _ in range(3):
@@ -322,13 +322,13 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
         answer = await read_answer(reader)
         assert (answer.status, answer.json()["reason"]) == (408, "TOO_SLOW")
         assert await reader.read() == b""
-    assert intake.rows == []
+    assert channel_writer.rows == []
 
 
 async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> None:
     """What requests hold together is bounded; when they have gone there is room."""
-    made, intake = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), GatheringIntake()
-    async with running(made, intake), connected(made) as (reader, writer), connected(made) as (_, second):
+    made, channel_writer = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), RecordingWriter()
+    async with running(made, channel_writer), connected(made) as (reader, writer), connected(made) as (_, second):
         for holder in (writer, second):
             holder.write(head(1_024, {}) + bytes(1_000))
         while (answer := await post(made, bytes(100))).status == 200:
@@ -347,43 +347,43 @@ async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> No
 
 async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_a_conflict() -> None:
     """Whoever uses a key for other events is told so."""
-    made, intake = make_source(), GatheringIntake()
-    intake.refusals = [BadArgumentError("overlaps in part")]
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.refusals = [BadArgumentError("overlaps in part")]
+    async with running(made, channel_writer):
         answer = await post(made, b"event", {"Idempotency-Key": "key"})
     assert (answer.status, answer.json()) == (409, {"reason": "BAD_ARGUMENT", "message": "overlaps in part"})
 
 
 async def test_post_that_is_cut_off_stores_nothing() -> None:
     """Half a request is none."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer):
         async with connected(made) as (_, writer):
             writer.write(head(1_000, {}) + b"half")
             await writer.drain()
         assert (await post(made, b"whole")).status == 200
-    assert intake.bodies == [b"whole"]
+    assert channel_writer.bodies == [b"whole"]
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/in", 405), ("PUT", "/in", 405), ("POST", "/", 404)])
 async def test_request_for_something_else_is_refused(method: str, path: str, status: int) -> None:
     """Only POST to the one path stores anything."""
-    made, intake = make_source(path="/in"), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(path="/in"), RecordingWriter()
+    async with running(made, channel_writer):
         async with connected(made) as (reader, writer):
             writer.write(head(1, {}, method, path) + b"x")
             assert (await read_answer(reader)).status == status
         assert (await post(made, b"event", path="/in")).status == 200
-    assert intake.bodies == [b"event"]
+    assert channel_writer.bodies == [b"event"]
 
 
 async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> None:
     """A bug of somebody's is no reason to fall silent, nor to fill the log; callers are told no internals."""
-    made, intake = make_source(), GatheringIntake()
-    intake.refusals = [RuntimeError("secret") for _ in range(10)]
-    intake.refusals += [InternalError("secret")]
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.refusals = [RuntimeError("secret") for _ in range(10)]
+    channel_writer.refusals += [InternalError("secret")]
     with structlog.testing.capture_logs() as logs:
-        async with running(made, intake):
+        async with running(made, channel_writer):
             answers = [await post(made, b"event") for _ in range(12)]
     assert [answer.status for answer in answers] == [500] * 11 + [200]
     assert b"secret" not in b"".join(answer.body for answer in answers)
@@ -392,18 +392,22 @@ async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> 
 
 async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None:
     """What has come as a whole is stored; what has not is told to come again; the port is closed."""
-    made, intake = make_source(), GatheringIntake()
-    intake.may_store.clear()
-    async with running(made, intake) as work, connected(made) as (whole, first), connected(made) as (half, second):
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.may_store.clear()
+    async with (
+        running(made, channel_writer) as work,
+        connected(made) as (whole, first),
+        connected(made) as (half, second),
+    ):
         second.write(head(1_000, {}) + b"half")
         first.write(head(5, {}) + b"whole")
-        await intake.waiting.wait()
+        await channel_writer.waiting.wait()
         work.cancel()
         answer = await read_answer(half)
         assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "DRAINING", "1")
-        intake.may_store.set()
+        channel_writer.may_store.set()
         assert (await read_answer(whole)).status == 200
-    assert intake.bodies == [b"whole"]
+    assert channel_writer.bodies == [b"whole"]
     with pytest.raises(ConnectionRefusedError), socket.create_connection((made._address.host, made._address.port)):
         pytest.fail("the port is still open")
 
@@ -411,11 +415,11 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
 async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that cannot be stored in time is told that nobody knows."""
     monkeypatch.setattr(http_source, "CLOSING_SECONDS_MAX", 1)
-    made, intake = make_source(), GatheringIntake()
-    intake.may_store.clear()
-    async with running(made, intake) as work, connected(made) as (reader, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.may_store.clear()
+    async with running(made, channel_writer) as work, connected(made) as (reader, writer):
         writer.write(head(5, {}) + b"event")
-        await intake.waiting.wait()
+        await channel_writer.waiting.wait()
         work.cancel()
         answer = await read_answer(reader)
     assert (answer.status, answer.json()["reason"]) == (503, "UNAVAILABLE")
@@ -424,9 +428,9 @@ async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeyp
 async def test_post_that_channels_do_not_take_in_time_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel that waits for room for an hour does not keep its sender for an hour."""
     monkeypatch.setattr(http_source, "STORING_SECONDS_MAX", 0.05)
-    made, intake = make_source(), GatheringIntake()
-    intake.may_store.clear()
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.may_store.clear()
+    async with running(made, channel_writer):
         answer = await post(made, b"event")
     assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
 
@@ -435,18 +439,18 @@ async def test_run_with_a_port_in_use_says_so_and_can_begin_again() -> None:
     """The source's state has a sentence with the setting; the port that was found is kept."""
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
-        made, intake = make_source(listen=f"127.0.0.1:{port}"), GatheringIntake()
-        async with running(made, intake) as work:
+        made, channel_writer = make_source(listen=f"127.0.0.1:{port}"), RecordingWriter()
+        async with running(made, channel_writer) as work:
             with pytest.raises(
                 ComponentError, match=rf"^cannot listen on 127.0.0.1:{port} \(sources.web.listen\): Addr"
             ):
                 await work
-    async with running(made, intake):
+    async with running(made, channel_writer):
         assert (await post(made, b"event")).status == 200
     made = make_source()
-    async with running(made, intake):
+    async with running(made, channel_writer):
         found = made._address
-    async with running(made, intake):
+    async with running(made, channel_writer):
         assert made._address == found
         assert (await post(made, b"event")).status == 200
 

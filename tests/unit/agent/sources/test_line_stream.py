@@ -6,12 +6,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
-from tests.source_intakes import held, intake_of, memory, registry_of
+from tests.source_writers import held, intake_of, memory, registry_of
 from tests.sources_at_work import take
 from tests.virtual_clock import now, settle, started
 
@@ -63,7 +63,7 @@ def stream(**lines: Any) -> LineStream:
     return LineStream(LinesConfig(**lines), LINGER_SECONDS, structlog.stdlib.get_logger("test"))
 
 
-def channel_and_intake(**limits: Any) -> tuple[ChannelRegistry, Intake]:
+def channel_and_intake(**limits: Any) -> tuple[ChannelRegistry, ChannelWriter]:
     registry = registry_of(lines=memory(**limits))
     return registry, intake_of(registry, ["lines"], events_max=3)
 
@@ -74,8 +74,8 @@ def lines_in(registry: ChannelRegistry) -> list[bytes]:
 
 async def test_bring_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
     """A batch lingers from its first event on, whatever comes after that."""
-    registry, intake = channel_and_intake()
-    bringing = await started(stream().bring(intake, written.read))
+    registry, writer = channel_and_intake()
+    bringing = await started(stream().bring(writer, written.read))
     written.write(b"1\n2\n3\n4\n")
     await settle()
     assert lines_in(registry) == [b"1", b"2", b"3"]
@@ -90,19 +90,19 @@ async def test_bring_stores_full_batches_at_once_and_others_after_a_while(writte
 
 async def test_bring_to_the_end_stores_all(written: Input) -> None:
     """Without waiting, and with the last line whether it has an end or not; then it may begin anew."""
-    registry, intake = channel_and_intake()
+    registry, writer = channel_and_intake()
     lines = stream()
     written.write(b"1\n2", b"", b"3\n", b"")
     for _ in range(2):
-        await lines.bring(intake, written.read)
+        await lines.bring(writer, written.read)
     assert lines_in(registry) == [b"1", b"2", b"3"]
     assert now() == 0.0
 
 
 async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> None:
     """An idle source does nothing at all."""
-    _, intake = channel_and_intake()
-    bringing = await started(stream().bring(intake, written.read))
+    _, writer = channel_and_intake()
+    bringing = await started(stream().bring(writer, written.read))
     written.write(b"unfinished")
     await settle()
     # With a timer anywhere, the clock would stop there on its way.
@@ -118,8 +118,8 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
 ) -> None:
     """Memory holds some megabytes of a stream, however large a batch may be."""
     monkeypatch.setattr("millrace_server.agent.sources.line_stream._BATCH_BYTES", 10)
-    registry, intake = channel_and_intake()
-    bringing = await started(stream().bring(intake, written.read))
+    registry, writer = channel_and_intake()
+    bringing = await started(stream().bring(writer, written.read))
     written.write(b"12345\n")
     await settle()
     assert lines_in(registry) == []
@@ -131,8 +131,8 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
 
 async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
     """Whoever writes is held up; nothing is lost, and nothing stored twice."""
-    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
-    bringing = await started(stream().bring(intake, written.read))
+    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    bringing = await started(stream().bring(writer, written.read))
     expected = [b"%d" % number for number in range(30)]
     written.write(*(line + b"\n" for line in expected), b"")
     await settle()
@@ -147,9 +147,9 @@ async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
 
 async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
     """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
-    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
     lines = stream()
-    bringing = await started(lines.bring(intake, written.read))
+    bringing = await started(lines.bring(writer, written.read))
     written.write(b"1\n2\n3\n4\n5\n6\n7\nunfin")
     await settle()
     bringing.cancel()
@@ -157,7 +157,7 @@ async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, lo
     assert bringing.is_cancelled
     assert await take(registry, 4) == [b"1", b"2", b"3"]
     written.write(b"ished\n", b"")
-    bringing = await started(lines.bring(intake, written.read))
+    bringing = await started(lines.bring(writer, written.read))
     assert await take(registry, 4) == [b"4", b"5", b"6"]
     await bringing.answer()
     assert lines_in(registry) == [b"7", b"unfinished"]
@@ -166,9 +166,9 @@ async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, lo
 
 async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
     """After its time, and not before."""
-    registry, intake = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
-    await stream().bring_rest(intake, written.read, 60.0)
+    await stream().bring_rest(writer, written.read, 60.0)
     assert 60.0 <= now() < 61.0
     assert lines_in(registry) == [b"1", b"2", b"3"]
     assert [(entry["log_level"], entry["events_lost"]) for entry in log if "events_lost" in entry] == [("warning", 4)]
@@ -178,11 +178,11 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as its lines may be apart; then it lingers as any other."""
-    registry, intake = channel_and_intake()
+    registry, writer = channel_and_intake()
     # The virtual clock does not wait for threads.
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
-    bringing = await started(stream(multiline=multiline).bring(intake, written.read))
+    bringing = await started(stream(multiline=multiline).bring(writer, written.read))
     written.write(b"one\n")
     await asyncio.sleep(1.5)
     written.write(b" more\n")
@@ -206,13 +206,13 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
             return answer
 
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", SlowThread)
-    registry, intake = channel_and_intake()
+    registry, writer = channel_and_intake()
     lines = stream(multiline={"pattern": "^[a-z]"})
     written.write(b"one\n 1\ntwo\n", b"")
-    bringing = await started(lines.bring(intake, written.read))
+    bringing = await started(lines.bring(writer, written.read))
     bringing.cancel()
     await settle()
-    await started(lines.bring(intake, written.read))
+    await started(lines.bring(writer, written.read))
     while begun:
         begun.pop()()
         await settle()
@@ -221,8 +221,8 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
 
 async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
     """Then it fails; nothing that was good is kept back."""
-    registry, intake = channel_and_intake()
+    registry, writer = channel_and_intake()
     written.write(b"good\ncaf\xe9\n", b"more\n", b"")
     with pytest.raises(ComponentFailedError, match="the line at byte 5 is not in utf-8"):
-        await stream(decode_errors="fail").bring(intake, written.read)
+        await stream(decode_errors="fail").bring(writer, written.read)
     assert lines_in(registry) == [b"good"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentState
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadReader, stdin_problems
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import SettingsError, check_settings
 from tests.agent_parts import registry_with, until
 from tests.sources_at_work import at_work, bodies_in, take
 
@@ -209,15 +209,15 @@ async def test_run_after_a_failure_stores_what_was_read_ahead(
 ) -> None:
     """While one portion waits for its channel the next one is in memory already."""
     registry = registry_with("lines")
-    deliver, may_fail = Intake.deliver, asyncio.Event()
+    deliver, may_fail = ChannelWriter.deliver, asyncio.Event()
 
-    async def fail_once(self: Intake, *batch: Any) -> None:
+    async def fail_once(self: ChannelWriter, *batch: Any) -> None:
         if not may_fail.is_set():
             await may_fail.wait()
             raise ComponentError("for once")
         await deliver(self, *batch)
 
-    monkeypatch.setattr(Intake, "deliver", fail_once)
+    monkeypatch.setattr(ChannelWriter, "deliver", fail_once)
     async with at_work(config_of(batch_events_max=1), registry, tmp_path) as component:
         standard_input.write(b"one\n")
         await until(lambda: _waiting_bytes(standard_input) == 0)

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from millrace_server.agent.backoff import EarnedBackoff
+from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.agent.outlet import Outlet
 from millrace_server.agent.sink_groups.config import SinkGroupConfig
-from millrace_server.agent.sink_groups.outlets import GroupOutlet, MemberOutlet
+from millrace_server.agent.sink_groups.readers import GroupReader, MemberReader
 from millrace_server.agent.sink_groups.succession import Succession
 from millrace_server.agent.sinks.sink import Sink
 from millrace_server.agent.supervision import ComponentFailedError, describe, supervise
@@ -24,24 +24,24 @@ class SinkGroup:
 
     Args:
         config: How they share the work.
-        outlet: The group's, with an outlet for each sink.
+        reader: The group's, with a reader for each sink.
         make: Makes each sink, on a thread, for it may import much.
     """
 
-    def __init__(self, config: SinkGroupConfig, outlet: GroupOutlet, make: Sequence[MakeSink]) -> None:
-        self._outlet = outlet
+    def __init__(self, config: SinkGroupConfig, reader: GroupReader, make: Sequence[MakeSink]) -> None:
+        self._reader = reader
         self._members = [
             _Member(rank, member_outlet, make_sink, config.backoff_seconds_max)
-            for rank, (member_outlet, make_sink) in enumerate(zip(outlet.members, make, strict=True))
+            for rank, (member_outlet, make_sink) in enumerate(zip(reader.members, make, strict=True))
         ]
         self._succession = Succession(self._members) if config.policy == "failover" else None
 
-    async def run(self, _outlet: Outlet) -> None:
+    async def run(self, _reader: ChannelReader) -> None:
         tasks: dict[asyncio.Task[None], _Member] = {
             asyncio.create_task(supervise(member.component, partial(self._run_member, member), member.backoff)): member
             for member in self._members
         }
-        closing = asyncio.ensure_future(self._outlet.closing.wait())
+        closing = asyncio.ensure_future(self._reader.closing.wait())
         ended = asyncio.gather(*tasks)
         waited_for: set[asyncio.Future[Any]] = {ended, closing}
         try:
@@ -73,12 +73,12 @@ class SinkGroup:
             finally:
                 if self._succession is not None:
                     self._succession.leave(member.rank, has_failed=has_failed)
-            if has_ended or self._outlet.closing.is_set():
+            if has_ended or self._reader.closing.is_set():
                 return
 
     async def _wait_for_turn(self, member: "_Member", succession: Succession) -> None:
-        member.outlet.begin_turn = partial(succession.begin, member.rank)
-        member.outlet.on_progress = succession.note_progress
+        member.reader.begin_turn = partial(succession.begin, member.rank)
+        member.reader.on_progress = succession.note_progress
         if not (succession.is_wanted(member.rank) or succession.has_failed(member.rank)):
             member.component.stands_by()
         await succession.wait_wanted(member.rank)
@@ -88,7 +88,7 @@ class SinkGroup:
         failing.reason = describe(error)
         others = [member for member in self._members if member is not failing]
         if not any(member.component.state.is_well for member in others):
-            self._outlet.component.backs_off(self._all_reasons())
+            self._reader.component.backs_off(self._all_reasons())
 
     def _all_reasons(self) -> str:
         told = "; ".join(f"{member.component.name}: {member.reason}" for member in self._members)
@@ -102,11 +102,11 @@ class _Member:
         reason: Why it failed last.
     """
 
-    def __init__(self, rank: int, outlet: MemberOutlet, make: MakeSink, backoff_seconds_max: float) -> None:
+    def __init__(self, rank: int, reader: MemberReader, make: MakeSink, backoff_seconds_max: float) -> None:
         self.rank = rank
-        self.outlet = outlet
-        self.component = outlet.component
-        self.backoff = MemberBackoff(outlet.component, backoff_seconds_max)
+        self.reader = reader
+        self.component = reader.component
+        self.backoff = MemberBackoff(reader.component, backoff_seconds_max)
         self.reason = ""
         self._make = make
         self._sink: Sink | None = None
@@ -122,22 +122,22 @@ class _Member:
         """Has the sink work until it ends; False where it ends because its turn was over."""
         if self._sink is None:
             self._sink = await asyncio.to_thread(self._make)
-        self.outlet.reopen()
+        self.reader.reopen()
         self._is_cut_off = False
-        self._work = asyncio.create_task(self._sink.run(self.outlet))
+        self._work = asyncio.create_task(self._sink.run(self.reader))
         try:
             await asyncio.wait({self._work})
         finally:
             work, self._work = self._work, None
             work.cancel()
             outcome = await asyncio.gather(work, return_exceptions=True)
-            self.outlet.give_back_all()
+            self.reader.nack_all()
         if isinstance(outcome[0], Exception):
             raise outcome[0]
-        return not (self._is_cut_off or self.outlet.has_ended)
+        return not (self._is_cut_off or self.reader.has_ended)
 
     def retire(self) -> None:
-        self.outlet.close()
+        self.reader.close()
 
     def cut_off(self) -> None:
         self._is_cut_off = True

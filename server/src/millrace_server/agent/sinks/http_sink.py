@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-from millrace_server.agent.outlet import Delivery, EventsRejectedError, Outlet
+from millrace_server.agent.channel_reader import ChannelReader, Delivery, EventsRejectedError
 from millrace_server.agent.sinks.http_config import HttpSinkConfig, split_url
 from millrace_server.agent.sinks.http_connection import HttpAnswer, HttpConnection, HttpConnectionError
 from millrace_server.agent.sinks.http_progress import HttpProgress
@@ -35,16 +35,16 @@ class HttpSink:
             headers["Content-Encoding"] = "gzip"
         return list(headers.items())
 
-    async def run(self, outlet: Outlet) -> None:
+    async def run(self, reader: ChannelReader) -> None:
         """See `Sink.run`."""
         tls = await asyncio.to_thread(self._tls) if self._url.scheme == "https" else None
         connection = HttpConnection(self._url, self._config.connect_seconds_max, tls)
         try:
-            while (delivery := await outlet.take(self._config.request_bytes_max)) is not None:
+            while (delivery := await reader.take(self._config.request_bytes_max)) is not None:
                 try:
                     await self._send_all(connection, delivery)
                 except EventsRejectedError as error:
-                    await outlet.reject(delivery, error)
+                    await reader.reject(delivery, error)
                 else:
                     await delivery.settle()
         finally:

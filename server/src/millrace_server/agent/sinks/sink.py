@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_names import KnownChannelName
-from millrace_server.agent.outlet import EventsRejectedError, Outlet
+from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
 from millrace_server.channels.batches import StoredBatch
 
 
@@ -25,8 +25,8 @@ class SinkPlace(NamedTuple):
 class Sink(Protocol):
     """Takes events on."""
 
-    async def run(self, outlet: Outlet) -> None:
-        """Takes deliveries and settles them, until the outlet has no more to give.
+    async def run(self, reader: ChannelReader) -> None:
+        """Takes deliveries and settles them, until the reader has no more to give.
 
         A delivery that is neither settled nor given back when this ends is given back. It may be cancelled when the
         time for stopping is over, and may be run again after it has raised or was cancelled.
@@ -76,14 +76,14 @@ class TakingSinkConfig(SinkConfig, ABC):
 class BatchSink(ABC):
     """A sink that is done with each delivery before it takes the next."""
 
-    async def run(self, outlet: Outlet) -> None:
+    async def run(self, reader: ChannelReader) -> None:
         await self.open()
         try:
-            while (delivery := await outlet.take()) is not None:
+            while (delivery := await reader.take()) is not None:
                 try:
                     await self.write(delivery.batches)
                 except EventsRejectedError as error:
-                    await outlet.reject(delivery, error)
+                    await reader.reject(delivery, error)
                 else:
                     await delivery.settle()
         finally:

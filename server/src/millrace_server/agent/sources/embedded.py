@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from millrace_server.agent.doors import Doors
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
+from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 from millrace_server.agent.supervision import ComponentFailedError
 
@@ -23,21 +23,21 @@ class EmbeddedSourceConfig(SourceConfig):
         raise ValueError("has no use here; what a program puts at once is stored at once")
 
     def make(self, place: SourcePlace) -> Source:
-        return _EmbeddedSource(place.name, place.doors)
+        return _EmbeddedSource(place.name, place.embedded_sources)
 
 
 class _EmbeddedSource:
-    def __init__(self, name: str, doors: Doors | None) -> None:
+    def __init__(self, name: str, embedded_sources: EmbeddedSources | None) -> None:
         self._name = name
-        self._doors = doors
+        self._embedded_sources = embedded_sources
 
-    async def run(self, intake: Intake) -> None:
-        if self._doors is None:
+    async def run(self, writer: ChannelWriter) -> None:
+        if self._embedded_sources is None:
             raise ComponentFailedError(
                 "no program puts events into a daemon's source of type embedded; use millrace_server.embedded in a "
                 "program, or a source of another type here"
             )
-        with self._doors.open_for(self._name, intake):
-            intake.note_ready()
+        with self._embedded_sources.open_for(self._name, writer):
+            writer.note_ready()
             # Whoever puts does all the work.
             await asyncio.Event().wait()

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.addresses import Address
 from millrace_server.agent.sources.listening import ListeningSourceConfig, check_reach
 from millrace_server.agent.sources.source import Source, SourcePlace
+from millrace_server.network.addresses import Address
 
 _MIB = 1024 * 1024
 _INFLIGHT_BODIES = 16

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.sources.http_events import Event
 from millrace_server.agent.sources.http_refusals import RETRY_SECONDS, HttpRefusalError, bad_request, come_again
 from millrace_server.channels.stamps import PASSING_PREFIX, Stamp
@@ -57,12 +57,12 @@ class RequestKeys:
 
     Args:
         source: The source's name.
-        intake: Knows what the channels have stored.
+        writer: Knows what the channels have stored.
     """
 
-    def __init__(self, source: str, intake: Intake) -> None:
+    def __init__(self, source: str, writer: ChannelWriter) -> None:
         self._source = source
-        self._intake = intake
+        self._writer = writer
         self._in_work: set[str] = set()
 
     def key_of(self, request: Request) -> str | None:
@@ -102,7 +102,7 @@ class RequestKeys:
 
     def _refuse_others(self, name: RequestName, count: int) -> None:
         try:
-            accepted = self._intake.accepted(name.producer_id)
+            accepted = self._writer.accepted(name.producer_id)
         except MillraceError as error:
             raise come_again(error) from None
         for first, last in chain.from_iterable(accepted):

@@ -9,9 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from millrace_server.addresses import Address
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.http_bodies import BodyReader, Hold, InflightBytes
 from millrace_server.agent.sources.http_config import HttpSourceConfig
 from millrace_server.agent.sources.http_events import Event, read_events
@@ -19,7 +18,6 @@ from millrace_server.agent.sources.http_keys import Content, RequestKeys, Reques
 from millrace_server.agent.sources.http_refusals import RETRY_SECONDS, HttpRefusalError, come_again
 from millrace_server.agent.sources.listening import address_of, open_source_socket
 from millrace_server.agent.troubles import TroubleLog
-from millrace_server.embedded_http import EmbeddedHttp, HttpLimits
 from millrace_server.errors import (
     BadArgumentError,
     EventTooLargeError,
@@ -27,6 +25,8 @@ from millrace_server.errors import (
     MillraceError,
     TxnCapacityError,
 )
+from millrace_server.network.addresses import Address
+from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 CLOSING_SECONDS_MAX = 5
 """How long requests that are being stored may take when the source ends."""
@@ -49,9 +49,9 @@ class HttpSource:
         # A port that was found is kept when the source begins anew.
         self._address = Address.parse(config.listen)
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         """See `Source.run`."""
-        receiver = _Receiver(self._name, self._config, intake)
+        receiver = _Receiver(self._name, self._config, writer)
         limits = HttpLimits(self._config.connections_max, closing_seconds_max=CLOSING_SECONDS_MAX)
         with await open_source_socket(self._address, self._name) as bound:
             self._address = address_of(bound)
@@ -59,7 +59,7 @@ class HttpSource:
             try:
                 await server.start(bound)
                 _log.info("listening", source=self._name, address=f"http://{self._address}{self._config.path}")
-                intake.note_ready()
+                writer.note_ready()
                 await server.wait_ended()
             finally:
                 receiver.close()
@@ -75,14 +75,14 @@ class _Batch(NamedTuple):
 class _Receiver:
     """Answers requests."""
 
-    def __init__(self, source: str, config: HttpSourceConfig, intake: Intake) -> None:
+    def __init__(self, source: str, config: HttpSourceConfig, writer: ChannelWriter) -> None:
         self._source = source
         self._config = config
-        self._intake = intake
+        self._writer = writer
         self._inflight = InflightBytes(config.inflight_bytes_max)
         self._bodies = BodyReader(config)
         self._troubles = TroubleLog()
-        self._keys = RequestKeys(source, intake)
+        self._keys = RequestKeys(source, writer)
         self._is_closing = False
 
     def app(self) -> Starlette:
@@ -136,7 +136,7 @@ class _Receiver:
     def _batches(self, events: list[Event]) -> list[_Batch]:
         """The events in portions that are the same each time, so that a repeat finds what was stored before.
 
-        What channels take at once may change meanwhile: the intake cuts them further where it must.
+        What channels take at once may change meanwhile: the writer cuts them further where it must.
         """
         batches = [_Batch(0, [])]
         byte_count = 0
@@ -155,18 +155,18 @@ class _Receiver:
             if (value := request.headers.get(request_header)) is not None:
                 table.fill(header, value)
         stamp = (
-            self._intake.numbered(len(batch.events))
+            self._writer.numbered(len(batch.events))
             if name is None
             else name.stamp(batch.first_index, len(batch.events))
         )
         try:
-            await self._intake.offer(table, stamp)
+            await self._writer.offer(table, stamp)
         except (EventTooLargeError, TxnCapacityError) as error:
             raise HttpRefusalError(413, error.reason, str(error)) from None
         except BadArgumentError as error:
             raise HttpRefusalError(400 if name is None else 409, error.reason, str(error)) from None
         except InternalError:
-            # The intake has told the log.
+            # The writer has told the log.
             raise _internal() from None
         except MillraceError as error:
             raise come_again(error) from None

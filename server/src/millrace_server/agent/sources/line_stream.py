@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import structlog
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
@@ -55,30 +55,30 @@ class LineStream:
     def _unstored_count(self) -> int:
         return len(self._bodies) + (self._sealed[0].count if self._sealed else 0)
 
-    async def bring(self, intake: Intake, read: Read) -> None:
+    async def bring(self, writer: ChannelWriter, read: Read) -> None:
         """Reads to the end, and returns once all is stored. What is read after that begins with a new line.
 
         Args:
-            intake: Stores events.
+            writer: Stores events.
             read: Gives what is to be cut.
 
         Raises:
             ComponentFailedError: A line is not in its charset, and that is not allowed.
         """
-        await self._take_joined(intake)
-        while data := await self._next(intake, read):
-            await self._split(intake, partial(LineSplitter.feed, data=data))
+        await self._take_joined(writer)
+        while data := await self._next(writer, read):
+            await self._split(writer, partial(LineSplitter.feed, data=data))
             if self._lines.multiline is not None:
                 self._event_ends_at = self._now() + self._lines.multiline.timeout_seconds
-        await self._split(intake, LineSplitter.finish)
+        await self._split(writer, LineSplitter.finish)
         self._splitter = LineSplitter(self._lines)
-        await self._store(intake)
+        await self._store(writer)
 
-    async def bring_rest(self, intake: Intake, read: Read, timeout_seconds: float) -> None:
+    async def bring_rest(self, writer: ChannelWriter, read: Read, timeout_seconds: float) -> None:
         """Reads to the end and stores, as `bring` does, but no longer than that; the log is told of what is lost."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self.bring(intake, read)
+                await self.bring(writer, read)
         except (TimeoutError, ComponentError) as error:
             self._log.warning(
                 "the source ends before all that it has read could be stored",
@@ -86,7 +86,7 @@ class LineStream:
                 reason=str(error) or "there was no room in time",
             )
 
-    async def _next(self, intake: Intake, read: Read) -> bytes:
+    async def _next(self, writer: ChannelWriter, read: Read) -> bytes:
         """The next bytes; meanwhile stores what has waited long enough."""
         while True:
             try:
@@ -94,9 +94,9 @@ class LineStream:
                     return await read()
             except TimeoutError:
                 if self._splitter.has_waiting_event and self._event_ends_at <= self._now():
-                    await self._split(intake, LineSplitter.finish_event)
+                    await self._split(writer, LineSplitter.finish_event)
                 if self._unstored_count and self._seal_at <= self._now():
-                    await self._store(intake)
+                    await self._store(writer)
 
     def _due_at(self) -> float | None:
         dues = []
@@ -106,53 +106,53 @@ class LineStream:
             dues.append(self._seal_at)
         return min(dues, default=None)
 
-    async def _split(self, intake: Intake, call: Callable[[LineSplitter], Lines]) -> None:
+    async def _split(self, writer: ChannelWriter, call: Callable[[LineSplitter], Lines]) -> None:
         if self._lines.multiline is not None:
             self._joining = self._thread.do(partial(call, self._splitter))
-            await self._take_joined(intake)
+            await self._take_joined(writer)
             return
         try:
             lines = call(self._splitter)
         except LinesError as error:
-            await self._fail(intake, error)
-        await self._add(intake, lines)
+            await self._fail(writer, error)
+        await self._add(writer, lines)
 
-    async def _take_joined(self, intake: Intake) -> None:
+    async def _take_joined(self, writer: ChannelWriter) -> None:
         """Takes over what the thread has made, also for a run that was cancelled while it waited for that."""
         if self._joining is None:
             return
         try:
             lines = await asyncio.shield(self._joining)
         except LinesError as error:
-            await self._fail(intake, error)
+            await self._fail(writer, error)
         self._joining = None
-        await self._add(intake, lines)
+        await self._add(writer, lines)
 
-    async def _fail(self, intake: Intake, error: LinesError) -> NoReturn:
+    async def _fail(self, writer: ChannelWriter, error: LinesError) -> NoReturn:
         # What comes before that line is good.
-        await self._store(intake)
+        await self._store(writer)
         raise ComponentFailedError(str(error)) from None
 
-    async def _add(self, intake: Intake, lines: Lines) -> None:
+    async def _add(self, writer: ChannelWriter, lines: Lines) -> None:
         if lines.count and not self._unstored_count:
             self._seal_at = self._now() + self._linger_seconds
         self._bodies += lines.bodies
         self._body_bytes += sum(map(len, lines.bodies))
-        while len(self._bodies) >= intake.events_max or self._body_bytes >= _BATCH_BYTES:
-            await self._store_batch(intake)
+        while len(self._bodies) >= writer.events_max or self._body_bytes >= _BATCH_BYTES:
+            await self._store_batch(writer)
 
-    async def _store(self, intake: Intake) -> None:
+    async def _store(self, writer: ChannelWriter) -> None:
         while self._unstored_count:
-            await self._store_batch(intake)
+            await self._store_batch(writer)
 
-    async def _store_batch(self, intake: Intake) -> None:
+    async def _store_batch(self, writer: ChannelWriter) -> None:
         if self._sealed is None:
-            bodies = self._bodies[: intake.events_max]
+            bodies = self._bodies[: writer.events_max]
             del self._bodies[: len(bodies)]
             self._body_bytes -= sum(map(len, bodies))
-            self._sealed = EventTable(bodies), intake.numbered(len(bodies))
+            self._sealed = EventTable(bodies), writer.numbered(len(bodies))
         # Where this fails or is cancelled, the same is delivered once more: nothing is stored twice.
-        await intake.deliver(*self._sealed)
+        await writer.deliver(*self._sealed)
         self._sealed = None
 
     @staticmethod

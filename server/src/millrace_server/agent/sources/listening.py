@@ -4,11 +4,11 @@ import socket
 from abc import ABC
 
 from millrace.setting_problems import shown_value
-from millrace_server.addresses import Address
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.listening import open_socket
-from millrace_server.start_error import StartError
+from millrace_server.errors import StartError
+from millrace_server.network.addresses import Address
+from millrace_server.network.sockets import open_socket
 
 
 class ListeningSourceConfig(SourceConfig, ABC):

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_names import KnownChannelName
-from millrace_server.agent.doors import Doors
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
+from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.selectors.config import AnySelectorConfig
 from millrace_server.agent.selectors.replicating import ReplicatingConfig
@@ -22,14 +22,14 @@ class SourcePlace(NamedTuple):
     """Its name in the configuration."""
     directory: Path
     """A directory for what it must remember; it may not be there yet."""
-    doors: Doors | None = None
+    embedded_sources: EmbeddedSources | None = None
     """Where the program that the agent runs in hands its events over; None in a daemon."""
 
 
 class Source(Protocol):
     """Brings events."""
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         """Brings events until there will be no more, or until it is cancelled.
 
         It is cancelled when the agent stops, and may take a moment to end what it has begun. It may be run again after

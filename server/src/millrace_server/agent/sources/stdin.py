@@ -15,7 +15,7 @@ import structlog
 from pydantic import Field
 
 from millrace.setting_problems import shown_path
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
@@ -73,21 +73,21 @@ class _StdinSource:
         self._reader: ThreadReader | None = None
         """Of the run before this one, which may have failed with something that it has read ahead."""
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         if sys.__stdin__ is None:
             raise ComponentFailedError("the daemon was started without a standard input")
         standard_input = self._reader = ThreadReader(sys.__stdin__.fileno(), self._reader)
-        intake.note_ready()
+        writer.note_ready()
         try:
-            await self._stream.bring(intake, standard_input.read)
+            await self._stream.bring(writer, standard_input.read)
         except asyncio.CancelledError:
             standard_input.end()
             # There is no way to put back what was read.
-            await self._stream.bring_rest(intake, standard_input.read, _LAST_STORE_SECONDS)
+            await self._stream.bring_rest(writer, standard_input.read, _LAST_STORE_SECONDS)
             raise
         finally:
             standard_input.end()
-        intake.note_ended("standard input has ended")
+        writer.note_ended("standard input has ended")
         if self._config.exit_at_end:
             self._log.info("the daemon stops, since standard input has ended")
             os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ import pytest
 
 from millrace_server.agent.sinks.files.sink import FilesSink
 from millrace_server.agent.sinks.sink import SinkPlace
-from millrace_server.settings import SettingsError, load_settings
+from millrace_server.configuration.settings import SettingsError, load_settings
 from tests.files_sink import config_of
 
 
@@ -123,6 +123,8 @@ def test_make_touches_no_directory(tmp_path: Path) -> None:
 def test_settings_imported_bring_no_library_that_is_an_extra() -> None:
     """A server without such a sink neither needs these libraries nor waits for them."""
     extras = {"fastavro", "fsspec", "pyarrow"}
-    program = f"import sys, millrace_server.settings; sys.exit(repr({extras} & sys.modules.keys() or None))"
+    program = (
+        f"import sys, millrace_server.configuration.settings; sys.exit(repr({extras} & sys.modules.keys() or None))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "None"

@@ -54,7 +54,7 @@ async def test_run_with_events_keeps_them_in_the_channel_until_the_file_has_its_
         await _until(lambda: bool(unfinished_below(out)))
         assert bench.unsettled == 10
         assert files_below(out) == []
-        bench.outlet.hurry()
+        bench.reader.hurry()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(10))
     assert (bench.component.event_count, bench.component.state.value) == (10, "running")
@@ -95,7 +95,7 @@ async def test_run_told_to_end_finishes_and_settles_all(tmp_path: Path, out: Pat
     await bench.put(rows_of(_lines(1), host="a"), rows_of(_lines(2), host="b"))
     async with bench.running() as run:
         await _until(lambda: len(unfinished_below(out)) == 2)
-        bench.outlet.close()
+        bench.reader.close()
         await run
         assert bench.unsettled == 0
     assert lines_below(out) == _lines(1, 2)
@@ -123,7 +123,7 @@ async def test_run_with_small_deliveries_holds_one_transaction(tmp_path: Path, o
             await _until(lambda: bench.channel.contents.queue.event_count == 0)
         # One more may have been taken that is not written yet.
         await _until(lambda: bench.channel.open_transactions == 1)
-        bench.outlet.hurry()
+        bench.reader.hurry()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(50))
     assert bench.component.batch_count < 5
@@ -137,7 +137,7 @@ async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Pa
         for first in range(0, 1_000, 10):
             await bench.put(rows_of(_lines(*range(first, first + 10))))
         assert len(lines_below(out)) >= 900
-        bench.outlet.hurry()
+        bench.reader.hurry()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(1_000))
     assert len(files_below(out)) <= 30
@@ -151,7 +151,7 @@ async def test_run_holding_the_room_that_others_wait_for_finishes_files(tmp_path
         await bench.put(rows_of(_lines(*range(40))))
         await _until(lambda: bool(unfinished_below(out)))
         await bench.put(rows_of(_lines(*range(40, 120))))
-        bench.outlet.hurry()
+        bench.reader.hurry()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(120))
 
@@ -188,8 +188,8 @@ async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(1, 2)))
 
-    def refuse(channel: Channel, loan: Transaction) -> None:
-        channel._take_back_loan(loan)
+    def refuse(channel: Channel, delivery: Transaction) -> None:
+        channel._return_delivery(delivery)
         raise ChannelLogFailedError("the log has failed")
 
     with monkeypatch.context() as patch:
@@ -329,7 +329,7 @@ async def test_run_beside_another_sink_on_the_same_directory_shares_it(tmp_path:
         await _until(lambda: len(unfinished_below(out)) == 1)
         await second.drain()
         assert len(unfinished_below(out)) == 1
-        first.outlet.hurry()
+        first.reader.hurry()
         await first.until_settled()
     assert sorted(lines_below(out)) == _lines(1, 2)
 

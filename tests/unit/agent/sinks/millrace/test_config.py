@@ -4,7 +4,7 @@ import pytest
 
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 from millrace_server.agent.sinks.sink import SinkPlace
-from millrace_server.settings import SettingsError, check_settings
+from millrace_server.configuration.settings import SettingsError, check_settings
 
 CHANNELS = {"orders": {"type": "memory"}}
 

@@ -2,11 +2,11 @@ import pytest
 
 from millrace.columns import ColumnsCutter, check_columns, columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.agent.outlet import Delivery, Outlet
+from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.millrace import requests
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import registry_with
 from tests.channel_events import append, stored
@@ -24,12 +24,12 @@ async def channel(registry: ChannelRegistry) -> Channel:
 
 
 @pytest.fixture
-async def outlet(registry: ChannelRegistry) -> Outlet:
+async def reader(registry: ChannelRegistry) -> ChannelReader:
     return outlet_of(registry, batch_events_max=1_000)
 
 
-async def taken(outlet: Outlet) -> Delivery:
-    delivery = await outlet.take()
+async def taken(reader: ChannelReader) -> Delivery:
+    delivery = await reader.take()
     assert delivery is not None
     return delivery
 
@@ -44,16 +44,16 @@ def ranges(encoded: list[Request]) -> list[tuple[int, int]]:
 
 async def take_away(channel: Channel, event_count: int) -> None:
     """Has somebody else take events, for good."""
-    loan = await channel.lend(Wish(events_max=event_count))
-    channel.settle(loan)
+    delivery = await channel.deliver(TakeLimits(events_max=event_count))
+    channel.settle(delivery)
 
 
-async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Channel, outlet: Outlet) -> None:
+async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Channel, reader: ChannelReader) -> None:
     """Under the channel's id and the events' own sequences: no event is touched on its way."""
     sent = StoredColumns.of(columns_from_events([({"host": "web-1"}, b"a"), ({}, bytes(50_000))])[0])
     await channel.append([sent], None)
     encoder = RequestEncoder("there", 100, 100)
-    [request] = encoder.requests(await taken(outlet))
+    [request] = encoder.requests(await taken(reader))
     assert request.encoded.endswith(sent.raw)
     [message] = parsed([request])
     assert message.channel == "there"
@@ -63,17 +63,17 @@ async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Chann
     assert request.event_count == 2
 
 
-async def test_requests_but_the_first_name_the_one_before_them(channel: Channel, outlet: Outlet) -> None:
+async def test_requests_but_the_first_name_the_one_before_them(channel: Channel, reader: ChannelReader) -> None:
     """So that none can overtake one that was refused, also over a gap."""
     encoder = RequestEncoder("orders", 100, 100)
     encoded = []
     for _ in range(3):
         await append(channel, b"a", b"b")
-        encoded += encoder.requests(await taken(outlet))
+        encoded += encoder.requests(await taken(reader))
     await append(channel, b"c")
     await take_away(channel, 1)
     await append(channel, b"d")
-    encoded += encoder.requests(await taken(outlet))
+    encoded += encoder.requests(await taken(reader))
     stamps = [request.stamp for request in parsed(encoded)]
     assert [request.has_condition for request in encoded] == [False, True, True, True]
     assert not stamps[0].HasField("after_sequence")
@@ -82,69 +82,69 @@ async def test_requests_but_the_first_name_the_one_before_them(channel: Channel,
 
 
 async def test_requests_over_gaps_promise_at_times_what_never_comes(
-    channel: Channel, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    channel: Channel, reader: ChannelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest event that the channel still has, with every so many gaps; without gaps nothing is said."""
     monkeypatch.setattr(requests, "GAPS_BETWEEN_PROMISES", 2)
     await append(channel, *[b"%d" % number for number in range(40)])
-    elsewhere = await channel.lend(Wish(events_max=3))
+    elsewhere = await channel.deliver(TakeLimits(events_max=3))
     encoder = RequestEncoder("orders", 100, 100)
-    outlet._events_max = 1
+    reader._events_max = 1
     stamps = []
     for _ in range(8):
-        stamps += [request.stamp for request in parsed(encoder.requests(await taken(outlet)))]
+        stamps += [request.stamp for request in parsed(encoder.requests(await taken(reader)))]
         await take_away(channel, 1)
     assert [stamp.HasField("oldest_open_sequence") for stamp in stamps] == 2 * [True, False, False] + [True, False]
     assert {stamp.oldest_open_sequence for stamp in stamps if stamp.HasField("oldest_open_sequence")} == {1}
     channel.settle(elsewhere)
-    outlet.give_back_all()
-    [again] = parsed(RequestEncoder("orders", 100, 100).requests(await taken(outlet)))
+    reader.nack_all()
+    [again] = parsed(RequestEncoder("orders", 100, 100).requests(await taken(reader)))
     assert again.stamp.oldest_open_sequence == again.stamp.first_sequence == 4
 
 
-async def test_requests_for_small_batches_are_joined(channel: Channel, outlet: Outlet) -> None:
+async def test_requests_for_small_batches_are_joined(channel: Channel, reader: ChannelReader) -> None:
     """A thousand events that came one by one go as one request, with all their headers."""
     rows = [({"number": str(number), f"odd-{number % 3}": "yes"}, b"%d" % number) for number in range(300)]
     for row in rows:
         await channel.append([StoredColumns.of(columns_from_events([row])[0])], None)
-    encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(outlet))
+    encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     [message] = parsed(encoded)
     assert ranges(encoded) == [(1, 300)]
     check_columns(message.columns)
     assert list(ColumnsCutter(message.columns).rows(0, 300)) == rows
 
 
-async def test_requests_for_batches_apart_are_not_joined(channel: Channel, outlet: Outlet) -> None:
+async def test_requests_for_batches_apart_are_not_joined(channel: Channel, reader: ChannelReader) -> None:
     """Each number of a stamp is one event: over a gap there are two stamps."""
     await append(channel, b"1", b"2")
     await append(channel, b"3")
-    held = await channel.lend(Wish(events_max=2))
+    held = await channel.deliver(TakeLimits(events_max=2))
     await take_away(channel, 1)
     await append(channel, b"4")
-    channel.give_back(held)
-    encoded = RequestEncoder("orders", 100, 100).requests(await taken(outlet))
+    channel.nack(held)
+    encoded = RequestEncoder("orders", 100, 100).requests(await taken(reader))
     assert ranges(encoded) == [(1, 2), (4, 4)]
     assert bodies_in(parsed(encoded)) == [b"1", b"2", b"4"]
 
 
 async def test_requests_for_large_batches_are_not_joined(
-    channel: Channel, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    channel: Channel, reader: ChannelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the copying would cost more than a request."""
     monkeypatch.setattr(requests, "JOINED_BYTES_MAX", 10_000)
     for _ in range(3):
         await append(channel, bytes(6_000))
-    encoded = RequestEncoder("orders", 100, 100).requests(await taken(outlet))
+    encoded = RequestEncoder("orders", 100, 100).requests(await taken(reader))
     assert ranges(encoded) == [(1, 1), (2, 2), (3, 3)]
 
 
 async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
-    channel: Channel, outlet: Outlet
+    channel: Channel, reader: ChannelReader
 ) -> None:
     """256 keys are the most of a batch; the next ones begin another."""
     for number in range(300):
         await channel.append([StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None)
-    encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(outlet))
+    encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     assert ranges(encoded) == [(1, 256), (257, 300)]
     for message in parsed(encoded):
         check_columns(message.columns)
@@ -152,23 +152,23 @@ async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
 
 @pytest.mark.parametrize(("capacity", "events_max"), [(3, 100), (100, 3)])
 async def test_requests_are_no_larger_than_the_target_takes(
-    channel: Channel, outlet: Outlet, capacity: int, events_max: int
+    channel: Channel, reader: ChannelReader, capacity: int, events_max: int
 ) -> None:
     """A batch is cut, and what is cut is not joined to more than that."""
     await append(channel, *[b"%d" % number for number in range(7)])
     await append(channel, b"7", b"8")
-    encoded = RequestEncoder("orders", capacity, events_max).requests(await taken(outlet))
+    encoded = RequestEncoder("orders", capacity, events_max).requests(await taken(reader))
     assert ranges(encoded) == [(1, 3), (4, 6), (7, 9)]
     assert bodies_in(parsed(encoded)) == [b"%d" % number for number in range(9)]
 
 
-async def test_requests_grow_again_once_many_were_taken(channel: Channel, outlet: Outlet) -> None:
+async def test_requests_grow_again_once_many_were_taken(channel: Channel, reader: ChannelReader) -> None:
     """Up to what the target takes, should one large batch have made them small."""
     await channel.append([stored(*[b"x"] * 16)], None)
     encoder = RequestEncoder("orders", 8, 2)
     for largest in (2, 4, 8, 8):
-        delivery = await taken(outlet)
+        delivery = await taken(reader)
         assert max(request.event_count for request in encoder.requests(delivery)) == largest
-        delivery.give_back()
+        delivery.nack()
         for _ in range(requests.DELIVERIES_BEFORE_GROWTH):
             encoder.note_taken()

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from millrace.v1 import admin_service_pb2 as admin_pb
+from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.agent.outlet import Outlet
 from millrace_server.agent.sinks.millrace import pipeline
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from millrace_server.channels.channel import Channel, Wish
+from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from tests.agent_parts import registry_with, until
@@ -47,10 +47,10 @@ class Scene:
     registry: ChannelRegistry
     target: FakeTarget
     scratch: Path
-    outlet: Outlet = field(init=False)
+    reader: ChannelReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outlet = outlet_of(self.registry)
+        self.reader = outlet_of(self.registry)
 
     @property
     def channel(self) -> Channel:
@@ -58,7 +58,7 @@ class Scene:
 
     @property
     def component(self) -> Component:
-        return self.outlet._component
+        return self.reader._component
 
     def sink(self, **settings: Any) -> ForwardingSink:
         return ForwardingSink(config_of(self.target.address, **settings), self.scratch)
@@ -66,8 +66,8 @@ class Scene:
     async def give_up(self, words: str, sink: ForwardingSink | None = None) -> ComponentError:
         """Runs a sink that has to give up, and say so."""
         with pytest.raises(ComponentError, match=words) as raised:
-            await (sink or self.sink()).run(self.outlet)
-        self.outlet.give_back_all()
+            await (sink or self.sink()).run(self.reader)
+        self.reader.nack_all()
         return raised.value
 
 
@@ -91,12 +91,12 @@ async def empty(channel: Channel) -> None:
 
 
 @asynccontextmanager
-async def running(sink: ForwardingSink, outlet: Outlet) -> AsyncIterator[None]:
+async def running(sink: ForwardingSink, reader: ChannelReader) -> AsyncIterator[None]:
     """Has the sink work inside, and end in order; one that gives up ends the test."""
     async with asyncio.TaskGroup() as working:
-        working.create_task(sink.run(outlet))
+        working.create_task(sink.run(reader))
         yield
-        outlet.close()
+        reader.close()
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Held:
 async def test_run_forwards_all_events_in_order_and_removes_them(scene: Scene) -> None:
     """Under the names that they have in their channel, each once."""
     bodies = await fill(scene.channel, 200)
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
         bodies += await fill(scene.channel, 100)
         await empty(scene.channel)
@@ -134,9 +134,9 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
     """As many as it may; what is not answered stays in its channel."""
     held = scene.target.answer = Held()
     await fill(scene.channel, 200)
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await until(lambda: len(scene.target.requests) == 8)
-        assert (scene.outlet.lent_count, scene.channel.contents.room.event_count) == (8, 200)
+        assert (scene.reader.delivered_count, scene.channel.contents.room.event_count) == (8, 200)
         held.may_go.set()
         await empty(scene.channel)
     assert len(scene.target.streams) == 1
@@ -148,7 +148,7 @@ async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
     sink = scene.sink(inflight_bytes_max=5_000, batch_bytes_max=2_000)
     for size in (1_800, 1_800, 1_800, 9_000, 100):
         await append(scene.channel, bytes(size))
-    async with running(sink, scene.outlet):
+    async with running(sink, scene.reader):
         await until(lambda: len(scene.target.requests) == 3)
         held.may_go.set()
         await empty(scene.channel)
@@ -159,9 +159,9 @@ async def test_run_whose_outlet_closes_waits_for_the_answers(scene: Scene) -> No
     """What was sent is settled; what was not stays."""
     held = scene.target.answer = Held()
     await fill(scene.channel, 200)
-    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: len(scene.target.requests) == 8)
-    scene.outlet.close()
+    scene.reader.close()
     held.may_go.set()
     await work
     assert len(queued(scene.channel)) == 120
@@ -172,14 +172,14 @@ async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
     """It comes again, in its place, to whoever runs next; what was stored of it is dropped there by its name."""
     scene.target.answer = Held()
     bodies = await fill(scene.channel, 100)
-    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: len(scene.target.requests) == 8)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     assert queued(scene.channel) == bodies
     scene.target.answer = Held(may_go=_set())
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert bodies_in(scene.target.streams[-1]) == bodies
     check_accounts(scene.channel)
@@ -205,7 +205,7 @@ async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) 
     error = await scene.give_up(r"127.0.0.1:\d+ does not take .* channel orders: CHANNEL_FULL: ")
     assert error.retry_delay_seconds == 1.0
     assert queued(scene.channel) == bodies[30:]
-    assert scene.outlet.lent_count == 0
+    assert scene.reader.delivered_count == 0
     check_accounts(scene.channel)
 
 
@@ -219,20 +219,20 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
     async def consume() -> None:
         while len(got) < 600:
             await asyncio.sleep(chance.uniform(0.0, 0.04))
-            loan = await there.get("orders").lend(Wish(events_max=chance.randrange(1, 40)))
-            got.extend(body for batch in loan.takes for _, body in batch.window.rows())
-            there.get("orders").settle(loan)
+            delivery = await there.get("orders").deliver(TakeLimits(events_max=chance.randrange(1, 40)))
+            got.extend(body for batch in delivery.takes for _, body in batch.window.rows())
+            there.get("orders").settle(delivery)
 
     async with served(there, scene.scratch) as address:
         sink = ForwardingSink(config_of(address), scene.scratch)
         consuming = asyncio.create_task(consume())
         refusals = 0
         while scene.channel.contents.room.event_count:
-            work = asyncio.create_task(sink.run(scene.outlet))
+            work = asyncio.create_task(sink.run(scene.reader))
             await asyncio.wait({work, asyncio.create_task(empty(scene.channel))}, return_when=asyncio.FIRST_COMPLETED)
-            scene.outlet.close()
+            scene.reader.close()
             refusals += isinstance((await asyncio.gather(work, return_exceptions=True))[0], ComponentError)
-            scene.outlet._is_closing = False
+            scene.reader._is_closing = False
         await consuming
     assert refusals > 3
     assert got == bodies
@@ -248,7 +248,7 @@ async def test_run_to_a_channel_for_smaller_commits_sends_smaller_ones(scene: Sc
 
     scene.target.answer = answer
     bodies = await fill(scene.channel, 60)
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     sizes = [request.columns.count for request in scene.target.requests]
     assert max(sizes) == 7
@@ -273,7 +273,7 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
 
     scene.target.answer = answer
     await fill(scene.channel, 200)
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert stored == list(range(10, 201, 10))
 
@@ -286,7 +286,7 @@ async def test_run_whose_idle_stream_ends_says_so(scene: Scene) -> None:
 
 async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> None:
     """The others arrive in order; the one is in the dead-letter channel, with the words of the target."""
-    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     bodies = await fill(scene.channel, 100)
 
     stored: dict[int, bytes] = {}
@@ -301,7 +301,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
         return STORED
 
     scene.target.answer = answer
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert list(stored.values()) == [body for body in bodies if body != b"42"]
     [batch] = scene.registry.get("rejected").contents.queue
@@ -313,14 +313,14 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
 
 async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene) -> None:
     """What does not fit however small the commit is, will never fit."""
-    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     await fill(scene.channel, 20)
 
     async def answer(request: Request) -> Answer:
         return TOO_MANY if b"7" in bodies_in([request]) else STORED
 
     scene.target.answer = answer
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert queued(scene.registry.get("rejected")) == [b"7"]
 
@@ -337,12 +337,12 @@ async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again
 async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Scene) -> None:
     """The target ends the stream and does not say which it was: the sink goes on one by one until it knows."""
     there = registry_with("orders", capacity=1_000, transaction_capacity=1_000)
-    scene.outlet = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     for number in range(40):
         await append(scene.channel, b"%d" % number, b"x" * 9_000 if number == 17 else b"")
     async with (
         served(there, scene.scratch, message_bytes_max=4_096) as address,
-        running(ForwardingSink(config_of(address), scene.scratch), scene.outlet),
+        running(ForwardingSink(config_of(address), scene.scratch), scene.reader),
     ):
         await empty(scene.channel)
     assert queued(scene.registry.get("rejected")) == [b"x" * 9_000]
@@ -360,7 +360,7 @@ async def test_run_to_a_channel_that_forgot_what_it_had_stored_goes_on(scene: Sc
         return refused("OFFSET_GAP", grpc.StatusCode.INVALID_ARGUMENT) if is_forgotten else STORED
 
     scene.target.answer = answer
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert len(scene.target.streams) == 2
     assert bodies_in(scene.target.streams[1]) == bodies[40:]
@@ -384,7 +384,7 @@ async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
     await fill(scene.channel, 10)
     sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
     await scene.give_up(r"cannot reach a Millrace server at 127.0.0.1:1; is millraced running", sink)
-    assert (scene.outlet.lent_count, scene.channel.contents.counters.take_attempts) == (0, 0)
+    assert (scene.reader.delivered_count, scene.channel.contents.counters.take_attempts) == (0, 0)
 
 
 async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:
@@ -440,7 +440,7 @@ async def test_run_whose_answers_are_late_says_so_until_they_come(
     monkeypatch.setattr(pipeline, "SLOW_SECONDS", 0.05)
     held = scene.target.answer = Held()
     await fill(scene.channel, 10)
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await until(lambda: scene.component.state is ComponentState.BACKING_OFF)
         assert scene.component.reason == f"{scene.target.address} has not answered for 0.05 s or more"
         held.may_go.set()
@@ -451,7 +451,7 @@ async def test_run_whose_answers_are_late_says_so_until_they_come(
 
 async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
     """Where nothing was sent, no answer is late."""
-    async with running(scene.sink(timeout_seconds=0.05), scene.outlet):
+    async with running(scene.sink(timeout_seconds=0.05), scene.reader):
         await asyncio.sleep(0.3)
         await fill(scene.channel, 10)
         await empty(scene.channel)
@@ -493,17 +493,17 @@ async def test_run_whose_events_cannot_be_removed_says_so_and_sends_them_again(
     bodies = await fill(scene.channel, 30)
     settle = scene.channel.settle
 
-    def fail_once(loan: Any) -> Any:
+    def fail_once(delivery: Any) -> Any:
         monkeypatch.setattr(scene.channel, "settle", settle)
-        scene.channel.give_back(loan)
+        scene.channel.nack(delivery)
         raise DiskFullError("no room")
 
     monkeypatch.setattr(scene.channel, "settle", fail_once)
     with pytest.raises(DiskFullError):
-        await scene.sink().run(scene.outlet)
-    scene.outlet.give_back_all()
+        await scene.sink().run(scene.reader)
+    scene.reader.nack_all()
     assert queued(scene.channel)[:10] == bodies[:10]
-    async with running(scene.sink(), scene.outlet):
+    async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert scene.target.streams[-1][0].stamp.first_sequence == 1
 
@@ -512,10 +512,10 @@ async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatc
     """What was answered is not left to come again; and where it cannot be removed, that is told."""
     await fill(scene.channel, 10)
     removal: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(scene.channel, "settle", lambda _loan: removal)
-    work = asyncio.create_task(scene.sink().run(scene.outlet))
+    monkeypatch.setattr(scene.channel, "settle", lambda _delivery: removal)
+    work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: bool(scene.target.requests))
-    scene.outlet.close()
+    scene.reader.close()
     await asyncio.wait({work}, timeout=0.1)
     assert not work.done()
     removal.set_exception(DiskFullError("no room"))
@@ -540,11 +540,11 @@ async def test_run_goes_on_with_the_next_server_once_one_has_failed_for_long(sce
     sink = ForwardingSink(config, scene.scratch)
     bodies = await fill(scene.channel, 50)
     await scene.give_up(r"127\.0\.0\.1:1;", sink)
-    async with running(sink, scene.outlet):
+    async with running(sink, scene.reader):
         await empty(scene.channel)
     assert bodies_in(scene.target.requests) == bodies
-    scene.outlet._is_closing = False
-    async with running(ForwardingSink(config, scene.scratch), scene.outlet):
+    scene.reader._is_closing = False
+    async with running(ForwardingSink(config, scene.scratch), scene.reader):
         await fill(scene.channel, 10)
         await empty(scene.channel)
     assert len(scene.target.streams) == 2
@@ -565,7 +565,7 @@ async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough
             )
             sink = ForwardingSink(config, scene.scratch)
             await scene.give_up(f"{hanging} does not answer", sink)
-            async with running(sink, scene.outlet):
+            async with running(sink, scene.reader):
                 await empty(scene.channel)
             assert bodies_in(other.requests) == bodies
 
@@ -579,7 +579,7 @@ async def test_run_stays_with_a_server_that_has_failed_for_a_moment(scene: Scene
         for _ in range(3):
             await scene.give_up("CHANNEL_FULL", sink)
         scene.target.answer = Held(may_go=_set())
-        async with running(sink, scene.outlet):
+        async with running(sink, scene.reader):
             await empty(scene.channel)
         assert other.requests == []
 
@@ -594,13 +594,13 @@ async def test_run_stays_with_a_server_that_was_there_and_had_nothing_to_do(
         found, scene.target.found = scene.target.found, None
         await scene.give_up("CHANNEL_NOT_FOUND", sink)
         scene.target.found = found
-        async with running(sink, scene.outlet):
+        async with running(sink, scene.reader):
             await asyncio.sleep(0.3)
-        scene.outlet._is_closing = False
+        scene.reader._is_closing = False
         scene.target.found = None
         await scene.give_up("CHANNEL_NOT_FOUND", sink)
         scene.target.found = found
-        async with running(sink, scene.outlet):
+        async with running(sink, scene.reader):
             await fill(scene.channel, 10)
             await empty(scene.channel)
         assert other.requests == []

@@ -13,7 +13,7 @@ from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceCo
 from millrace_server.agent.sources.syslog.losses import Loss
 from millrace_server.agent.sources.syslog.source import SyslogSource
 from millrace_server.agent.supervision import ComponentError
-from tests.unit.agent.sources.gathering_intake import WAIT_SECONDS_MAX, GatheringIntake, running
+from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
 
 TCP, UDP = "tcp://127.0.0.1:0", "udp://127.0.0.1:0"
 
@@ -60,13 +60,13 @@ async def closed(reader: asyncio.StreamReader) -> None:
 
 async def test_run_of_tcp_stores_messages_of_both_framings() -> None:
     """Lines and counted messages of one connection are events, in order, with their headers."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), sender(made) as (_, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, writer):
         counted = b'<13>1 - host app - - [a b="c"] second\nand more'
         writer.write(b"<13>Oct 11 22:14:15 host app[1]: first\n%d %s" % (len(counted), counted))
         writer.write(b"nonsense\n")
-        rows = await intake.wait_for(3)
-    assert intake.bodies == [b"first", b"second\nand more", b"nonsense"]
+        rows = await channel_writer.wait_for(3)
+    assert channel_writer.bodies == [b"first", b"second\nand more", b"nonsense"]
     assert rows[0][0]["procid"] == "1"
     assert rows[1][0] == {
         "facility": "1",
@@ -80,59 +80,59 @@ async def test_run_of_tcp_stores_messages_of_both_framings() -> None:
 
 async def test_run_of_udp_stores_each_datagram() -> None:
     """A datagram is a message, with line breaks and broken UTF-8 in it."""
-    made, intake = make_source(UDP), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(UDP), RecordingWriter()
+    async with running(made, channel_writer):
         send_datagrams(address_of(made), b"<13>1 - - - - - - one\ntwo\n", b"", b"\xff\xfe", b"<13>1 - - - - - - three")
-        await intake.wait_for(3)
-    assert intake.bodies == [b"one\ntwo", b"\xff\xfe", b"three"]
+        await channel_writer.wait_for(3)
+    assert channel_writer.bodies == [b"one\ntwo", b"\xff\xfe", b"three"]
 
 
 async def test_run_of_several_listeners_tells_where_messages_came_in() -> None:
     """The sender's address and the port are headers where they are asked for."""
     made = make_source(TCP, UDP, UDP, client_ip_header="ip", port_header="port")
-    intake = GatheringIntake()
-    async with running(made, intake), sender(made) as (_, writer):
+    channel_writer = RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"<13>1 - - - - - - 0\n")
         for index in (1, 2):
             send_datagrams(address_of(made, index), b"<13>1 - - - - - - %d" % index)
-        rows = await intake.wait_for(3)
+        rows = await channel_writer.wait_for(3)
     found = {body: (headers["ip"], headers["port"]) for headers, body in rows}
     assert found == {b"%d" % index: ("127.0.0.1", str(address_of(made, index)[1])) for index in range(3)}
 
 
 async def test_run_of_many_messages_batches_them_by_count() -> None:
-    """A full batch does not wait for the linger, and none is larger than the intake takes."""
-    made, intake = make_source(linger_seconds=60.0), GatheringIntake(events_max=150)
-    async with running(made, intake), sender(made) as (_, writer):
+    """A full batch does not wait for the linger, and none is larger than the channel_writer takes."""
+    made, channel_writer = make_source(linger_seconds=60.0), RecordingWriter(events_max=150)
+    async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"".join(b"<13>1 - - - - - - %d\n" % number for number in range(450)))
-        await intake.wait_for(450)
-    assert intake.bodies == [b"%d" % number for number in range(450)]
-    assert intake.batch_sizes == [150, 150, 150]
+        await channel_writer.wait_for(450)
+    assert channel_writer.bodies == [b"%d" % number for number in range(450)]
+    assert channel_writer.batch_sizes == [150, 150, 150]
 
 
 async def test_run_of_few_messages_stores_them_after_the_linger() -> None:
     """Messages that come within the linger are one batch."""
-    made, intake = make_source(linger_seconds=0.3), GatheringIntake()
-    async with running(made, intake), sender(made) as (_, writer):
+    made, channel_writer = make_source(linger_seconds=0.3), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, writer):
         for number in range(3):
             writer.write(b"<13>1 - - - - - - %d\n" % number)
             await writer.drain()
             await asyncio.sleep(0.01)
-        await intake.wait_for(3)
-    assert intake.batch_sizes == [3]
+        await channel_writer.wait_for(3)
+    assert channel_writer.batch_sizes == [3]
 
 
 async def test_run_with_a_connection_that_ends_in_a_message_stores_it() -> None:
     """A last line needs no line end; a counted message that is cut off is marked."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer):
         async with sender(made) as (_, writer):
             writer.write(b"<13>1 - - - - - - last")
-        await intake.wait_for(1)
+        await channel_writer.wait_for(1)
         async with sender(made) as (_, writer):
             writer.write(b"100 <13>1 - - - - - - cut")
-        rows = await intake.wait_for(2)
-    assert intake.bodies == [b"last", b"cut"]
+        rows = await channel_writer.wait_for(2)
+    assert channel_writer.bodies == [b"last", b"cut"]
     assert ["syslog_truncated" in headers for headers, _ in rows] == [False, True]
 
 
@@ -141,13 +141,13 @@ async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
     long = b"<13>1 - - - - - - " + b"x" * 100_000
     for policy, expected in (("truncate", 2), ("drop", 1)):
         made = make_source(TCP, UDP, message_bytes_max=480, long_messages=policy)
-        intake = GatheringIntake()
-        async with running(made, intake), sender(made) as (_, writer):
+        channel_writer = RecordingWriter()
+        async with running(made, channel_writer), sender(made) as (_, writer):
             writer.write(long + b"\n<13>1 - - - - - - short\n")
-            rows = await intake.wait_for(expected)
+            rows = await channel_writer.wait_for(expected)
             send_datagrams(address_of(made, 1), long[:1_000], b"<13>1 - - - - - - short")
-            await intake.wait_for(2 * expected)
-        assert intake.bodies[expected - 1] == b"short"
+            await channel_writer.wait_for(2 * expected)
+        assert channel_writer.bodies[expected - 1] == b"short"
         assert made._losses.counts[Loss.LONG_MESSAGES] == (2 if policy == "drop" else 0)
         if policy == "truncate":
             assert len(rows[0][1]) == 480 - len("<13>1 - - - - - - ")
@@ -156,13 +156,13 @@ async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
 
 async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source holds no more than its backlog, and loses nothing once channels have room again."""
-    made, intake = make_source(), GatheringIntake(events_max=100)
+    made, channel_writer = make_source(), RecordingWriter(events_max=100)
     made._backlog = Backlog(messages_max=200)
-    intake.may_store.clear()
+    channel_writer.may_store.clear()
     count = 100_000
-    async with running(made, intake), sender(made) as (_, writer):
+    async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"".join(b"<13>1 - - - - - - %06d %s\n" % (number, b"x" * 100) for number in range(count)))
-        await intake.waiting.wait()
+        await channel_writer.waiting.wait()
         await until(lambda: made._backlog.is_full)
         held = len(made._backlog)
         async with sender(made) as (_, late):
@@ -170,45 +170,45 @@ async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch
             await asyncio.sleep(0.05)
         assert len(made._backlog) == held < 10_000
         assert writer.transport.get_write_buffer_size() > 1_000_000
-        intake.may_store.set()
-        await intake.wait_for(count + 1)
-    assert [int(body[:6]) for body in intake.bodies if body != b"late"] == list(range(count))
+        channel_writer.may_store.set()
+        await channel_writer.wait_for(count + 1)
+    assert [int(body[:6]) for body in channel_writer.bodies if body != b"late"] == list(range(count))
 
 
 async def test_run_while_nothing_can_be_stored_counts_datagrams_that_the_system_drops() -> None:
     """What came and what was dropped is what was sent."""
-    made, intake = make_source(UDP, udp_receive_buffer_bytes=4_096), GatheringIntake(events_max=10)
+    made, channel_writer = make_source(UDP, udp_receive_buffer_bytes=4_096), RecordingWriter(events_max=10)
     made._backlog = Backlog(messages_max=20)
-    intake.may_store.clear()
-    async with running(made, intake):
+    channel_writer.may_store.clear()
+    async with running(made, channel_writer):
         for number in range(500):
             send_datagrams(address_of(made), b"<13>1 - - - - - - %d" % number)
             await asyncio.sleep(0)
-        intake.may_store.set()
-        await intake.wait_for(20)
+        channel_writer.may_store.set()
+        await channel_writer.wait_for(20)
         # Each datagram tells what was dropped before it, so one must come through.
         sent = 500
-        while b"%d" % (sent - 1) not in intake.bodies:
+        while b"%d" % (sent - 1) not in channel_writer.bodies:
             send_datagrams(address_of(made), b"<13>1 - - - - - - %d" % sent)
             sent += 1
             await asyncio.sleep(0.02)
     dropped = made._losses.counts[Loss.DATAGRAMS]
-    assert intake.dropped_count == dropped > 100
-    assert len(intake.rows) + dropped == sent
-    numbers = [int(body) for body in intake.bodies]
+    assert channel_writer.dropped_count == dropped > 100
+    assert len(channel_writer.rows) + dropped == sent
+    numbers = [int(body) for body in channel_writer.bodies]
     assert numbers == sorted(numbers)
 
 
 async def test_run_that_is_cancelled_stores_what_has_come() -> None:
     """Messages, unfinished ones and datagrams that the system holds are stored before the source ends."""
-    made, intake = make_source(TCP, UDP, linger_seconds=60.0), GatheringIntake()
-    async with running(made, intake), sender(made) as (reader, writer):
+    made, channel_writer = make_source(TCP, UDP, linger_seconds=60.0), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (reader, writer):
         writer.write(b"<13>1 - - - - - - whole\n<13>1 - - - - - - begun")
         await until(lambda: len(made._backlog) > 0)
         send_datagrams(address_of(made, 1), b"<13>1 - - - - - - datagram")
     await closed(reader)
-    assert sorted(intake.bodies) == [b"begun", b"datagram", b"whole"]
-    assert [headers.get("syslog_truncated") for headers, body in intake.rows if body == b"begun"] == ["true"]
+    assert sorted(channel_writer.bodies) == [b"begun", b"datagram", b"whole"]
+    assert [headers.get("syslog_truncated") for headers, body in channel_writer.rows if body == b"begun"] == ["true"]
     with pytest.raises(ConnectionRefusedError), socket.create_connection(address_of(made)):
         pytest.fail("the port is still open")
 
@@ -218,46 +218,46 @@ async def test_run_that_is_cancelled_while_nothing_can_be_stored_tells_the_loss(
 ) -> None:
     """It does not wait for ever, and does not lose in silence."""
     monkeypatch.setattr(source, "FINISH_SECONDS_MAX", 0.05)
-    made, intake = make_source(), GatheringIntake()
-    intake.may_store.clear()
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.may_store.clear()
     with structlog.testing.capture_logs() as logs:
-        async with running(made, intake), sender(made) as (_, writer):
+        async with running(made, channel_writer), sender(made) as (_, writer):
             writer.write(b"a\n" * 3)
-            await intake.waiting.wait()
-    assert made._losses.counts[Loss.UNSTORED] == intake.dropped_count == 3
+            await channel_writer.waiting.wait()
+    assert made._losses.counts[Loss.UNSTORED] == channel_writer.dropped_count == 3
     assert [entry["count"] for entry in logs if entry["event"] == "syslog was lost"] == [3]
 
 
 async def test_run_again_after_a_failure_stores_what_was_under_way_and_keeps_the_port() -> None:
     """A failure between the socket and the channel loses nothing."""
-    made, intake = make_source(), GatheringIntake()
-    intake.refusals = [RuntimeError("an interceptor's bug")]
-    async with running(made, intake) as work:
+    made, channel_writer = make_source(), RecordingWriter()
+    channel_writer.refusals = [RuntimeError("an interceptor's bug")]
+    async with running(made, channel_writer) as work:
         async with sender(made) as (_, writer):
             writer.write(b"first\nsecond\n")
             await asyncio.wait({work}, timeout=WAIT_SECONDS_MAX)
         with pytest.raises(RuntimeError, match="bug"):
             await work
     address = address_of(made)
-    async with running(made, intake):
-        assert await intake.wait_for(2)
+    async with running(made, channel_writer):
+        assert await channel_writer.wait_for(2)
         assert address_of(made) == address
         async with sender(made) as (_, writer):
             writer.write(b"third\n")
-            await intake.wait_for(3)
-    assert intake.bodies == [b"first", b"second", b"third"]
+            await channel_writer.wait_for(3)
+    assert channel_writer.bodies == [b"first", b"second", b"third"]
     assert made._losses.counts[Loss.UNSTORED] == 0
 
 
 async def test_run_with_broken_framing_keeps_the_beginning_and_closes_the_connection() -> None:
     """Where the next message begins is not guessed; other connections go on."""
-    made, intake = make_source(framing="octet_counting"), GatheringIntake()
-    async with running(made, intake), sender(made) as (reader, writer), sender(made) as (_, other):
+    made, channel_writer = make_source(framing="octet_counting"), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (reader, writer), sender(made) as (_, other):
         writer.write(b"2 okbroken\n")
         await closed(reader)
         other.write(b"4 fine")
-        rows = await intake.wait_for(3)
-    assert intake.bodies == [b"ok", b"broken", b"fine"]
+        rows = await channel_writer.wait_for(3)
+    assert channel_writer.bodies == [b"ok", b"broken", b"fine"]
     assert rows[1][0]["syslog_truncated"] == "true"
     assert made._losses.counts[Loss.FRAMING] == 1
 
@@ -265,8 +265,8 @@ async def test_run_with_broken_framing_keeps_the_beginning_and_closes_the_connec
 async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who never ends a message is cut off; who ends each of them, or is silent between two, is not."""
     monkeypatch.setattr(tcp, "MESSAGE_SECONDS_MAX", 0.2)
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), sender(made) as (reader, slow), sender(made) as (_, quiet):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (reader, slow), sender(made) as (_, quiet):
         quiet.write(b"first\n")
         slow.write(b"a")
         ended = asyncio.create_task(closed(reader))
@@ -275,7 +275,7 @@ async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeyp
             await asyncio.sleep(0.01)
         await ended
         quiet.write(b"second\n")
-        rows = await intake.wait_for(3)
+        rows = await channel_writer.wait_for(3)
     assert [body for _, body in rows if not body.startswith(b"a")] == [b"first", b"second"]
     assert [headers.get("syslog_truncated") for headers, body in rows if body.startswith(b"a")] == ["true"]
 
@@ -283,26 +283,26 @@ async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeyp
 async def test_run_with_a_busy_sender_does_not_take_it_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has its own time, however the network cuts them."""
     monkeypatch.setattr(tcp, "MESSAGE_SECONDS_MAX", 1.0)
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), sender(made) as (_, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, writer):
         for _ in range(150):
             writer.write(b"a\nb")
             await asyncio.sleep(0.01)
         writer.write(b"\n")
-        await intake.wait_for(151)
-    assert not any("syslog_truncated" in headers for headers, _ in intake.rows)
+        await channel_writer.wait_for(151)
+    assert not any("syslog_truncated" in headers for headers, _ in channel_writer.rows)
 
 
 async def test_run_with_senders_that_reset_their_connections_stores_their_messages() -> None:
     """They have sent them; who they were is not known where they were gone too soon."""
-    made, intake = make_source(client_ip_header="ip", port_header="port"), GatheringIntake()
-    async with running(made, intake):
+    made, channel_writer = make_source(client_ip_header="ip", port_header="port"), RecordingWriter()
+    async with running(made, channel_writer):
         for number in range(20):
             with socket.create_connection(address_of(made)) as sending:
                 sending.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sending.sendall(b"%d\n" % number)
-        rows = await intake.wait_for(20)
-        assert sorted(intake.bodies, key=int) == [b"%d" % number for number in range(20)]
+        rows = await channel_writer.wait_for(20)
+        assert sorted(channel_writer.bodies, key=int) == [b"%d" % number for number in range(20)]
         assert {headers.get("ip", "127.0.0.1") for headers, _ in rows} == {"127.0.0.1"}
         assert {headers["port"] for headers, _ in rows} == {str(address_of(made)[1])}
     assert not any(made._losses.counts.values())
@@ -310,17 +310,17 @@ async def test_run_with_senders_that_reset_their_connections_stores_their_messag
 
 async def test_run_with_too_many_connections_closes_those_that_come_last() -> None:
     """The others go on; one that ends makes room."""
-    made, intake = make_source(connections_max=2), GatheringIntake()
-    async with running(made, intake), sender(made) as (_, first):
+    made, channel_writer = make_source(connections_max=2), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, first):
         async with sender(made) as (_, second):
             second.write(b"a\n")
             first.write(b"b\n")
-            await intake.wait_for(2)
+            await channel_writer.wait_for(2)
             async with sender(made) as (reader, _):
                 await closed(reader)
         assert made._losses.counts[Loss.CONNECTIONS] == 1
         async with asyncio.timeout(WAIT_SECONDS_MAX):
-            while len(intake.rows) < 3:
+            while len(channel_writer.rows) < 3:
                 async with sender(made) as (_, third):
                     third.write(b"c\n")
                     await third.drain()
@@ -336,22 +336,22 @@ async def test_run_with_a_port_in_use_says_so_and_leaves_the_others(transport: T
         if transport is Transport.TCP:
             owner.listen()
         port = owner.getsockname()[1]
-        made, intake = make_source(TCP, f"{transport}://127.0.0.1:{port}"), GatheringIntake()
-        async with running(made, intake) as work:
+        made, channel_writer = make_source(TCP, f"{transport}://127.0.0.1:{port}"), RecordingWriter()
+        async with running(made, channel_writer) as work:
             with pytest.raises(
                 ComponentError, match=rf"^cannot listen on 127.0.0.1:{port} \(sources.log.listen\): Address already"
             ):
                 await work
         with pytest.raises(ConnectionRefusedError), socket.create_connection(address_of(made)):
             pytest.fail("the first port is still open")
-    async with running(made, intake):
+    async with running(made, channel_writer):
         assert made._listeners[1] == Listener.parse(f"{transport}://127.0.0.1:{port}")
 
 
 async def test_take_from_a_backlog_of_large_messages_bounds_a_batchs_bytes() -> None:
     """A thousand messages of 64 KiB are not one transaction."""
-    made, intake = make_source(), GatheringIntake()
-    async with running(made, intake), sender(made) as (_, writer):
+    made, channel_writer = make_source(), RecordingWriter()
+    async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write((b"x" * 60_000 + b"\n") * 100)
-        await intake.wait_for(100)
-    assert max(intake.batch_sizes) <= backlog._BATCH_BYTES_MAX // 60_000 + 1
+        await channel_writer.wait_for(100)
+    assert max(channel_writer.batch_sizes) <= backlog._BATCH_BYTES_MAX // 60_000 + 1

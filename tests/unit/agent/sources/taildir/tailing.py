@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS, FileScheduler, Portion
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
 from millrace_server.agent.sources.taildir.register import FileRegister
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
-from millrace_server.agent.sources.taildir.turns import POLL_SECONDS, Portion, Turns
 from millrace_server.channels.stamps import Stamp, StampLedger
 
 BATCH_EVENTS_MAX = 100
@@ -101,7 +101,7 @@ class Tailing:
     @property
     def wait_seconds(self) -> float:
         """How long the source waits now."""
-        return self._turns.wait_seconds
+        return self._scheduler.wait_seconds
 
     @property
     def positions_path(self) -> Path:
@@ -113,7 +113,7 @@ class Tailing:
         self._config = config or self._config
         self.register = FileRegister(self._config, self._place, self._accepted)
         self.register.begin()
-        self._turns = Turns(self._config, self.register, lambda: self.now)
+        self._scheduler = FileScheduler(self._config, self.register, lambda: self.now)
 
     def _accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
         return [list(channel.ledger.intervals_of(producer_id)) for channel in self.channels]
@@ -128,7 +128,7 @@ class Tailing:
 
     def step(self) -> bool:
         """Reads and stores one portion; tells whether there was one."""
-        portion = self._turns.next_portion()
+        portion = self._scheduler.next_portion()
         if portion is not None:
             self.portions.append(portion)
             for lines in portion.parts:
@@ -149,7 +149,7 @@ class Tailing:
 
     def stop(self) -> None:
         """Ends in good order."""
-        self._turns.close()
+        self._scheduler.close()
 
 
 def append(path: Path, *lines: str | bytes) -> None:

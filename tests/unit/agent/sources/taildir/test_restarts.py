@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.sources.taildir import register
-from millrace_server.agent.sources.taildir.turns import SAVE_SECONDS
+from millrace_server.agent.sources.taildir.file_scheduler import SAVE_SECONDS
 from millrace_server.agent.supervision import ComponentFailedError
 from tests.unit.agent.sources.taildir.tailing import CutOffError, StoringChannel, Tailing, append, config_of, numbered
 

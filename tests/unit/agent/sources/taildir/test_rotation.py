@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir import turns
+from millrace_server.agent.sources.taildir import file_scheduler as scheduler
 from millrace_server.agent.sources.taildir.copies import HOLD_SECONDS
+from millrace_server.agent.sources.taildir.file_scheduler import DELETED_CLOSE_SECONDS
 from millrace_server.agent.sources.taildir.globs import FoundFile, PathPatterns
 from millrace_server.agent.sources.taildir.register import FileRegister
-from millrace_server.agent.sources.taildir.turns import DELETED_CLOSE_SECONDS
 from tests.unit.agent.sources.taildir.tailing import Tailing, append, config_of, numbered
 
 IDLE_SECONDS = 60.0
@@ -274,7 +274,7 @@ def test_run_on_lines_written_between_copying_and_cutting_reads_them_and_nothing
 ) -> None:
     """A copy that holds less than was read of its original is no news, whether it was seen before the cut or after."""
     log = logs / "app.log"
-    monkeypatch.setattr(turns, "SCAN_SECONDS", 0.5 if is_seen else 10_000.0)
+    monkeypatch.setattr(scheduler, "SCAN_SECONDS", 0.5 if is_seen else 10_000.0)
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     for number in range(100, 100 + steps):

@@ -1,13 +1,13 @@
-"""The life of a sink of type `files`: from its outlet to settled deliveries."""
+"""The life of a sink of type `files`: from its reader to settled deliveries."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from millrace_server.agent.outlet import Delivery, Outlet
-from millrace_server.agent.sinks.files.holdings import Holdings
+from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.files.store import EventFiles, Progress
+from millrace_server.agent.sinks.files.unsettled import UnsettledDeliveries
 from millrace_server.agent.sinks.files.worker import FileWorker, ResultT
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import MillraceError
@@ -47,7 +47,7 @@ class FilesSink:
         self._traits = traits
         self._make_store = make_store
 
-    async def run(self, outlet: Outlet) -> None:
+    async def run(self, reader: ChannelReader) -> None:
         """Takes deliveries until there are no more; then everything is finished and settled.
 
         Raises:
@@ -58,7 +58,7 @@ class FilesSink:
         stalled = f"the file system of {traits.target} has not answered for {traits.stall_seconds:g} seconds"
         worker = FileWorker(f"files-{traits.name}", traits.stall_seconds, stalled)
         store = self._make_store()
-        run = _Run(traits, outlet, worker, store)
+        run = _Run(traits, reader, worker, store)
         try:
             await run.do(store.open)
             await run.until_closed()
@@ -69,12 +69,12 @@ class FilesSink:
 class _Run:
     """One run of a sink."""
 
-    def __init__(self, traits: SinkTraits, outlet: Outlet, worker: FileWorker, store: EventFiles) -> None:
+    def __init__(self, traits: SinkTraits, reader: ChannelReader, worker: FileWorker, store: EventFiles) -> None:
         self._traits = traits
-        self._outlet = outlet
+        self._reader = reader
         self._worker = worker
         self._store = store
-        self._held = Holdings(traits.join_events_max)
+        self._held = UnsettledDeliveries(traits.join_events_max)
         self._clock = asyncio.get_running_loop().time
         self._due_at: float | None = None
 
@@ -93,8 +93,8 @@ class _Run:
 
     async def until_closed(self) -> None:
         """Takes deliveries until there are no more, and settles all of them."""
-        taking = asyncio.ensure_future(self._outlet.take())
-        hurried = asyncio.ensure_future(self._outlet.hurried.wait())
+        taking = asyncio.ensure_future(self._reader.take())
+        hurried = asyncio.ensure_future(self._reader.hurried.wait())
         try:
             while True:
                 await asyncio.wait(
@@ -110,7 +110,7 @@ class _Run:
                 if delivery is None:
                     return
                 # The next events are taken while these are written.
-                taking = asyncio.ensure_future(self._outlet.take())
+                taking = asyncio.ensure_future(self._reader.take())
                 await self._write(delivery)
         finally:
             hurried.cancel()
@@ -122,7 +122,7 @@ class _Run:
         """How long to wait for more events; None: for ever."""
         if not self._held:
             return None
-        if self._outlet.hurried.is_set():
+        if self._reader.hurried.is_set():
             return _MORE_SECONDS
         due_in = ROOM_CHECK_SECONDS if self._due_at is None else self._due_at - self._clock()
         return min(max(due_in, 0.0), ROOM_CHECK_SECONDS)
@@ -146,7 +146,7 @@ class _Run:
         number = self._held.add(delivery)
         now = self._clock()
         await self._settle(await self.do(partial(self._store.write, number, channel_id, batches, now)))
-        while self._held.exceeds(self._outlet.holdable()):
+        while self._held.exceeds(self._reader.holdable()):
             await self._settle(await self.do(partial(self._store.finish_delivery, self._held.oldest)))
 
     async def _roll(self) -> None:
@@ -156,7 +156,7 @@ class _Run:
 
     async def _finish_for_others(self) -> None:
         """Finishes all where somebody waits for it, and there is nothing more to take just now."""
-        if self._held and (self._outlet.hurried.is_set() or self._outlet.is_room_wanted):
+        if self._held and (self._reader.hurried.is_set() or self._reader.is_room_wanted):
             await self._settle(await self.do(self._store.finish_all))
 
     async def _settle(self, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.agent.outlet import Delivery, Outlet
+from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.millrace.refusals import Refusal, refusal_of_error, refusal_of_status
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
 from millrace_server.agent.sinks.millrace.target import TargetChannel
@@ -76,17 +76,17 @@ class Pipeline:
 
     Args:
         target: Where they go.
-        outlet: Where they come from.
+        reader: Where they come from.
         limits: What bounds it.
         on_success: Called with each delivery that the target has taken, and where it was there and had nothing to take.
     """
 
     def __init__(
-        self, target: TargetChannel, outlet: Outlet, limits: PipelineLimits, on_success: Callable[[], None]
+        self, target: TargetChannel, reader: ChannelReader, limits: PipelineLimits, on_success: Callable[[], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._target = target
-        self._outlet = outlet
+        self._reader = reader
         self._limits = limits
         self._on_success = on_success
         self._encoder = RequestEncoder(target.channel, target.transaction_capacity, limits.events_max)
@@ -104,7 +104,7 @@ class Pipeline:
         self._watch: asyncio.Handle = self._loop.call_soon(self._look)
 
     async def run(self) -> None:
-        """Forwards until the outlet has no more, and all is settled.
+        """Forwards until the reader has no more, and all is settled.
 
         Raises:
             RefusedError: The target has refused something.
@@ -132,7 +132,7 @@ class Pipeline:
             await asyncio.gather(sending, receiving, return_exceptions=True)
             for sent in self._unanswered:
                 if refused is None or sent.delivery is not refused.delivery:
-                    sent.delivery.give_back()
+                    sent.delivery.nack()
             await self._settle_all()
         if self._cut_error is not None:
             raise self._cut_error
@@ -154,7 +154,7 @@ class Pipeline:
             await self._has_room.wait()
         if not self._unanswered:
             self._idle_since = self._loop.time()
-        delivery = await self._outlet.take(self._limits.body_bytes_max)
+        delivery = await self._reader.take(self._limits.body_bytes_max)
         self._end_idling()
         return delivery
 
@@ -253,7 +253,7 @@ class Pipeline:
             self._cut(SilentError(f"{self._target.endpoint} does not answer", waited_seconds))
             return
         if waited_seconds >= SLOW_SECONDS:
-            self._outlet.note_trouble(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
+            self._reader.note_trouble(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
             due_seconds = seconds_max
         else:
             due_seconds = min(seconds_max, SLOW_SECONDS)

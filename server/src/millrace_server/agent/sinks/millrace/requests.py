@@ -6,7 +6,7 @@ from typing import NamedTuple
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer, field_head
-from millrace_server.agent.outlet import Delivery
+from millrace_server.agent.channel_reader import Delivery
 from millrace_server.agent.sinks.millrace.joining import JOINED_BYTES_MAX, ColumnsJoiner
 from millrace_server.channels.batches import StoredBatch
 

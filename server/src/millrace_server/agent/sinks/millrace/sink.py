@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from millrace_server.agent.outlet import EventsRejectedError, Outlet
+from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.endpoints import Endpoints
 from millrace_server.agent.sinks.millrace.pipeline import Pipeline, PipelineLimits, RefusedError
@@ -28,7 +28,7 @@ class ForwardingSink:
         self._directory = directory
         self._endpoints: Endpoints | None = None
 
-    async def run(self, outlet: Outlet) -> None:
+    async def run(self, reader: ChannelReader) -> None:
         if self._endpoints is None:
             clock = asyncio.get_running_loop().time
             config = self._config
@@ -37,7 +37,7 @@ class ForwardingSink:
         endpoint = await endpoints.current()
         try:
             async with connected(endpoint, self._config.target_channel, self._config.connect_timeout_seconds) as target:
-                await _Forwarding(self._config, target, outlet, endpoints).run()
+                await _Forwarding(self._config, target, reader, endpoints).run()
         except ComponentFailedError:
             raise
         except ComponentError as error:
@@ -48,9 +48,11 @@ class ForwardingSink:
 class _Forwarding:
     """The work with one connection: one stream after the other, each smaller or more careful as the target wants it."""
 
-    def __init__(self, config: MillraceSinkConfig, target: TargetChannel, outlet: Outlet, endpoints: Endpoints) -> None:
+    def __init__(
+        self, config: MillraceSinkConfig, target: TargetChannel, reader: ChannelReader, endpoints: Endpoints
+    ) -> None:
         self._target = target
-        self._outlet = outlet
+        self._reader = reader
         self._endpoints = endpoints
         self._limits = PipelineLimits(
             deliveries_max=config.inflight_batches_max,
@@ -63,7 +65,7 @@ class _Forwarding:
     async def run(self) -> None:
         while True:
             try:
-                await Pipeline(self._target, self._outlet, self._limits, self._endpoints.note_success).run()
+                await Pipeline(self._target, self._reader, self._limits, self._endpoints.note_success).run()
             except RefusedError as error:
                 self._limits = self._limits._replace(careful_count=0)
                 await self._go_round(error)
@@ -80,22 +82,22 @@ class _Forwarding:
         rejection = EventsRejectedError(f"{self._target.endpoint}: {refusal}")
         if refusal.is_about_stream and refused.unanswered_count > 1:
             # One of them is too large, and nobody has said which.
-            refused.delivery.give_back()
+            refused.delivery.nack()
             self._limits = self._limits._replace(careful_count=refused.unanswered_count)
         elif refusal.is_about_stream:
             self._limits = self._limits._replace(careful_count=1)
-            await self._outlet.reject(refused.delivery, rejection)
+            await self._reader.reject(refused.delivery, rejection)
         elif refusal.is_about_event or (refusal.is_about_size and refused.event_count == 1):
-            await self._outlet.reject(refused.delivery, rejection)
+            await self._reader.reject(refused.delivery, rejection)
         elif refusal.is_about_size:
-            refused.delivery.give_back()
+            refused.delivery.nack()
             self._limits = self._limits._replace(events_max=refused.event_count // 2)
         elif refusal.is_about_load and not refused.was_alone:
-            refused.delivery.give_back()
+            refused.delivery.nack()
             self._limits = self._limits._replace(careful_count=max(refused.unanswered_count, 2))
         elif refusal.reason == "OFFSET_GAP" and refused.has_condition:
             # What the target had stored of this stream it has lost. The next stream begins without a condition.
-            refused.delivery.give_back()
+            refused.delivery.nack()
         else:
-            refused.delivery.give_back()
+            refused.delivery.nack()
             raise self._target.error_of(refusal)

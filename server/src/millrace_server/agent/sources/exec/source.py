@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import structlog
 
-from millrace_server.agent.intake import Intake
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.sources.exec.command import Job, RunningCommand
 from millrace_server.agent.sources.exec.complaints import ComplaintLog
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
@@ -33,48 +33,48 @@ class ExecSource:
         self._has_warned = False
         self._is_restarted = False
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         if not self._has_warned:
             self._log.warning(
                 "what this source has read and not stored is lost in a crash; sources of files lose nothing"
             )
             self._has_warned = True
-        running = await self._start(intake)
+        running = await self._start(writer)
         # One that was started again may end again at once; then nothing has changed, and the log has said so.
         ready_after = _LIVING_SECONDS if self._is_restarted else 0.0
-        becoming_ready = asyncio.get_running_loop().call_later(ready_after, intake.note_ready)
+        becoming_ready = asyncio.get_running_loop().call_later(ready_after, writer.note_ready)
         try:
-            await self._stream.bring(intake, running.read)
+            await self._stream.bring(writer, running.read)
             exit_code = await running.wait()
         except asyncio.CancelledError:
-            await self._wind_up(running, intake)
+            await self._wind_up(running, writer)
             raise
         finally:
             becoming_ready.cancel()
             await running.abandon()
-        self._end(exit_code, intake)
+        self._end(exit_code, writer)
 
-    async def _start(self, intake: Intake) -> RunningCommand:
+    async def _start(self, writer: ChannelWriter) -> RunningCommand:
         starting = asyncio.create_task(RunningCommand.start(self._job, ComplaintLog(self._log)))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             # It may have begun, and what it has written by then counts.
             with suppress(ComponentError):
-                await self._wind_up(await starting, intake)
+                await self._wind_up(await starting, writer)
             raise
         except ComponentError as error:
             if self._config.restart == "never":
                 raise ComponentFailedError(str(error)) from None
             raise
 
-    async def _wind_up(self, running: RunningCommand, intake: Intake) -> None:
+    async def _wind_up(self, running: RunningCommand, writer: ChannelWriter) -> None:
         """Ends the command, and stores what it writes until then."""
         running.terminate()
-        await self._stream.bring_rest(intake, running.read, self._config.grace_seconds + _LAST_STORE_SECONDS)
+        await self._stream.bring_rest(writer, running.read, self._config.grace_seconds + _LAST_STORE_SECONDS)
         await running.abandon()
 
-    def _end(self, exit_code: int | None, intake: Intake) -> None:
+    def _end(self, exit_code: int | None, writer: ChannelWriter) -> None:
         """The command has ended by itself: says so, and has it started again where that is wanted."""
         how = f"the command {_described(exit_code)}"
         restart = self._config.restart
@@ -82,7 +82,7 @@ class ExecSource:
             self._is_restarted = True
             raise ComponentError(f"{how}; it is started again")
         self._log.warning("the source has ended", reason=how)
-        intake.note_ended(how)
+        writer.note_ended(how)
 
 
 def _described(exit_code: int | None) -> str:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import structlog
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.read_ahead import ReadAhead
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
@@ -57,27 +57,27 @@ class SpooldirSource:
         self._failed_attempts: dict[Path, int] = {}
         self._set_aside: dict[Path, tuple[Shape, float]] = {}
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         clock = asyncio.get_running_loop().time
         await self._thread.do(self._disposal.prepare)
         while True:
             found = await self._thread.do(self._lookout.look)
-            intake.note_ready()
+            writer.note_ready()
             # Between files it looks again, as often as it may, since what has come might have to be taken first.
             look_again_at = clock() + self._lookout.pause_seconds
             for each in found:
                 if not self._is_set_aside(each):
-                    await self._take(each, intake)
+                    await self._take(each, writer)
                     if clock() >= look_again_at:
                         break
             else:
                 await asyncio.sleep(self._lookout.pause_seconds)
 
-    async def _take(self, found: Found, intake: Intake) -> None:
+    async def _take(self, found: Found, writer: ChannelWriter) -> None:
         progress = _Progress()
         try:
             async with _opened(found, self._thread) as file:
-                await self._bring(file, intake, progress)
+                await self._bring(file, writer, progress)
         except FileGoneError:
             return
         except BadFileError as error:
@@ -90,20 +90,20 @@ class SpooldirSource:
             await self._take_away(found, lambda: self._disposal.finish(found))
         self._failed_attempts.pop(found.path, None)
 
-    async def _bring(self, file: SpoolFile, intake: Intake, progress: "_Progress") -> None:
+    async def _bring(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
         """Stores what is not stored yet of a file."""
         producer_id = file.producer_id(self._config.format.type)
-        stored = StoredRanges(intake.accepted(producer_id))
+        stored = StoredRanges(writer.accepted(producer_id))
         progress.position = stored.position
-        limits = PieceLimits(intake.events_max, intake.body_bytes_max)
+        limits = PieceLimits(writer.events_max, writer.body_bytes_max)
         pieces = self._pieces(file, stored, limits)
         reading = ReadAhead(lambda: next(pieces, None), self._thread)
         try:
             while (piece := await _unless_unreadable(reading.next())) is not None:
                 table = EventTable(piece.bodies, self._headers(file.path, piece))
-                await intake.deliver(table, Stamp(producer_id, piece.first, piece.last))
+                await writer.deliver(table, Stamp(producer_id, piece.first, piece.last))
                 progress.position = piece.last + 1
-                limits.events_max, limits.body_bytes_max = intake.events_max, intake.body_bytes_max
+                limits.events_max, limits.body_bytes_max = writer.events_max, writer.body_bytes_max
         finally:
             await reading.close()
 

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple, Protocol
 
-from millrace_server.addresses import Address
 from millrace_server.agent.sources.syslog.backlog import Backlog
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.losses import Losses
+from millrace_server.network.addresses import Address
 
 _MAPPED_IPV4 = "::ffff:"
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import structlog
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.listening import open_source_socket
 from millrace_server.agent.sources.syslog.backlog import Backlog, Message
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
@@ -51,14 +51,14 @@ class SyslogSource:
         # A port that was found is kept when the source begins anew.
         self._listeners = [Listener.parse(text) for text in config.listen]
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         """See `Source.run`."""
         self._backlog.open()
-        self._losses.on_lost_messages = intake.note_dropped
+        self._losses.on_lost_messages = writer.note_dropped
         with ExitStack() as listening:
             await self._listen(listening)
-            intake.note_ready()
-            storing = asyncio.create_task(self._store_all(intake))
+            writer.note_ready()
+            storing = asyncio.create_task(self._store_all(writer))
             try:
                 await asyncio.wait({storing})
             finally:
@@ -93,14 +93,14 @@ class SyslogSource:
             self._losses.note(Loss.UNSTORED, unstored_count)
         self._losses.tell_rest()
 
-    async def _store_all(self, intake: Intake) -> None:
+    async def _store_all(self, writer: ChannelWriter) -> None:
         while True:
             if self._batch is None:
-                messages = await self._backlog.take(intake.events_max, self._config.linger_seconds)
+                messages = await self._backlog.take(writer.events_max, self._config.linger_seconds)
                 if not messages:
                     return
-                self._batch = _Batch(messages, intake.numbered(len(messages)))
-            await intake.deliver(await self._table(self._batch.messages), self._batch.stamp)
+                self._batch = _Batch(messages, writer.numbered(len(messages)))
+            await writer.deliver(await self._table(self._batch.messages), self._batch.stamp)
             self._batch = None
 
     async def _table(self, messages: Sequence[Message]) -> EventTable:

@@ -3,12 +3,12 @@
 import asyncio
 import socket
 
-from millrace_server.addresses import Address
 from millrace_server.agent.sources.listening import address_of
 from millrace_server.agent.sources.syslog.backlog import Origin
 from millrace_server.agent.sources.syslog.framing import StreamFramer
 from millrace_server.agent.sources.syslog.listener import ListenerParts, client_ip
 from millrace_server.agent.sources.syslog.losses import Loss
+from millrace_server.network.addresses import Address
 
 MESSAGE_SECONDS_MAX = 60.0
 """A message whose end is not there after so long is taken as it is, and its connection is closed."""

@@ -106,7 +106,7 @@ class FileRegister:
             file.place = place
         return place is not None
 
-    def put_to_rest(self, file: TailedFile) -> None:
+    def untrack(self, file: TailedFile) -> None:
         """Tails a file no more that is gone, or was rotated and read to its end."""
         file.close()
         del self.files[file.key]
@@ -253,7 +253,7 @@ class FileRegister:
         if place is None:
             if file.is_behind:
                 self._log.warning("a file went away before its end was read", file=shown_path(file.path))
-            self.put_to_rest(file)
+            self.untrack(file)
             return
         file.place = place
         file.changed_at = now

@@ -2,14 +2,14 @@
 
 import asyncio
 
+from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.intake import Intake
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.file_scheduler import FileScheduler, Portion
 from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges
 from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
-from millrace_server.agent.sources.taildir.turns import Portion, Turns
 from millrace_server.agent.work_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
@@ -32,7 +32,7 @@ class TaildirSource:
         self._config = config
         self._place = place
 
-    async def run(self, intake: Intake) -> None:
+    async def run(self, writer: ChannelWriter) -> None:
         """Brings lines until it is cancelled.
 
         Raises:
@@ -43,45 +43,45 @@ class TaildirSource:
         loop = asyncio.get_running_loop()
 
         async def ask(producer_id: str) -> AcceptedRanges:
-            return intake.accepted(producer_id)
+            return writer.accepted(producer_id)
 
         def accepted(producer_id: str) -> AcceptedRanges:
             return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_ANSWER_SECONDS_MAX)
 
         register = FileRegister(self._config, self._place, accepted)
-        turns = Turns(self._config, register)
+        scheduler = FileScheduler(self._config, register)
         thread = WorkThread(f"taildir {self._place.name}")
         await thread.do(register.begin)
         try:
-            intake.note_ready()
-            await self._pump(intake, thread, turns)
+            writer.note_ready()
+            await self._pump(writer, thread, scheduler)
         finally:
             # Behind what the thread is doing.
-            closing = thread.do(turns.close)
+            closing = thread.do(scheduler.close)
             thread.end()
             await closing
 
-    async def _pump(self, intake: Intake, thread: WorkThread, turns: Turns) -> None:
-        upcoming = thread.do(turns.next_portion)
+    async def _pump(self, writer: ChannelWriter, thread: WorkThread, scheduler: FileScheduler) -> None:
+        upcoming = thread.do(scheduler.next_portion)
         try:
             while True:
                 portion = await upcoming
                 if portion is None:
-                    await asyncio.sleep(turns.wait_seconds)
-                upcoming = thread.do(turns.next_portion)
+                    await asyncio.sleep(scheduler.wait_seconds)
+                upcoming = thread.do(scheduler.next_portion)
                 if portion is not None:
-                    await self._deliver(intake, portion)
+                    await self._deliver(writer, portion)
         finally:
             upcoming.cancel()
 
-    async def _deliver(self, intake: Intake, portion: Portion) -> None:
+    async def _deliver(self, writer: ChannelWriter, portion: Portion) -> None:
         headers = self._headers_of(portion.file)
         for lines in portion.parts:
-            for part in lines.parts(intake.events_max, intake.body_bytes_max):
+            for part in lines.parts(writer.events_max, writer.body_bytes_max):
                 table = EventTable(part.bodies, headers)
                 if self._config.byte_offset_header is not None:
                     table.headers[self._config.byte_offset_header] = list(map(str, part.offsets))
-                await intake.deliver(table, Stamp(portion.file.producer_id, part.start, part.end - 1))
+                await writer.deliver(table, Stamp(portion.file.producer_id, part.start, part.end - 1))
                 portion.file.stored = part.end
 
     def _headers_of(self, file: TailedFile) -> dict[str, str]:

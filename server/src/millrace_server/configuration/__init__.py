@@ -1,0 +1,1 @@
+"""The server's TOML configuration: reading, checking and cross-references."""

@@ -1,0 +1,247 @@
+"""The configuration file: one TOML file, checked as a whole."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+
+from millrace.setting_problems import describe_problems, shown_value
+from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.agent.sink_groups.config import SinkGroupConfig, group_problems
+from millrace_server.agent.sources.stdin import stdin_problems
+from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.channels.names import CHANNEL_NAME_PATTERN
+from millrace_server.configuration.address_conflicts import address_conflicts
+from millrace_server.configuration.channel_references import unknown_channels
+from millrace_server.network.addresses import Address
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+FILE_BYTES_MAX = 1 * MIB
+"""A larger configuration file is refused."""
+
+_INFLIGHT_MESSAGES = 8
+_INFLIGHT_MESSAGES_PER_CONNECTION = 2
+
+_TOML_POSITION = re.compile(r" \(at line (?P<line>\d+), column (?P<column>\d+)\)$")
+_TOML_END = " (at end of document)"
+
+ChannelName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
+ComponentName = ChannelName
+
+
+class SettingsError(Exception):
+    """Returned when a configuration cannot be used.
+
+    Attributes:
+        source: The file's path, or the name of what else was read.
+        problems: All that is wrong, a sentence each.
+    """
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
+        self.source = source
+        self.problems = problems
+
+
+class ServerSettings(BaseModel, frozen=True, extra="forbid"):
+    """Where the server listens, where it keeps its data, and what bounds it."""
+
+    # Checks between fields stand at the later field, so that one wrong field hides no other.
+
+    allow_plaintext: bool = False
+    """Listen where other machines can connect, although nothing is encrypted and nobody is asked who they are."""
+
+    listen: str = "127.0.0.1:7070"
+    """`host:port` of gRPC; port 0 takes any free one."""
+
+    http_listen: str = "127.0.0.1:7071"
+    """`host:port` of HTTP: health, metrics, channels; port 0 takes any free one."""
+
+    data_dir: Path = Path("millrace-data")
+    """Where the server keeps what outlives it. A relative path begins at the working directory."""
+
+    message_bytes_max: int = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
+    """A larger request is refused, and no answer is larger."""
+
+    open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
+    """Transactions that may be open at once in all channels together."""
+
+    inflight_bytes_max: int = Field(
+        default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
+    )
+    """Bytes of requests being handled at once, in all."""
+
+    inflight_bytes_per_connection_max: int = Field(
+        default_factory=lambda fields: min(
+            _INFLIGHT_MESSAGES_PER_CONNECTION * fields["message_bytes_max"], fields["inflight_bytes_max"]
+        ),
+        ge=4 * KIB,
+        le=1024 * GIB,
+    )
+    """Bytes of requests being handled at once, of one connection."""
+
+    reflection: bool = True
+    """Let clients ask the server for its protos."""
+
+    channelz: bool = True
+    """Let clients ask about the server's connections."""
+
+    shutdown_grace_seconds: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
+    """How long open transactions may go on after the server was told to stop."""
+
+    @field_validator("listen", "http_listen")
+    @classmethod
+    def _check_address(cls, text: str, info: ValidationInfo) -> str:
+        try:
+            address = Address.parse(text)
+        except ValueError as error:
+            raise ValueError(f"is {shown_value(text)}; {error}") from None
+        if not address.is_loopback and info.data.get("allow_plaintext") is False:
+            raise ValueError(
+                f"is {shown_value(text)}, which other machines can reach, and there is no TLS yet; "
+                "it must be a loopback address, or server.allow_plaintext must be true"
+            )
+        return text
+
+    @field_validator("http_listen")
+    @classmethod
+    def _check_apart(cls, text: str, info: ValidationInfo) -> str:
+        if info.data.get("listen") == text and Address.parse(text).port != 0:
+            raise ValueError(f"is {shown_value(text)}; it must be another address than server.listen")
+        return text
+
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _make_path(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        # An empty path is the working directory: keeping data in whatever that happens to be is never meant.
+        if Path(value) == Path() or "\0" in value:
+            raise ValueError(f"is {shown_value(value)}; it must be the path of a directory of its own")
+        return Path(value)
+
+    @field_validator("inflight_bytes_max", "inflight_bytes_per_connection_max")
+    @classmethod
+    def _check_holds_a_message(cls, bytes_max: int, info: ValidationInfo) -> int:
+        message_bytes_max = info.data.get("message_bytes_max", 0)
+        if bytes_max < message_bytes_max:
+            raise ValueError(f"is {bytes_max}; it must not be below server.message_bytes_max, {message_bytes_max}")
+        return bytes_max
+
+    @field_validator("inflight_bytes_per_connection_max")
+    @classmethod
+    def _check_within_all(cls, bytes_max: int, info: ValidationInfo) -> int:
+        inflight_bytes_max = info.data.get("inflight_bytes_max", bytes_max)
+        if bytes_max > inflight_bytes_max:
+            raise ValueError(f"is {bytes_max}; it must not be above server.inflight_bytes_max, {inflight_bytes_max}")
+        return bytes_max
+
+
+class Settings(BaseModel, frozen=True, extra="forbid"):
+    """A whole configuration."""
+
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    """The table `[server]`."""
+
+    channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
+    """A table `[channels.NAME]` for each channel, by name."""
+
+    sources: dict[ComponentName, AnySourceConfig] = Field(default_factory=dict)
+    """A table `[sources.NAME]` for each source of the agent, by name."""
+
+    sinks: dict[ComponentName, AnySinkConfig] = Field(default_factory=dict)
+    """A table `[sinks.NAME]` for each sink of the agent, by name."""
+
+    sink_groups: dict[ComponentName, SinkGroupConfig] = Field(default_factory=dict)
+    """A table `[sink_groups.NAME]` for each group of sinks, by name."""
+
+
+def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Settings:
+    """Reads and checks a configuration.
+
+    Args:
+        path: The TOML file; None for the defaults.
+        overrides: Fields of `[server]` that count instead of what the file says.
+
+    Raises:
+        SettingsError: The file cannot be read, is no TOML, or says something that is not allowed. Names all problems.
+    """
+    source = "command line" if path is None else str(path)
+    tables = {} if path is None else _parse(source, _read(source, path))
+    return check_settings(tables, source, overrides)
+
+
+def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
+    """Checks a configuration that was read already.
+
+    Args:
+        tables: What the file holds, as `tomllib` gives it.
+        source: What was read, for the problems.
+        overrides: Fields of `[server]` that count instead of what it says.
+
+    Raises:
+        SettingsError: It says something that is not allowed. Names all problems.
+    """
+    server = tables.get("server", {})
+    if overrides and isinstance(server, dict):
+        tables = {**tables, "server": {**server, **overrides}}
+    listening = {name: ServerSettings.model_fields[name].default for name in ("listen", "http_listen")}
+    misnamed = [
+        *unknown_channels(tables, Settings),
+        *group_problems(tables),
+        *stdin_problems(tables),
+        *address_conflicts(tables, listening),
+    ]
+    try:
+        # Strict: TOML has types of its own, and neither "100" nor true is a capacity.
+        settings = Settings.model_validate(dict(tables), strict=True)
+    except ValidationError as error:
+        raise SettingsError(source, [*describe_problems(error, Settings), *misnamed]) from None
+    if misnamed:
+        raise SettingsError(source, misnamed)
+    return settings
+
+
+def _read(source: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise SettingsError(source, [f"cannot be read: {error.strerror}"]) from None
+    except ValueError:
+        raise SettingsError(source, ["cannot be read: no file can have such a name"]) from None
+    if len(content) > FILE_BYTES_MAX:
+        raise SettingsError(source, [f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"])
+    return content
+
+
+def _parse(source: str, content: bytes) -> dict[str, Any]:
+    try:
+        # Editors of Windows put a byte order mark before UTF-8.
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SettingsError(source, [f"line {line}: is not UTF-8, the only encoding that TOML has"]) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(source, [_describe_syntax_error(str(error), text)]) from None
+    except RecursionError:
+        raise SettingsError(source, ["is nested too deeply"]) from None
+    except ValueError as error:
+        # Such as a whole number of 5,000 digits.
+        raise SettingsError(source, [f"is not TOML: {error}"]) from None
+
+
+def _describe_syntax_error(message: str, text: str) -> str:
+    if match := _TOML_POSITION.search(message):
+        return f"line {match['line']}, column {match['column']}: is not TOML: {message[: match.start()]}"
+    line = text.count("\n") + 1
+    column = len(text) - text.rfind("\n")
+    return f"line {line}, column {column}: is not TOML: {message.removesuffix(_TOML_END)}"

@@ -1,0 +1,114 @@
+"""Health, metrics, channels and components over HTTP, for probes, Prometheus and people with curl.
+
+Nothing here changes anything, and nothing tells what events hold.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector, exposition
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from millrace_server.agent.components import Component
+from millrace_server.channels.hosted import ChannelState
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.http_service.channel_metrics import ChannelCollector, describe_channels
+from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
+from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
+from millrace_server.version import VERSION
+
+CONNECTIONS_MAX = 256
+"""Beyond it, requests are answered with 503."""
+
+
+class HttpService:
+    """The HTTP side of a server, in the event loop that runs it."""
+
+    def __init__(self, registry: ChannelRegistry, components: Iterable[Component] = ()) -> None:
+        self._registry = registry
+        self._components = components
+        self._collectors = CollectorRegistry()
+        self._collectors.register(ChannelCollector(registry))
+        self._collectors.register(ComponentCollector(components))
+        self._collectors.register(_ServerCollector(registry))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._collectors)
+        self._server = EmbeddedHttp(self.app(), HttpLimits(CONNECTIONS_MAX))
+        self._is_draining = False
+
+    def app(self) -> Starlette:
+        """The pages."""
+        return Starlette(
+            routes=[
+                Route("/healthz", self._healthz),
+                Route("/metrics", self._metrics),
+                Route("/channels", self._channels),
+                Route("/components", self._list_components),
+            ]
+        )
+
+    async def start(self, bound: socket.socket) -> None:
+        """Serves on a bound socket, which belongs to the service from now on."""
+        await self._server.start(bound)
+
+    def drain(self) -> None:
+        """Tells those who probe to go elsewhere, while everything is still answered."""
+        self._is_draining = True
+
+    async def stop(self) -> None:
+        """Closes the port and all connections."""
+        await self._server.stop()
+
+    async def _healthz(self, _request: Request) -> Response:
+        if self._is_draining:
+            return JSONResponse({"status": "draining"}, status_code=503)
+        # The server serves also where a part of it does not: a probe that starts it anew would help nobody.
+        channels = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
+        parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_well}
+        troubled = {"channels": channels, "components": parts}
+        return JSONResponse({"status": "serving"} | {what: those for what, those in troubled.items() if those})
+
+    async def _metrics(self, request: Request) -> Response:
+        encode: Callable[[Collector], bytes]
+        # The library's own choice of a format stumbles over versions that are none.
+        if "application/openmetrics-text" in request.headers.get("accept", ""):
+            encode, content_type = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
+        else:
+            encode, content_type = exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4
+        # Channels may be read on this loop only; making text of a thousand channels may take its time elsewhere.
+        metrics = _Collected(list(self._collectors.collect()))
+        return Response(await asyncio.to_thread(encode, metrics), media_type=content_type)
+
+    async def _channels(self, _request: Request) -> Response:
+        return JSONResponse(describe_channels(self._registry.hosted()))
+
+    async def _list_components(self, _request: Request) -> Response:
+        return JSONResponse(describe_components(self._components))
+
+
+class _ServerCollector(Collector):
+    def __init__(self, registry: ChannelRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "millrace_open_transactions",
+            "Open transactions of all channels.",
+            value=self._registry.transactions.limit.open_count,
+        )
+        yield InfoMetricFamily("millrace_server", "Which release serves.", value={"version": VERSION})
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics

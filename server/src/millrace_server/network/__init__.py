@@ -1,0 +1,1 @@
+"""Addresses, sockets and the HTTP server."""

@@ -1,0 +1,1 @@
+"""The millraced process: start, signals, reload, exit."""

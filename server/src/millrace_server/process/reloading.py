@@ -1,0 +1,213 @@
+"""Goes over to a configuration that was changed, while the server runs."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from millrace_server.agent.agent import Agent, FlowChanges
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.configuration.settings import ServerSettings, Settings, SettingsError
+from millrace_server.errors import MillraceError
+from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.lifecycle import flows_of
+from millrace_server.process.reload_requests import ReloadRequests
+
+_LIVE_SERVER_FIELDS = {"shutdown_grace_seconds"}
+"""What of [server] is looked at only when it is needed."""
+
+_FIXED_CHANNEL_FIELDS = {"data_dirs", "checkpoint_dir", "backup_checkpoint", "encryption"}
+"""What of a channel, beside its type, is settled when it is opened."""
+
+_NEEDS_RESTART = "cannot change while the server runs; start it anew"
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Report:
+    """What a reload came to."""
+
+    made: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    pending: dict[str, str] = field(default_factory=dict)
+    """By the setting, why it is not in force, and what to do."""
+
+
+class Reloader:
+    """Has a running server follow its configuration.
+
+    Args:
+        settings: The configuration that the server was started with.
+        load: Reads the configuration anew; runs on a thread. None where there is no file to read.
+        registry: The channels.
+        catalog: Those that CreateChannel made; they are no business of the configuration.
+        agent: The flows.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings] | None,
+        registry: ChannelRegistry,
+        catalog: Catalog,
+        agent: Agent,
+    ) -> None:
+        self._server = settings.server
+        self._load = load
+        self._registry = registry
+        self._catalog = catalog
+        self._agent = agent
+        self._channels: dict[str, AnyChannelConfig] = dict(settings.channels)
+        """Each channel that the configuration has brought, as it was last wholly in force."""
+        self.shutdown_grace_seconds = settings.server.shutdown_grace_seconds
+
+    async def follow(self, requests: ReloadRequests) -> None:
+        """Reloads at each request, one after the other, until it is cancelled."""
+        while True:
+            await requests.wait()
+            try:
+                await self.reload()
+            except Exception:  # noqa: BLE001 - a bug of ours here must not keep the server from serving
+                _log.exception("the reload failed on the way; what was not reached goes on as before")
+
+    async def reload(self) -> None:
+        """Reads the configuration and puts in force what has changed.
+
+        Where anything is wrong with it, nothing changes. What cannot change while the server runs is told, and holds
+        nothing else up.
+        """
+        if self._load is None:
+            _log.warning("there is nothing to reload: the server was started without a configuration file")
+            return
+        try:
+            settings = await asyncio.to_thread(self._load)
+        except SettingsError as error:
+            _log.error(
+                "the configuration is not reloaded, and nothing was changed",
+                file=error.source,
+                problems=error.problems,
+            )
+            return
+        _log.info("reloading")
+        report = _Report()
+        self._compare_server(settings.server, report)
+        # New channels come first, since flows may begin with them; changes of others may have to wait for room.
+        self._make_channels(settings, report)
+        flows = flows_of(settings)
+        updating = asyncio.ensure_future(self._update_channels(settings, report))
+        changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))
+        await _all_ended(updating, changing)
+        changes = changing.result()
+        await self._remove_channels(settings, flows.channels(), report)
+        _tell(changes, report)
+
+    def _compare_server(self, server: ServerSettings, report: _Report) -> None:
+        self.shutdown_grace_seconds = server.shutdown_grace_seconds
+        for name in ServerSettings.model_fields:
+            if name not in _LIVE_SERVER_FIELDS and getattr(server, name) != getattr(self._server, name):
+                report.pending[f"server.{name}"] = _NEEDS_RESTART
+
+    def _make_channels(self, settings: Settings, report: _Report) -> None:
+        for name, config in settings.channels.items():
+            if name in self._registry and self._has_no_use(name):
+                # It could not be opened, and nothing of it is: it is tried again, as the configuration is now.
+                self._registry.forget(name)
+            if name not in self._registry:
+                self._registry.create(name, config)
+                self._channels[name] = config
+                report.made.append(name)
+
+    def _has_no_use(self, name: str) -> bool:
+        hosted = self._registry.get_hosted(name)
+        return hosted.opened.is_set() and hosted.channel_if_open is None
+
+    async def _update_channels(self, settings: Settings, report: _Report) -> None:
+        changed = {name: config for name, config in settings.channels.items() if self._channels.get(name) != config}
+        updates = (self._update_channel(name, config, report) for name, config in changed.items())
+        await _all_ended(*map(asyncio.ensure_future, updates))
+
+    async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
+        channel = self._registry.get_hosted(name).channel_if_open
+        if channel is None:
+            report.pending[f"channels.{name}"] = "is not open yet; reload once more when it is"
+            return
+        async with channel.updating:
+            former = channel.config
+            if config.type != former.type:
+                report.pending[f"channels.{name}.type"] = _NEEDS_RESTART
+                return
+            fixed = {one for one in _FIXED_CHANNEL_FIELDS if getattr(former, one, None) != getattr(config, one, None)}
+            report.pending |= {f"channels.{name}.{one}": _NEEDS_RESTART for one in fixed}
+            wanted = config.model_copy(update={one: getattr(former, one) for one in fixed})
+            if wanted != former:
+                if why := await _update(channel, wanted):
+                    report.pending[f"channels.{name}"] = f"{why}; take some out, then reload once more"
+                    return
+                report.updated.append(name)
+            if not fixed:
+                self._channels[name] = config
+
+    async def _remove_channels(self, settings: Settings, used: set[str], report: _Report) -> None:
+        catalogued = await asyncio.to_thread(self._catalog.load)
+        for name in [name for name in self._channels if name not in settings.channels]:
+            if name in self._registry and name not in catalogued:
+                if why := self._why_it_stays(name, used):
+                    report.pending[f"channels.{name}"] = f"stays although its table is gone: {why}"
+                    continue
+                await self._registry.retire(name)
+                report.removed.append(name)
+            del self._channels[name]
+
+    def _why_it_stays(self, name: str, used: set[str]) -> str:
+        """What keeps a channel from going, and what to do; empty where nothing does."""
+        hosted = self._registry.get_hosted(name)
+        channel = hosted.channel_if_open
+        if name in used:
+            return "sources or sinks name it; change them too, then reload once more"
+        if not hosted.opened.is_set():
+            return "it is not open yet; reload once more when it is"
+        if channel is None:
+            return ""
+        if event_count := channel.contents.room.event_count:
+            return f"it holds {event_count} events; take them out, then reload once more"
+        if channel.open_transactions or channel.claims.claim is not None:
+            return "transactions or a claim are open in it; reload once more when they have ended"
+        return ""
+
+
+async def _all_ended(*works: "asyncio.Future[Any]") -> None:
+    """Waits for all, and only then raises what one has raised: nothing of a reload goes on beside the next one."""
+    await asyncio.gather(*works, return_exceptions=True)
+    for work in works:
+        work.result()
+
+
+async def _update(channel: Channel, config: AnyChannelConfig) -> str:
+    """Why nothing was changed; empty where it was."""
+    try:
+        return await channel.update(config)
+    except MillraceError as error:
+        return str(error)
+
+
+def _tell(changes: FlowChanges, report: _Report) -> None:
+    for part in changes.stuck:
+        report.pending[part.replace("/", ".", 1)] = "the former one does not end; reload once more, or start anew"
+    for setting, why in sorted(report.pending.items()):
+        _log.warning("not in force yet", setting=setting, why=why)
+    told = {
+        "started": changes.started,
+        "changed": changes.changed,
+        "stopped": changes.stopped,
+        "channels_made": report.made,
+        "channels_changed": report.updated,
+        "channels_removed": report.removed,
+        "not_in_force": list(report.pending),
+    }
+    _log.info("reloaded", **{what: sorted(names) for what, names in told.items() if names})

@@ -1,0 +1,87 @@
+"""Intakes of sources on channels in this process."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from millrace_server.agent.batch_router import Routing
+from millrace_server.agent.channel_writer import ChannelWriter
+from millrace_server.agent.components import Component, ComponentKind, EventOutcome
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.interceptor import Interceptor
+from millrace_server.agent.selectors.selector import SelectorConfig
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.stamps import Stamp
+from tests.channel_events import limits_of, queued
+
+MESSAGE_BYTES_MAX = 1 << 20
+
+
+def component_of(name: str = "app") -> Component:
+    """A source's component of which nobody hears."""
+    return Component(ComponentKind.SOURCE, name, "test", lambda _component: None)
+
+
+def fates_of(component: Component) -> dict[str, int]:
+    """The ends that any events came to, with their numbers."""
+    return {fate.value: count for fate in EventOutcome if (count := component.fates[fate])}
+
+
+def registry_of(**channels: ChannelConfig) -> ChannelRegistry:
+    """Channels with these configurations."""
+    registry = ChannelRegistry(message_bytes_max=MESSAGE_BYTES_MAX, open_transactions_max=1_000)
+    for name, config in channels.items():
+        registry.create(name, config)
+    return registry
+
+
+def memory(**limits: Any) -> ChannelConfig:
+    """A channel in memory; see `limits_of`."""
+    return limits_of(**limits)
+
+
+def routing_of(config: SelectorConfig, channels: Sequence[str], dead_letter_channel: str | None = None) -> Routing:
+    """What an agent makes of a source's selector."""
+    return Routing(config.make(channels), config.optional_channels, dead_letter_channel)
+
+
+def intake_of(  # noqa: PLR0913 - each of them is left out by most
+    registry: ChannelRegistry,
+    channels: Sequence[str],
+    *interceptors: Interceptor,
+    component: Component | None = None,
+    selector: SelectorConfig | None = None,
+    dead_letter_channel: str | None = None,
+    events_max: int = 100,
+) -> ChannelWriter:
+    """The writer of a source."""
+    routing = Routing(dead_letter_channel=dead_letter_channel)
+    if selector is not None:
+        routing = routing_of(selector, channels, dead_letter_channel)
+    return ChannelWriter(registry, channels, interceptors, component or component_of(), events_max, routing=routing)
+
+
+def table_of(*bodies: bytes, **headers: Any) -> EventTable:
+    """A batch of these bodies; headers by name, each one value or a list."""
+    return EventTable(list(bodies), headers)
+
+
+def batch_stamp(first: int, last: int, producer_id: str = "file") -> Stamp:
+    """The stamp of a source that can read again."""
+    return Stamp(producer_id, first, last)
+
+
+def held(registry: ChannelRegistry, *names: str) -> dict[str, list[bytes]]:
+    """The bodies that channels hold."""
+    return {name: queued(registry.get(name)) for name in names}
+
+
+def rows_in(registry: ChannelRegistry, name: str) -> list[tuple[dict[str, str], bytes]]:
+    """The headers and bodies that a channel holds."""
+    return [row for batch in registry.get(name).contents.queue for row in batch.window.rows()]
+
+
+def ranges_of(channel: Channel, producer_id: str = "file") -> list[tuple[int, int]]:
+    """What a channel has accepted of a producer."""
+    return list(channel.contents.ledger.intervals_of(producer_id))

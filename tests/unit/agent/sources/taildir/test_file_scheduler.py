@@ -1,0 +1,49 @@
+from types import SimpleNamespace
+from typing import Any
+
+from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.file_scheduler import LOOK_SECONDS_MAX, SCAN_SECONDS, FileScheduler
+
+
+class SlowRegister(SimpleNamespace):
+    """Has no files, and needs some time to find that out; the time is what it makes of it."""
+
+    def __init__(self, scan_seconds: float) -> None:
+        super().__init__(files={}, now=0.0, saves_at=[])
+        self._scan_seconds = scan_seconds
+
+    def scan(self, _now: float) -> None:
+        self.now += self._scan_seconds
+
+    def save(self) -> None:
+        self.saves_at.append(self.now)
+
+
+def turns_of(register: Any) -> FileScheduler:
+    config = TaildirSourceConfig(type="taildir", paths=["/var/log/*.log"], channels=["orders"])
+    return FileScheduler(config, register, clock=lambda: float(register.now))
+
+
+def test_next_portion_after_a_long_look_comes_no_later_than_the_longest_pause() -> None:
+    """A slow disk has directories looked through less often, but still often enough; a quick look is soon repeated."""
+    for scan_seconds, pause_seconds in ((0.001, SCAN_SECONDS), (0.05, 5.0), (2.0, LOOK_SECONDS_MAX)):
+        register = SlowRegister(scan_seconds)
+        scheduler = turns_of(register)
+        assert scheduler.next_portion() is None
+        assert scheduler.wait_seconds <= pause_seconds
+        register.now = scan_seconds + pause_seconds - 0.0005
+        scheduler.next_portion()
+        assert register.now < scan_seconds + pause_seconds, f"looked again too early after {scan_seconds} s"
+        register.now = scan_seconds + pause_seconds + 0.0005
+        scheduler.next_portion()
+        assert register.now > scan_seconds + pause_seconds + 0.0005
+
+
+def test_next_portion_after_a_long_look_saves_as_often_as_ever() -> None:
+    """How long one kind of look takes does not put off another one."""
+    register = SlowRegister(3.0)
+    scheduler = turns_of(register)
+    for _ in range(10):
+        scheduler.next_portion()
+        register.now += 0.5
+    assert len(register.saves_at) >= 4

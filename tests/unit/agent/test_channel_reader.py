@@ -1,0 +1,69 @@
+"""What becomes of events that a sink rejects."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError, ReaderLimits
+from millrace_server.agent.components import Component, ComponentKind
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import ChannelFullError
+from tests.channel_events import append
+from tests.source_writers import fates_of, held, memory, registry_of
+
+HAS_VIRTUAL_CLOCK = True
+
+NO = EventsRejectedError("no thanks")
+
+
+class Scene:
+    """A sink that rejects at once whatever it gets."""
+
+    def __init__(self, registry: ChannelRegistry) -> None:
+        self.registry = registry
+        self.component = Component(ComponentKind.SINK, "out", "test", lambda _component: None)
+        self.reader = ChannelReader(registry, "orders", ReaderLimits(1, 1, "dead"), self.component)
+
+    async def reject_next(self) -> None:
+        delivery = await self.reader.take()
+        assert delivery is not None
+        try:
+            await self.reader.reject(delivery, NO)
+        finally:
+            self.reader.nack_all()
+
+
+async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drops_it_and_says_so() -> None:
+    """Delivered for ever, it would hold up all that stand behind it; so it is counted and told as lost."""
+    scene = Scene(registry_of(orders=memory(), dead=memory(body_bytes_max=10)))
+    await append(scene.registry.get("orders"), bytes(11), b"next")
+    with capture_logs() as entries:
+        await scene.reject_next()
+        await scene.reject_next()
+    assert held(scene.registry, "orders", "dead") == {"orders": [], "dead": [b"next"]}
+    assert fates_of(scene.component) == {"dropped": 1, "dead_lettered": 1}
+    [dropped] = [entry for entry in entries if entry["event"] == "events were dropped"]
+    assert (dropped["log_level"], dropped["channel"], dropped["sequence"]) == ("error", "orders", "1")
+    assert dropped["largest_body_bytes"] == "11"
+    assert dropped["dead_letter_channel"].startswith("dead: events: a body has 11 bytes")
+
+
+async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where_it_is() -> None:
+    """That passes: the sink backs off, and says which channel has no room."""
+    scene = Scene(registry_of(orders=memory(), dead=memory(capacity=1, transaction_capacity=1)))
+    await append(scene.registry.get("dead"), b"older")
+    await append(scene.registry.get("orders"), b"1")
+    with pytest.raises(ChannelFullError) as caught:
+        await scene.reject_next()
+    assert caught.value.metadata["channel"] == "dead"
+    assert held(scene.registry, "orders") == {"orders": [b"1"]}
+    assert fates_of(scene.component) == {}
+
+
+async def test_reject_for_good_is_progress_but_no_event_that_was_delivered() -> None:
+    """Who counts what has left by a sink must not count what it never took."""
+    scene = Scene(registry_of(orders=memory(), dead=memory()))
+    await append(scene.registry.get("orders"), b"1")
+    await scene.reject_next()
+    assert (scene.component.event_count, scene.component.byte_count) == (0, 0)
+    assert scene.component.progress_age_seconds is not None
+    assert fates_of(scene.component) == {"dead_lettered": 1}
