@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from millrace_spark import ensure_java
-from millrace_spark.quiet_spark import quiet_spark
+from millrace_spark.landing.spark_session import logged_spark
 
 _SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -46,5 +46,5 @@ def local_spark(log: Path, *, is_short_run: bool) -> Iterator[SparkSession]:
     settings = _SETTINGS | (_SHORT_RUN if is_short_run else {})
     log.write_bytes(b"")
     builder = SparkSession.builder.master("local[*]").appName("millrace").config(map=settings)
-    with quiet_spark(log, builder.getOrCreate) as session:
+    with logged_spark(log, builder.getOrCreate) as session:
         yield session

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import millrace_client as millrace
-from millrace_spark.landing import land_command
+from millrace_spark.landing import commands
 from millrace_spark.landing.program import app
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
@@ -113,7 +113,7 @@ def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
     assert queued(servers, "web") > 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(land_command, "spark_session", lambda *_, **__: nullcontext(spark))
+    monkeypatch.setattr(commands, "spark_session", lambda *_, **__: nullcontext(spark))
     at_once = ("--set", "run.trigger_seconds=0", "--json")
     with interrupted_when(lambda: queued(servers, "web") == 0):
         followed = CliRunner().invoke(app, [*land, "--follow", *at_once])

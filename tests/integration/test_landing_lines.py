@@ -14,21 +14,19 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from typer.testing import CliRunner
 
 from millrace_spark import OptionError
-from millrace_spark.landing import compact_command
-from millrace_spark.landing.bad_lines import as_letters, folder_writer
+from millrace_spark.landing import commands
+from millrace_spark.landing.bad_lines import dead_letters, folder_writer
 from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, StoppedError
-from millrace_spark.landing.compaction import MergeError
+from millrace_spark.landing.compaction import MergeError, spark_merger
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.config_file import check_config
-from millrace_spark.landing.hadoop_storage import HadoopStorage
-from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.hadoop_storage import HadoopStorage, storage_for
+from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.program import app
-from millrace_spark.landing.publication import Publisher, Written
+from millrace_spark.landing.publication import BatchCounts, Publisher
 from millrace_spark.landing.rows import rows_of
-from millrace_spark.landing.spark_merger import spark_merger
 from millrace_spark.landing.storage import StorageError
-from millrace_spark.landing.storages import storage_for
-from millrace_spark.reading.schema import EVENT_SCHEMA
+from millrace_spark.schema import EVENT_SCHEMA
 from tests.crashing_storage import CrashError, CrashingStorage
 from tests.fenced_blocks import blocks_of
 
@@ -223,7 +221,7 @@ def test_partitions_are_parts_of_the_time_columns_and_headers(spark: SparkSessio
 def test_letters_of_bad_lines_say_why_and_from_where(spark: SparkSession) -> None:
     """As dead letters of an agent do; what an earlier letter said is told anew."""
     frame = events(spark, ["x"], **{"host": "h", "millrace.dead_letter.reason": "before"})
-    [letter] = as_letters(rows_of(frame, config(parse={"type": "access_log"})).bad(), "land-web").collect()
+    [letter] = dead_letters(rows_of(frame, config(parse={"type": "access_log"})).bad(), "land-web").collect()
     assert letter.headers.pop("millrace.dead_letter.time")
     assert letter.headers == {
         "host": "h",
@@ -267,9 +265,9 @@ def test_batches_landed_and_compacted_by_the_documented_command_have_each_row_on
             crashed += 1
             landing = lander(wanted, CrashingStorage())
             landing(batch, batch_id)
-        account = landing.account
-        assert (account.events, account.rows, account.bad_lines, account.files) == (5, 4, 1, 3)
-        assert account.decided_before == (step is not None)
+        totals = landing.totals
+        assert (totals.events, totals.rows, totals.bad_lines, totals.files) == (5, 4, 1, 3)
+        assert totals.decided_before == (step is not None)
     assert crashed == 2
     folder = Path(wanted.target.path)
     assert sorted(ds.dataset(folder, partitioning="hive").to_table()["hour"].to_pylist()) == [10] * 6 + [11] * 6
@@ -277,7 +275,7 @@ def test_batches_landed_and_compacted_by_the_documented_command_have_each_row_on
     assert sorted(bad["body"].to_pylist()) == [b"bad 0", b"bad 1", b"bad 2"]
     assert set(bad["reason"].to_pylist()) == {"is no line of an access log"}
 
-    monkeypatch.setattr(compact_command, "spark_session", lambda *_: shared(spark))
+    monkeypatch.setattr(commands, "spark_session", lambda *_: shared(spark))
     [command] = blocks_of(PAGE, "compact")
     arguments = command.replace("landed/web", str(folder)).split()[1:]
     compacted = CliRunner().invoke(app, arguments)
@@ -340,9 +338,9 @@ def test_hadoop_storage_does_what_this_machines_does(spark: SparkSession, tmp_pa
     work = WorkFolder(f"{folder}/web.landing")
     publisher = Publisher(storage=storage, work=work, query_id=QUERY, targets={"rows": f"{folder}/web"})
 
-    def write(staged: str) -> Written:
+    def write(staged: str) -> BatchCounts:
         storage.write(f"{staged}/rows/date=1/part-0.parquet", "rows")
-        return Written(rows=1)
+        return BatchCounts(rows=1)
 
     for _ in range(2):
         publisher.publish(3, write)

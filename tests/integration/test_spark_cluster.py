@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 _EVENTS = 20_000
 _WAIT_SECONDS_MAX = 120.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _BODIES = [b"event %05d" % number for number in range(_EVENTS)]
 
 
@@ -89,7 +89,7 @@ def kill_executor(process: subprocess.Popen[bytes], flow: Flow, log: Path) -> No
     while not hold.exists() or not hold.read_text():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < give_up, log.read_text()
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     executor = parent_of(int(hold.read_text()))
     assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_bytes()
     os.kill(executor, signal.SIGKILL)

@@ -14,13 +14,11 @@ import pytest
 
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError, OptionError
-from millrace_spark.writing import committing
+from millrace_spark.writing import driver
 from millrace_spark.writing import tasks as writing
-from millrace_spark.writing.committing import BatchCommit, commit_all
+from millrace_spark.writing.commit_messages import ShardPuts
+from millrace_spark.writing.driver import BatchCommit, check_targets, commit_all, roll_back
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
-from millrace_spark.writing.put_notes import ShardPuts
-from millrace_spark.writing.rollback import roll_back
-from millrace_spark.writing.targets import check_targets
 from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
@@ -74,9 +72,9 @@ def commit(puts: Sequence[ShardPuts], number: int = 0, **but: Any) -> None:
         producer_id="query",
         stamp_id="query/1f",
         number=number,
-        numbers_rise=but.get("is_streaming", True),
+        numbers_increase=but.get("is_streaming", True),
         is_streaming=True,
-        keeps_places=True,
+        is_repeatable=True,
         retry_seconds=1.0,
     )
     commit_all(puts, replace(said, **but))
@@ -213,7 +211,7 @@ def test_commit_all_of_rising_numbers_has_the_channel_forget_gaps(
     """Where no lower number comes any more, gaps are closed: one that comes all the same is a repeat."""
     for number in (2, 5, 9, 5, 7, 9):
         puts = put(client, channel, rows(number))
-        commit(puts, number, is_streaming=False, numbers_rise=True)
+        commit(puts, number, is_streaming=False, numbers_increase=True)
     assert bodies(client, channel) == [b"2", b"5", b"9"]
 
 
@@ -267,7 +265,7 @@ def test_commit_all_of_too_many_transactions_says_so(
     client: millrace.Client, channel: millrace.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More transactions than a commit takes are refused before anything is committed."""
-    monkeypatch.setattr(committing, "TXNS_MAX", 2)
+    monkeypatch.setattr(driver, "TXNS_MAX", 2)
     puts = put(client, channel, rows(*range(250)))
     with pytest.raises(MillraceSparkError, match="250 events are in 3 transactions, and one commit takes 2; raise"):
         commit(puts)
@@ -301,7 +299,7 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
         'option("producerId", "query").option("batchNumber", 3) stores the rest alone'
     )
     with pytest.raises(MillraceSparkError, match=f"What goes to {puts[0].shard} is stored$"):
-        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, keeps_places=False)
+        commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, is_repeatable=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)
     assert f"{puts[0].shard}: stored batch 3 of producer query, 2 events from sequence 1 to 2" in caplog.text

@@ -61,7 +61,7 @@ def queued_count(client: millrace.Client, channel: millrace.Channel) -> int:
     return client.admin.get_channel(channel.name).gauges.queued_events
 
 
-def sentence_of(refused: "pytest.ExceptionInfo[PySparkException]") -> str:
+def format_error(refused: "pytest.ExceptionInfo[PySparkException]") -> str:
     """What the connector said, somewhere in what Spark tells."""
     said = [line for line in str(refused.value).splitlines() if "millrace_spark.errors." in line]
     assert said, str(refused.value)
@@ -180,7 +180,7 @@ def test_load_after_its_lease_reads_again(
         txn.take(max_events=1)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert sentence_of(refused).endswith("what this read was planned for has been consumed; load anew")
+    assert format_error(refused).endswith("what this read was planned for has been consumed; load anew")
 
 
 # Consuming.
@@ -252,7 +252,7 @@ def test_claim_ranges_when_another_reads_is_refused(
     with pytest.raises(PySparkException) as refused_plan:
         read(spark, client.endpoint, channel.name).collect()
     begin = f"channel {channel.name} at {client.endpoint}: reader 'nightly' has claimed the channel, for "
-    for sentence in (str(refused.value), sentence_of(refused_plan)):
+    for sentence in (str(refused.value), format_error(refused_plan)):
         assert sentence.startswith(begin)
         assert "or take the claim over; in Spark, by the option takeover, or where that reader is this" in sentence
         assert sentence.endswith("own, by release() of what claim_ranges() returned, or stop() of the query")
@@ -326,7 +326,7 @@ def test_ranges_after_release_are_refused(
         events = claimed.load(spark)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert "the claim of this read has ended; load anew" in sentence_of(refused)
+    assert "the claim of this read has ended; load anew" in format_error(refused)
     with pytest.raises(MillraceSparkError, match="the claims were released, so nothing was acknowledged"):
         claimed.acknowledge()
     assert queued_count(client, channel) == 10
@@ -439,7 +439,7 @@ def test_load_that_cannot_work_says_why(
     with pytest.raises(PySparkException) as refused:
         spark.read.format("millrace").options(**(defaults | options)).load().collect()
     for sentence in sentences:
-        assert sentence in sentence_of(refused)
+        assert sentence in format_error(refused)
 
 
 def test_load_with_a_wrong_schema_says_why(
@@ -449,4 +449,4 @@ def test_load_with_a_wrong_schema_says_why(
     reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channels", channel.name)
     with pytest.raises(PySparkException) as refused:
         reader.schema("body string").load().collect()
-    assert sentence_of(refused) == "schema: body is string; it must be binary. Read it as that, then cast it"
+    assert format_error(refused) == "schema: body is string; it must be binary. Read it as that, then cast it"

@@ -111,7 +111,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def sentence_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What the connector said, somewhere in what Spark tells."""
     said = [line for line in str(error).splitlines() if "millrace_spark.errors." in line]
     assert said, str(error)
@@ -210,7 +210,7 @@ def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped
         second = Pipeline(spark, tmp_path / "second", client.endpoint, channel.name).start()
         with pytest.raises(StreamingQueryException) as refused:
             second.awaitTermination(int(_WAIT_SECONDS_MAX))
-        told = sentence_of(refused.value)
+        told = format_error(refused.value)
         assert told.startswith(f"channel {channel.name} at {client.endpoint}: reader {claim.reader_id!r} has claimed")
         assert "; in Spark, by the option takeover, or where " in told
         assert told.endswith("or stop() of the query")
@@ -271,7 +271,7 @@ def test_stream_that_cannot_work_says_why(
     endpoint = repr(channel).partition(" of ")[2].rstrip(">")
     with pytest.raises(StreamingQueryException) as refused:
         Pipeline(spark, tmp_path, endpoint, channel.name).drain(**options)
-    assert sentence in sentence_of(refused.value)
+    assert sentence in format_error(refused.value)
     # Nothing of Spark's own comes after it, and hides it.
     assert "During handling of the above exception" not in str(refused.value)
 
@@ -291,7 +291,7 @@ def test_data_loss_is_told_or_passed_over(
     bodies += fill(channel, 5, first=16)
     with pytest.raises(StreamingQueryException) as refused:
         pipeline.drain()
-    assert f"channel {channel.name}@{client.endpoint}: events 11 to 15 are gone" in sentence_of(refused.value)
+    assert f"channel {channel.name}@{client.endpoint}: events 11 to 15 are gone" in format_error(refused.value)
     pipeline.drain(failOnDataLoss="false")
     assert sorted(pipeline.landed()) == sorted(bodies)
     assert queued_count(client, channel.name) == 0

@@ -62,7 +62,7 @@ def writer_to(rows: DataFrame, to: millrace.Channel, client: millrace.Client, **
     return rows.write.format("millrace").mode("append").options(**(defaults | options))
 
 
-def sentence_of(refused: pytest.ExceptionInfo[PySparkException]) -> str:
+def format_error(refused: pytest.ExceptionInfo[PySparkException]) -> str:
     """The connector's own sentence in what Spark raises."""
     found = re.findall(r"(?:MillraceSparkError|OptionError): (.*)", str(refused.value))
     return str(found[0]) if found else str(refused.value)
@@ -149,7 +149,7 @@ def test_save_with_a_failing_task_stores_nothing(
     rows = spark.range(0, 30_000, 1, 3).select(F.when(F.col("id") != 29_999, F.col("id").cast("string")).alias("body"))
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, channel, client).save()
-    assert sentence_of(refused) == (
+    assert format_error(refused) == (
         "column body: is null in a row; leave such rows out, or write coalesce(body, '') for an empty body"
     )
     assert stored(client, channel.name) == []
@@ -162,11 +162,11 @@ def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: m
     rows = spark.range(0, 800, 1, 1).select(F.col("id").cast("string").alias("body"))
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, small, client, retrySeconds=1).save()
-    assert "no room for 800 more" in sentence_of(refused)
-    assert "for as long as retrySeconds says; let somebody consume" in sentence_of(refused)
+    assert "no room for 800 more" in format_error(refused)
+    assert "for as long as retrySeconds says; let somebody consume" in format_error(refused)
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(0, 1_001, 1, 1).selectExpr("cast(id as string) body"), small, client).save()
-    assert "it can never fit, however empty the channel is; give the channel more capacity" in sentence_of(refused)
+    assert "it can never fit, however empty the channel is; give the channel more capacity" in format_error(refused)
     assert len(bodies(client, small.name)) == 500
 
 
@@ -183,10 +183,10 @@ def test_save_that_cannot_work_says_why(
     ):
         with pytest.raises(PySparkException) as refused:
             writer_to(spark.range(1).selectExpr(columns), channel, client, **options).save()
-        assert re.match(f".*{sentence}", sentence_of(refused))
+        assert re.match(f".*{sentence}", format_error(refused))
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(1).selectExpr("'x' body"), channel, client).mode("overwrite").save()
-    assert sentence_of(refused).startswith("mode overwrite: does not go with channels")
+    assert format_error(refused).startswith("mode overwrite: does not go with channels")
 
 
 # Streams.

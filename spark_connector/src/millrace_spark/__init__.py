@@ -17,7 +17,7 @@ A schema of your own, `.schema("sequence bigint, body binary")`, leaves columns 
 all options. While the query runs it holds a claim on each channel, so that nobody else consumes from it; events are
 removed once Spark has logged their micro-batch as done, and a restart with the same checkpoint reads exactly what was
 not. Stopping the query frees the channels. Progress is in `query.lastProgress["sources"][0]["latestOffset"]`, as
-`millrace_spark.reading.progress` tells. Triggers: processing time, availableNow, once; continuous ones Spark has for
+`millrace_spark.reading.offsets` tells. Triggers: processing time, availableNow, once; continuous ones Spark has for
 sources in Java only.
 
 Looking, without consuming anything:
@@ -67,8 +67,7 @@ from millrace_spark.listener import PrometheusListener
 from millrace_spark.reading.claims import ClaimedRanges, claim_ranges
 from millrace_spark.reading.options import OPTIONS
 from millrace_spark.reading.ranges import ClaimedRange
-from millrace_spark.shipping import ship
-from millrace_spark.source import MillraceDataSource, register
+from millrace_spark.source import MillraceDataSource, register, ship
 from millrace_spark.writing.options import WRITE_OPTIONS
 
 

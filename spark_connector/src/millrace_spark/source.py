@@ -1,8 +1,10 @@
 """`format("millrace")`, as Spark knows it."""
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -10,21 +12,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.reader_id import reader_id_of
-from millrace_spark.reading.batch_bounds import bounded
+from millrace_spark.reading.bounds import cut_ranges
 from millrace_spark.reading.options import (
     BatchOptions,
     ClaimOptions,
     check_options,
     parse_batch_options,
     parse_stream_options,
+    reader_id_of,
 )
 from millrace_spark.reading.ranges import RangePartition, split_among_tasks
-from millrace_spark.reading.refused_reader import RefusedStreamReader
-from millrace_spark.reading.schema import EVENT_SCHEMA, check_schema
-from millrace_spark.reading.stream_reader import MillraceStreamReader
-from millrace_spark.shipping import require_modules
-from millrace_spark.worker_python import check_worker_python
+from millrace_spark.reading.stream_reader import InvalidStreamReader, MillraceStreamReader
+from millrace_spark.schema import EVENT_SCHEMA, check_schema
+from millrace_spark.workers import check_worker_python, pack, require_modules
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 if TYPE_CHECKING:
@@ -42,6 +42,18 @@ def register(spark: SparkSession) -> None:
     """
     check_worker_python(spark)
     spark.dataSource.register(MillraceDataSource)
+
+
+def ship(spark: SparkSession) -> None:
+    """Sends this package and the client to all executors of a session, and makes `format("millrace")` known to it.
+
+    Call it once, before the first read or write. The executors' Python still needs pyarrow, grpcio and protobuf.
+    """
+    # Spark copies the file at once, but asks for it by its path again where an executor comes later.
+    folder = Path(tempfile.mkdtemp(prefix="millrace-spark-"))
+    spark.sparkContext.addPyFile(str(pack(folder / "millrace_spark.zip")))
+    # Registered by name it would go to workers that look for it where it is installed, and not among files sent.
+    register(spark)
 
 
 class MillraceDataSource(DataSource):
@@ -75,7 +87,7 @@ class MillraceDataSource(DataSource):
             check_schema(schema)
             return MillraceStreamReader(parse_stream_options(self.options), schema)
         except OptionError as error:
-            return RefusedStreamReader(error)
+            return InvalidStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> MillraceWriter:  # noqa: FBT001 - Spark's signature
         return MillraceWriter.planned(self.options, schema, is_overwrite=overwrite)
@@ -100,7 +112,10 @@ class MillraceReader(DataSourceReader):
         if isinstance(ranges, ClaimOptions):
             from millrace_spark.reading.tasks import claim_all
 
-            ranges = bounded(claim_all(ranges), self._options)
+            options = self._options
+            ranges = cut_ranges(
+                claim_all(ranges), options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss
+            )
         limits = self._options.partitions
         return split_among_tasks(ranges, limits.events_max, limits.count_min)
 

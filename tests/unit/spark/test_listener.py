@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from millrace_spark import MillraceSparkError, PrometheusListener
 from millrace_spark.listener import shard_reports
-from millrace_spark.reading.progress import ShardProgress
+from millrace_spark.reading.offsets import ShardProgress
 from millrace_spark.shards import Shard
 
 ORDERS = Shard("orders", "mill-1:7070")

@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from millrace_spark import ClaimedRange, MillraceDataSource, MillraceSparkError, OptionError, source
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.reading.ranges import RangePartition, ranges_to_json
-from millrace_spark.reading.schema import EVENT_SCHEMA
 from millrace_spark.reading.stream_reader import MillraceStreamReader
+from millrace_spark.schema import EVENT_SCHEMA
 
 OPTIONS = {"endpoints": "a:1", "channels": "orders"}
 

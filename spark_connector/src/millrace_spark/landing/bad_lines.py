@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.formats import JsonFormat
-from millrace_spark.landing.places import as_uri
+from millrace_spark.landing.paths import as_uri
 
 BadLineWriter = Callable[[DataFrame, int, str], None]
 """Writes the bad lines of a batch: `(reason, channel, endpoint, sequence, headers, body)`, the batch's number, and a
@@ -24,7 +24,7 @@ _DIGEST_LENGTH = 12
 
 
 def channel_writer(config: LandingConfig, query_id: str) -> BadLineWriter:
-    """Writes to the dead-letter channel, each batch once: see `letter_options`.
+    """Writes to the dead-letter channel, each batch once: see `dead_letter_options`.
 
     Args:
         config: Where to.
@@ -32,13 +32,13 @@ def channel_writer(config: LandingConfig, query_id: str) -> BadLineWriter:
     """
 
     def write(bad: DataFrame, batch_id: int, _staged: str) -> None:
-        writer = as_letters(bad, config.landing_name).write.format("millrace").mode("append")
-        writer.options(**letter_options(config, query_id, batch_id)).save()
+        writer = dead_letters(bad, config.landing_name).write.format("millrace").mode("append")
+        writer.options(**dead_letter_options(config, query_id, batch_id)).save()
 
     return write
 
 
-def letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[str, str]:
+def dead_letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[str, str]:
     """The options of writing a batch's letters, with the stamp by which their channel knows a repeat.
 
     Letters are stored before their batch is decided. So the stamp says, too, what lines were taken for bad: where that
@@ -49,7 +49,7 @@ def letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[
     return {
         "endpoints": ",".join(config.bad_lines.endpoints or config.source.endpoints),
         "channel": config.bad_lines.channel,
-        "producerId": f"millrace-land-{query_id}-{_judgement(config)}",
+        "producerId": f"millrace-land-{query_id}-{_parse_digest(config)}",
         "batchNumber": str(batch_id),
         # Most batches have no bad line, and Spark repeats no earlier one: without it a server would remember each gap.
         "batchNumbersRise": "true",
@@ -57,7 +57,7 @@ def letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[
     }
 
 
-def _judgement(config: LandingConfig) -> str:
+def _parse_digest(config: LandingConfig) -> str:
     """A digest of all that says which lines are bad."""
     says = config.model_dump(mode="json", include={"parse", "partitions"})
     # Settings such as `spark.sql.legacy.timeParserPolicy` say what is a time.
@@ -77,7 +77,7 @@ def folder_writer(config: LandingConfig) -> BadLineWriter:
     return write
 
 
-def as_letters(bad: DataFrame, landing: str) -> DataFrame:
+def dead_letters(bad: DataFrame, landing: str) -> DataFrame:
     """Bad lines as events `(headers, body)`, whose headers say why they are there, as an agent's dead letters do.
 
     Args:

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 
 from millrace_spark.landing.bad_lines import BadLineWriter
 from millrace_spark.landing.config import LandingConfig
-from millrace_spark.landing.places import as_uri
-from millrace_spark.landing.publication import Publisher, Written
+from millrace_spark.landing.paths import as_uri
+from millrace_spark.landing.publication import BatchCounts, Publisher
 from millrace_spark.landing.rows import REASON, Rows, rows_of
 from millrace_spark.landing.storage import joined
 
@@ -31,7 +31,7 @@ class StoppedError(Exception):
 
 
 @dataclass
-class LandingAccount:
+class LandingTotals:
     """What this run has landed.
 
     Attributes:
@@ -59,7 +59,7 @@ class BatchLander:
     """Lands batches, one after the other; called by Spark in a thread of its own.
 
     Attributes:
-        account: What was landed.
+        totals: What was landed.
         failure: What ended the query; None where nothing did.
         folder_in_use: Held while files get into the target.
         is_busy: Whether a batch is being landed.
@@ -80,7 +80,7 @@ class BatchLander:
             bad_line_writer: Makes what writes bad lines, likewise.
             is_stopping: Set where no further batch is to be begun.
         """
-        self.account = LandingAccount()
+        self.totals = LandingTotals()
         self.failure: Exception | None = None
         self.folder_in_use = threading.Lock()
         self.is_busy = False
@@ -107,25 +107,25 @@ class BatchLander:
     def _land(self, batch: DataFrame, batch_id: int) -> None:
         publisher = self._make_publisher()
         record, is_new = publisher.publish(batch_id, lambda staged: self._write(batch, batch_id, staged))
-        account = self.account
-        account.decided_before += not is_new
-        account.events += record.written.events
-        account.rows += record.written.rows
-        account.bad_lines += record.written.bad_lines
-        account.files += len(record.moves)
-        account.files_bytes += record.files_bytes
+        totals = self.totals
+        totals.decided_before += not is_new
+        totals.events += record.written.events
+        totals.rows += record.written.rows
+        totals.bad_lines += record.written.bad_lines
+        totals.files += len(record.moves)
+        totals.files_bytes += record.files_bytes
         self._folders.update(target.rpartition("/")[0] for _, target in record.moves)
-        account.partitions = len(self._folders)
+        totals.partitions = len(self._folders)
         # Last, since whoever watches takes it for the sign that a batch is there.
-        account.batches += 1
+        totals.batches += 1
 
-    def _write(self, batch: DataFrame, batch_id: int, staged: str) -> Written:
+    def _write(self, batch: DataFrame, batch_id: int, staged: str) -> BatchCounts:
         rows = rows_of(batch, self._config)
         # The channel is read once, by the count; good and bad rows are then written from what was kept.
         kept = Rows(rows.frame.persist(StorageLevel.MEMORY_AND_DISK), rows.partitions)
         try:
             [counted] = kept.frame.agg(F.count("*").alias("events"), F.count(REASON).alias("bad_lines")).collect()
-            written = Written(counted.events, counted.events - counted.bad_lines, counted.bad_lines)
+            written = BatchCounts(counted.events, counted.events - counted.bad_lines, counted.bad_lines)
             if written.bad_lines:
                 self._make_bad_line_writer()(kept.bad(), batch_id, joined(staged, BAD_LINES))
             if written.rows:

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
-from millrace_spark.landing.merges import CompactionLimits
-from millrace_spark.landing.places import WorkFolder, file_system_of, name_of, whole_path
+from millrace_spark.landing.paths import WorkFolder, absolute_path, file_system_of, name_of
 from millrace_spark.option_values import parse_endpoints
 from millrace_spark.shards import is_meant
 
@@ -36,7 +35,7 @@ Names = Annotated[list[str], Field(max_length=_NAMES_MAX)]
 
 def _checked_path(path: str | None) -> str | None:
     try:
-        return None if path is None else whole_path(path)
+        return None if path is None else absolute_path(path)
     except ValueError as error:
         raise ValueError(f"is {path!r}; it must be {error}") from None
 
@@ -242,8 +241,17 @@ class BadLinesConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class CompactionConfig(CompactionLimits, frozen=True, extra="forbid"):
-    """When small files are merged."""
+class CompactionConfig(BaseModel, frozen=True, extra="forbid"):
+    """When small files are merged, and up to which size."""
+
+    target_bytes: int = Field(128 * 1024 * 1024, ge=1, le=1 << 40)
+    """Files are merged until they are about so large; what has at least half of it is left alone."""
+
+    files_min: int = Field(8, ge=2, le=1_000_000)
+    """A partition's small files are merged when there are so many of them."""
+
+    quiet_seconds: float = Field(600.0, ge=0, le=31_536_000, allow_inf_nan=False)
+    """A partition is left alone until nothing has come into it for so long."""
 
     enabled: bool = True
     """Merge between batches, and at the end."""
@@ -350,7 +358,7 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
             )
         return self
 
-    def problem_of_columns(self, parsed: Iterable[str]) -> str | None:
+    def find_column_problem(self, parsed: Iterable[str]) -> str | None:
         """Says which column there is not, or would come twice; None where all is well.
 
         Args:
@@ -365,9 +373,9 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
                     f"partitions.by: {name!r} is neither a part of the time ({', '.join(TIME_PARTS)}) "
                     f"nor a parsed column ({', '.join(parsed)}) nor headers.NAME"
                 )
-        return self._problem_of_names(parsed)
+        return self._find_duplicate(parsed)
 
-    def _problem_of_names(self, parsed: list[str]) -> str | None:
+    def _find_duplicate(self, parsed: list[str]) -> str | None:
         names = [
             *parsed,
             *(self.target.event_column_prefix + name for name in self.target.event_columns),
@@ -392,14 +400,14 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
         known = columns_of(self.parse)
         time = self.partitions.time or "time"
         if known is None:
-            problem = self._problem_of_names([])
+            problem = self._find_duplicate([])
         elif self.partitions.needs_time and not (time in known or time == LANDING_TIME or time.startswith(HEADER)):
             problem = (
                 f"partitions.time: {time!r} is no parsed column; these are {', '.join(known)}. "
                 f"Name one of them, headers.NAME, or {LANDING_TIME}"
             )
         else:
-            problem = self.problem_of_columns(known)
+            problem = self.find_column_problem(known)
         if problem is not None:
             raise ValueError(problem)
         return self

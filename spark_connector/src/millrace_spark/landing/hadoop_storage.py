@@ -8,7 +8,9 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from millrace_spark.landing.storage import StorageError, StoredFile
+from millrace_spark.landing.local_storage import LocalStorage
+from millrace_spark.landing.paths import is_local
+from millrace_spark.landing.storage import Storage, StorageError, StoredFile
 
 _NEW = ".new"
 _MILLISECONDS = 1000.0
@@ -115,3 +117,12 @@ def _storage_errors(path: str) -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         raise StorageError(f"{path}: {error.java_exception.toString()}") from error
+
+
+def storage_for(spark: SparkSession, folder: str, *others: str) -> Storage:
+    """The file system that a folder lies in, and others with it.
+
+    Raises:
+        StorageError: There is none for such a path, or it cannot be reached.
+    """
+    return LocalStorage(folder, *others) if is_local(folder) else HadoopStorage(spark, folder)

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,21 +15,56 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.landing.bad_lines import channel_writer, folder_writer
-from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, LandingAccount
-from millrace_spark.landing.compaction import CompactionAccount, Compactor
+from millrace_spark.landing.batch_lander import BAD_LINES, ROWS, BatchLander, LandingTotals
+from millrace_spark.landing.compaction import CompactionTotals, Compactor, spark_merger
 from millrace_spark.landing.config import LandingConfig
-from millrace_spark.landing.failures import sentence_of
-from millrace_spark.landing.local_storage import check_one_disk
-from millrace_spark.landing.places import as_uri, is_local
+from millrace_spark.landing.hadoop_storage import storage_for
+from millrace_spark.landing.local_storage import check_same_disk
+from millrace_spark.landing.paths import as_uri, is_local
 from millrace_spark.landing.publication import Publisher, finish_all, sync_checkpoint
 from millrace_spark.landing.rows import rows_of
-from millrace_spark.landing.source import lag_of, source_options
-from millrace_spark.landing.spark_merger import spark_merger
+from millrace_spark.landing.spark_session import format_error
 from millrace_spark.landing.storage import StorageError
-from millrace_spark.landing.storages import storage_for
-from millrace_spark.reading.schema import EVENT_SCHEMA
+from millrace_spark.listener import shard_reports
+from millrace_spark.schema import EVENT_SCHEMA
 
-_LOOK_SECONDS = 0.25
+
+def source_options(config: LandingConfig) -> dict[str, str]:
+    """The options of reading for a configuration."""
+    source = config.source
+    options: dict[str, object] = {
+        "endpoints": ",".join(source.endpoints),
+        "channels": ",".join(source.channels),
+        "readerId": config.landing_name,
+        "startingSequences": source.starting_sequences,
+        "maxEventsPerTrigger": source.events_per_batch_max,
+        "maxBytesPerTrigger": source.bytes_per_batch_max,
+        "minEventsPerTrigger": source.events_per_batch_min if config.run.follow else None,
+        "failOnDataLoss": source.fail_on_data_loss,
+        "takeover": source.takeover,
+        "leaseSeconds": source.lease_seconds,
+        "retrySeconds": source.retry_seconds,
+    }
+    if options["minEventsPerTrigger"] is not None:
+        options["maxTriggerDelay"] = f"{source.batch_delay_seconds_max}s"
+    return {name: _shown(value) for name, value in options.items() if value is not None}
+
+
+def lag_of(progress: Mapping[str, object] | None) -> int | None:
+    """How many events the channels hold that no batch has; None where the query has not told yet."""
+    sources = progress.get("sources") if progress else None
+    if not isinstance(sources, list) or not sources:
+        return None
+    told = sources[0].get("latestOffset")
+    reports = list(shard_reports(told if isinstance(told, str) else json.dumps(told)))
+    return sum(int(report.figures["lag"]) for report in reports) if reports else None
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_POLL_SECONDS = 0.25
 
 
 @dataclass
@@ -38,15 +73,15 @@ class LandingState:
 
     Attributes:
         phase: What it does, for people.
-        account: What was landed.
+        totals: What was landed.
         compaction: What was merged.
         lag: Events that are in the channels and not landed; None where nobody knows yet.
         swaps_finished: How many swaps of files an earlier run had left half done.
     """
 
     phase: str = "starting"
-    account: LandingAccount = field(default_factory=LandingAccount)
-    compaction: CompactionAccount = field(default_factory=CompactionAccount)
+    totals: LandingTotals = field(default_factory=LandingTotals)
+    compaction: CompactionTotals = field(default_factory=CompactionTotals)
     lag: int | None = None
     swaps_finished: int = 0
 
@@ -76,7 +111,7 @@ class Landing:
         config: LandingConfig,
         spark: SparkSession,
         is_stopping: threading.Event,
-        on_look: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Has done nothing yet.
 
@@ -84,12 +119,12 @@ class Landing:
             config: What is wanted.
             spark: Who reads and writes.
             is_stopping: Set where it is to end soon.
-            on_look: Called a few times a second while it runs.
+            on_progress: Called a few times a second while it runs.
         """
         self._config = config
         self._spark = spark
         self._is_stopping = is_stopping
-        self._on_look = on_look
+        self._on_progress = on_progress
         self._work = config.work
         self._storage = storage_for(spark, config.target.path, self._work.path, config.bad_lines_path)
         self._publisher: Publisher | None = None
@@ -101,7 +136,7 @@ class Landing:
             config.compaction,
             spark_merger(spark, config.target.compression),
         )
-        self.state = LandingState(account=self._lander.account, compaction=self._compactor.account)
+        self.state = LandingState(totals=self._lander.totals, compaction=self._compactor.totals)
         self._compacted_at = time.monotonic()
 
     def run(self) -> None:
@@ -115,7 +150,7 @@ class Landing:
             # Before anything is read: a wrong schema or column is no reason to claim a channel.
             rows_of(self._spark.createDataFrame([], EVENT_SCHEMA), self._config)
             if is_local(self._work.path):
-                check_one_disk(self._work.path, self._config.target.path, self._config.bad_lines_path)
+                check_same_disk(self._work.path, self._config.target.path, self._config.bad_lines_path)
             self.state.swaps_finished = self._compactor.recover()
             finish_all(self._storage, self._work)
             if self._is_stopping.is_set():
@@ -126,14 +161,14 @@ class Landing:
             finally:
                 with suppress(Py4JError, PySparkException):
                     query.stop()
-                    self._note_lag(query)
+                    self._update_lag(query)
                 sync_checkpoint(self._storage, self._work)
             if not self._is_stopping.is_set():
                 self._compact_now()
         except StorageError as error:
             raise MillraceSparkError(str(error)) from error
         except (PySparkException, Py4JError) as error:
-            raise MillraceSparkError(sentence_of(error)) from error
+            raise MillraceSparkError(format_error(error)) from error
 
     def _start(self) -> StreamingQuery:
         self.state.phase = "connecting"
@@ -150,7 +185,7 @@ class Landing:
     def _watch(self, query: StreamingQuery) -> None:
         is_over = False
         while not is_over and not self._is_stopping.is_set():
-            is_over = self._look(query)
+            is_over = self._poll(query)
             if not is_over and self._is_compaction_due():
                 self._compact_now()
         if self._is_stopping.is_set():
@@ -158,17 +193,17 @@ class Landing:
         if (failure := self._failure(query)) and not self._is_stopping.is_set():
             raise failure
 
-    def _look(self, query: StreamingQuery) -> bool:
+    def _poll(self, query: StreamingQuery) -> bool:
         """Waits a moment; tells whether the query has ended."""
-        self._is_stopping.wait(_LOOK_SECONDS)
+        self._is_stopping.wait(_POLL_SECONDS)
         is_over = not query.isActive
-        self._note_lag(query)
-        waits = "waiting for events" if self.state.account.batches or self.state.lag is not None else "connecting"
+        self._update_lag(query)
+        waits = "waiting for events" if self.state.totals.batches or self.state.lag is not None else "connecting"
         self.state.phase = "landing a batch" if self._lander.is_busy else waits
-        self._on_look()
+        self._on_progress()
         return is_over
 
-    def _note_lag(self, query: StreamingQuery) -> None:
+    def _update_lag(self, query: StreamingQuery) -> None:
         lag = lag_of(query.lastProgress)
         self.state.lag = self.state.lag if lag is None else lag
 
@@ -178,17 +213,17 @@ class Landing:
         self.state.phase = "stopping after this batch, Ctrl-C ends it at once" if is_busy else "stopping"
         give_up = time.monotonic() + self._config.run.grace_seconds
         while self._lander.is_busy and time.monotonic() < give_up:
-            time.sleep(_LOOK_SECONDS)
-            self._on_look()
+            time.sleep(_POLL_SECONDS)
+            self._on_progress()
         # Spark logs the batch as done when it is back from landing it; a moment more, and the next start need not.
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
     def _failure(self, query: StreamingQuery) -> Exception | None:
         if self._lander.failure is not None:
             failure = self._lander.failure
-            return failure if isinstance(failure, MillraceSparkError) else MillraceSparkError(sentence_of(failure))
+            return failure if isinstance(failure, MillraceSparkError) else MillraceSparkError(format_error(failure))
         error = query.exception()
-        return MillraceSparkError(sentence_of(error)) if error is not None else None
+        return MillraceSparkError(format_error(error)) if error is not None else None
 
     def _is_compaction_due(self) -> bool:
         settings = self._config.compaction
@@ -200,7 +235,7 @@ class Landing:
             return
         with self._lander.folder_in_use:
             self.state.phase = "compacting"
-            self._on_look()
+            self._on_progress()
             self._compactor.compact(self._is_stopping.is_set)
             self._compacted_at = time.monotonic()
 

@@ -1,11 +1,14 @@
-"""This machine's files as a storage."""
+"""The local file system as a storage, and the lock of a folder."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millrace_spark.errors import MillraceSparkError
+from millrace_spark.landing.paths import WorkFolder, is_local
 from millrace_spark.landing.storage import StorageError, StoredFile
 
 _NEW = ".new"
@@ -91,7 +94,7 @@ class LocalStorage:
                 return
 
 
-def check_one_disk(work: str, *targets: str) -> None:
+def check_same_disk(work: str, *targets: str) -> None:
     """Makes sure that files can be renamed from a work folder to others.
 
     Raises:
@@ -139,3 +142,42 @@ def _storage_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+class FolderBusyError(MillraceSparkError):
+    """Returned when another program works on a folder."""
+
+
+@contextmanager
+def folder_lock(work: WorkFolder) -> Iterator[None]:
+    """Holds a folder for as long as the block runs; the operating system gives it back whatever happens.
+
+    Only of this machine: other file systems have no such locks. There a second landing ends the first one's claim.
+
+    Raises:
+        FolderBusyError: Another program holds it.
+        MillraceSparkError: The folder cannot be made.
+    """
+    if not is_local(work.path):
+        yield
+        return
+    try:
+        Path(work.path).mkdir(parents=True, exist_ok=True)
+        lock = os.open(work.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise MillraceSparkError(
+            f"{work.path}: cannot be used: {error.strerror}; name another folder as target.work_path"
+        ) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise FolderBusyError(
+                f"{work.path}: another millrace-spark works here, process {holder}; stop it, or wait until it ends"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)

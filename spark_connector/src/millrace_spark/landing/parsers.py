@@ -1,8 +1,8 @@
-"""Lines become columns, by Spark's own expressions: no line passes through Python."""
+"""Parses lines into columns with Spark's own expressions: no line passes through Python."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -11,23 +11,85 @@ from pyspark.sql import functions as F  # noqa: N812 - how every Spark program n
 from pyspark.sql.types import StringType, StructType
 
 from millrace_spark.errors import OptionError
-from millrace_spark.landing.fields import ParsedField, plain_fields, reason_of, typed_field, unless_dash
 from millrace_spark.landing.formats import (
-    AccessLogFormat,
-    JsonFormat,
-    LineFormat,
-    RegexFormat,
-    SyslogFormat,
-    TextFormat,
-)
-from millrace_spark.landing.line_patterns import (
     ACCESS_LOG,
     SYSLOG_3164,
     SYSLOG_5424,
+    AccessLogFormat,
+    JsonFormat,
+    LineFormat,
     NumberedPattern,
+    RegexFormat,
+    SyslogFormat,
+    TextFormat,
     java_pattern,
     numbered_pattern,
 )
+
+_SHOWN_LENGTH_MAX = 100
+
+
+@dataclass(frozen=True)
+class ParsedField:
+    """A column that is made of a part of each line.
+
+    Attributes:
+        name: The column's.
+        text: The part; null where a line has none.
+        value: What it says; null where it says nothing of its type.
+        kind: What it should be, for people; None where it may be anything.
+    """
+
+    name: str
+    text: Column
+    value: Column
+    kind: str | None = None
+
+    def cast_to(self, kind: str) -> "ParsedField":
+        """The same with another type of Spark's."""
+        return replace(self, value=self.value.cast(kind))
+
+
+def plain_fields(texts: Mapping[str, Column]) -> list[ParsedField]:
+    """Parts that may be anything."""
+    return [ParsedField(name, text, text) for name, text in texts.items()]
+
+
+def typed_field(name: str, text: Column, kind: str, line_format: RegexFormat) -> ParsedField:
+    """A part that is of a type."""
+    match kind:
+        case "string":
+            return ParsedField(name, text, text)
+        case "timestamp":
+            return ParsedField(name, text, F.try_to_timestamp(text, F.lit(line_format.time_format)), "a timestamp")
+        case "date":
+            moment = F.try_to_timestamp(text, F.lit(line_format.date_format))
+            return ParsedField(name, text, moment.cast("date"), "a date")
+        case _:
+            return ParsedField(name, text, text.try_cast(kind), f"a value of type {kind}")
+
+
+def reason_of(fields: Iterable[ParsedField]) -> Column:
+    """Why a line is none, although all parts are there; null where each is what it should be."""
+    reasons = [
+        F.when(
+            field.text.isNotNull() & field.value.isNull(),
+            F.concat(
+                F.lit(f"{field.name} is '"),
+                F.left(field.text, F.lit(_SHOWN_LENGTH_MAX)),
+                F.lit(f"', which is not {field.kind}"),
+            ),
+        )
+        for field in fields
+        if field.kind
+    ]
+    return F.coalesce(*reasons) if reasons else F.lit(None).cast("string")
+
+
+def dash_to_null(text: Column) -> Column:
+    """Null where a log writes a dash for nothing."""
+    return F.nullif(text, F.lit("-"))
+
 
 LINE = "_millrace_line"
 _PARTS = "_millrace_parts"
@@ -157,7 +219,7 @@ def _parse_regex(lines: DataFrame, line_format: LineFormat) -> Parsed:
 def _parse_access_log(lines: DataFrame, line_format: LineFormat) -> Parsed:
     numbered = numbered_pattern(ACCESS_LOG)
     frame = lines.withColumn(_PARTS, _parts_of(numbered, line_format))
-    part = {name: unless_dash(text) for name, text in _named_parts(numbered, _PARTS).items()}
+    part = {name: dash_to_null(text) for name, text in _named_parts(numbered, _PARTS).items()}
     request = part["request"]
     words = F.split(request, " ")
     protocol = F.when(F.element_at(words, -1).startswith("HTTP/"), F.element_at(words, -1))
@@ -186,7 +248,7 @@ def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
     is_newer = F.col(LINE).rlike(r"\A<\d{1,3}>1 ")
     frame = lines.withColumn(_PARTS, F.when(is_newer, _parts_of(newer, line_format)))
     frame = frame.withColumn(_OTHER_PARTS, F.when(~is_newer, _parts_of(older, line_format)))
-    new = {name: unless_dash(text) for name, text in _named_parts(newer, _PARTS).items()}
+    new = {name: dash_to_null(text) for name, text in _named_parts(newer, _PARTS).items()}
     # A dash says "none" in the newer one's fields, but is a message like any other.
     new["message"] = _named_parts(newer, _PARTS)["message"]
     old = _named_parts(older, _OTHER_PARTS)

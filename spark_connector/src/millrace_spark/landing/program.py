@@ -11,21 +11,17 @@ import typer
 from rich.console import Console
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.landing.compact_command import compact_folder
+from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels
 from millrace_spark.landing.config import CompactionConfig, LandingConfig
-from millrace_spark.landing.config_file import ConfigError, load_config, parse_override
-from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
-from millrace_spark.landing.folder_lock import FolderBusyError
-from millrace_spark.landing.land_command import land_channels
+from millrace_spark.landing.config_file import ConfigError, LandOptions, load_config, parse_override
 from millrace_spark.landing.landing_run import check_package
-from millrace_spark.landing.merges import CompactionLimits
-from millrace_spark.landing.overrides import LandOptions
-from millrace_spark.landing.places import WorkFolder, whole_path
-from millrace_spark.shipping import pack
+from millrace_spark.landing.local_storage import FolderBusyError
+from millrace_spark.landing.paths import WorkFolder, absolute_path
+from millrace_spark.workers import pack
 
 # \b keeps the lines as they are.
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
-_LIMITS = CompactionLimits()
+_LIMITS = CompactionConfig()
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -157,29 +153,29 @@ def compact(
     """Merge small files of a landed folder, and finish what a killed compaction has left."""
     with _exit_on_error():
         try:
-            path = whole_path(folder)
-            work = WorkFolder(whole_path(work_path)) if work_path else WorkFolder.beside(path)
+            path = absolute_path(folder)
+            work = WorkFolder(absolute_path(work_path)) if work_path else WorkFolder.beside(path)
         except ValueError as error:
             raise ConfigError("command line", [f"FOLDER: is {folder!r}; it must be {error}"]) from None
         options = LandOptions(master=master, conf=conf)
         limits = CompactionConfig(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
-        account, exit_code = compact_folder(path, work, limits, compression, options.spark_config())
+        totals, exit_code = compact_folder(path, work, limits, compression, options.spark_config())
     if as_json:
         typer.echo(
             json.dumps(
                 {
                     "path": path,
-                    "files_before": account.files_before,
-                    "files_after": account.files_after,
-                    "not_compacted": list(account.refusals),
+                    "files_before": totals.files_before,
+                    "files_after": totals.files_after,
+                    "not_compacted": list(totals.refusals),
                 }
             )
         )
     else:
-        for refusal in account.refusals:
+        for refusal in totals.refusals:
             _note(refusal)
-        merged = f"{account.files_before:,} files into {account.files_after:,}"
-        typer.echo(f"{path}: merged {merged}" if account.files_before else f"{path}: there was nothing to merge")
+        merged = f"{totals.files_before:,} files into {totals.files_after:,}"
+        typer.echo(f"{path}: merged {merged}" if totals.files_before else f"{path}: there was nothing to merge")
     raise typer.Exit(exit_code)
 
 

@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from millrace_spark.landing.names import data_files, landed_name, suffix_of
-from millrace_spark.landing.places import WorkFolder
-from millrace_spark.landing.storage import Storage, StorageError, joined, move_in, relative_to
+from millrace_spark.landing.paths import WorkFolder, data_files, landed_name, suffix_of
+from millrace_spark.landing.storage import Storage, StorageError, joined, move_into_place, relative_to
 
 _LOGGED_FILES = 12
 """More than Spark logs for two batches: ranges, what is done, and a checksum of each. What is older was synced then."""
@@ -32,7 +31,7 @@ _RECORD = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)\.json(?P<new>.*\.new)?")
 
 
 @dataclass(frozen=True)
-class Written:
+class BatchCounts:
     """What a try wrote, as it counted."""
 
     events: int = 0
@@ -56,7 +55,7 @@ class BatchRecord:
     query_id: str
     batch_id: int
     moves: tuple[tuple[str, str], ...]
-    written: Written
+    written: BatchCounts
     staged: str
     files_bytes: int = 0
 
@@ -74,7 +73,7 @@ class BatchRecord:
         try:
             stored = json.loads(text)
             moves = tuple((source, target) for source, target in stored.pop("moves"))
-            return cls(moves=moves, written=Written(**stored.pop("written")), **stored)
+            return cls(moves=moves, written=BatchCounts(**stored.pop("written")), **stored)
         except (TypeError, ValueError, KeyError) as error:
             raise StorageError(f"a batch's record is not what millrace-spark writes: {error}") from error
 
@@ -97,7 +96,7 @@ class Publisher:
     targets: Mapping[str, str]
     prefix: str = ""
 
-    def publish(self, batch_id: int, write: Callable[[str], Written]) -> tuple[BatchRecord, bool]:
+    def publish(self, batch_id: int, write: Callable[[str], BatchCounts]) -> tuple[BatchRecord, bool]:
         """Has a batch written, unless an earlier try has decided it, and gets its files into place.
 
         Args:
@@ -115,10 +114,10 @@ class Publisher:
         is_new = not self.storage.exists(path)
         record = self._write(batch_id, path, write) if is_new else BatchRecord.from_text(self.storage.read(path))
         finish(self.storage, record)
-        self._forget_before(batch_id)
+        self._remove_before(batch_id)
         return record, is_new
 
-    def _write(self, batch_id: int, path: str, write: Callable[[str], Written]) -> BatchRecord:
+    def _write(self, batch_id: int, path: str, write: Callable[[str], BatchCounts]) -> BatchRecord:
         for folder in {_staging_of(file.path, self.work) for file in self.storage.files(self.work.staging)}:
             if folder.startswith(f"{self.query_id}-"):
                 self.storage.remove(joined(self.work.staging, folder))
@@ -143,10 +142,10 @@ class Publisher:
             staged=staged,
             files_bytes=files_bytes,
         )
-        self._decide(path, record)
+        self._commit(path, record)
         return record
 
-    def _decide(self, path: str, record: BatchRecord) -> None:
+    def _commit(self, path: str, record: BatchRecord) -> None:
         """Writes a record, unless another landing did since this one looked.
 
         Only where there is no lock: a landing whose claim was ended may go on until it notices that.
@@ -155,7 +154,9 @@ class Publisher:
         # An answer may get lost and the call be repeated; then what is there is this try's own.
         is_own = is_first or self.storage.read(path) == record.as_text()
         # Whoever went on with later batches has removed the record of this one.
-        is_late = any(known.batch_id > record.batch_id for known in _known(self.storage, self.work, self.query_id))
+        is_late = any(
+            known.batch_id > record.batch_id for known in _stored_records(self.storage, self.work, self.query_id)
+        )
         if is_own and not is_late:
             return
         if is_own:
@@ -166,8 +167,8 @@ class Publisher:
             "let one at a time work on a folder"
         )
 
-    def _forget_before(self, batch_id: int) -> None:
-        for known in _known(self.storage, self.work, self.query_id):
+    def _remove_before(self, batch_id: int) -> None:
+        for known in _stored_records(self.storage, self.work, self.query_id):
             if known.batch_id < batch_id:
                 self.storage.remove(known.path)
 
@@ -193,7 +194,7 @@ def sync_checkpoint(storage: Storage, work: WorkFolder) -> None:
 def finish(storage: Storage, record: BatchRecord) -> None:
     """Renames what is still staged of a decided batch, and makes it all safe."""
     for source, target in record.moves:
-        move_in(storage, source, target)
+        move_into_place(storage, source, target)
     # Also what was renamed before: a kill may have come between that and this. What was merged since was safe before.
     storage.sync([target for _, target in record.moves if storage.exists(target)])
     storage.remove(record.staged)
@@ -201,8 +202,8 @@ def finish(storage: Storage, record: BatchRecord) -> None:
 
 def finish_all(storage: Storage, work: WorkFolder) -> None:
     """Finishes what was decided and not ended, of whichever query."""
-    last: dict[str, _KnownRecord] = {}
-    for known in _known(storage, work):
+    last: dict[str, _StoredRecord] = {}
+    for known in _stored_records(storage, work):
         if not known.is_unfinished and (known.query_id not in last or last[known.query_id].batch_id < known.batch_id):
             last[known.query_id] = known
     # A query's earlier batches were finished before its last one began.
@@ -210,7 +211,7 @@ def finish_all(storage: Storage, work: WorkFolder) -> None:
         finish(storage, BatchRecord.from_text(storage.read(known.path)))
 
 
-class _KnownRecord(NamedTuple):
+class _StoredRecord(NamedTuple):
     """A record's file."""
 
     query_id: str
@@ -220,10 +221,10 @@ class _KnownRecord(NamedTuple):
     """Whether a crash left it half-written."""
 
 
-def _known(storage: Storage, work: WorkFolder, query_id: str | None = None) -> list[_KnownRecord]:
+def _stored_records(storage: Storage, work: WorkFolder, query_id: str | None = None) -> list[_StoredRecord]:
     """The records of a query, or of all."""
     found = ((file.path, _RECORD.fullmatch(file.path.rpartition("/")[2])) for file in storage.files(work.batches))
-    known = [_KnownRecord(name["query"], int(name["batch"]), path, bool(name["new"])) for path, name in found if name]
+    known = [_StoredRecord(name["query"], int(name["batch"]), path, bool(name["new"])) for path, name in found if name]
     return [record for record in known if query_id in {None, record.query_id}]
 
 

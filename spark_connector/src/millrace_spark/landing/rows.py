@@ -1,14 +1,100 @@
-"""Events become rows: what was parsed, what else is wanted, and the bad ones with their reason."""
+"""Converts events to rows: parsed columns, partition columns, and bad lines with their reason."""
 
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
+from pyspark.sql.types import DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
 
 from millrace_spark.errors import OptionError
-from millrace_spark.landing.config import EVENT_COLUMNS, LandingConfig
-from millrace_spark.landing.layout import header_value, partition_columns, row_time
+from millrace_spark.landing.config import EVENT_COLUMNS, HEADER, LANDING_TIME, LandingConfig, PartitionConfig
 from millrace_spark.landing.parsers import parse_lines
+
+_DIGITS = r"\A-?[0-9]{1,18}\z"
+_PATTERNS = {"year": "yyyy", "month": "MM", "day": "dd", "date": "yyyy-MM-dd", "hour": "HH", "minute": "mm"}
+
+
+def header_value(name: str) -> Column:
+    """An event's header; null where it has none of that name."""
+    return F.col("headers")[name]
+
+
+def row_time(partitions: PartitionConfig, types: dict[str, DataType], values: dict[str, Column]) -> Column:
+    """A row's time as its column or header tells it; null where it tells none.
+
+    Args:
+        partitions: Which column, and how it is written.
+        types: The type of each parsed column.
+        values: What each parsed column is.
+
+    Raises:
+        OptionError: There is no such column, or it is no time.
+    """
+    name = partitions.time or "time"
+    if name == LANDING_TIME:
+        return F.current_timestamp()
+    if name.startswith(HEADER):
+        return _time_of(header_value(name.removeprefix(HEADER)), StringType(), partitions)
+    if name not in types:
+        raise OptionError(
+            f"partitions.time: {name!r} is no parsed column; these are {', '.join(types)}. "
+            f"Name one of them, headers.NAME, or {LANDING_TIME}"
+        )
+    return _time_of(values[name], types[name], partitions)
+
+
+def _time_of(value: Column, kind: DataType, partitions: PartitionConfig) -> Column:
+    text = value.cast("string")
+    if partitions.time_format == "epoch_seconds":
+        return F.timestamp_seconds(text.try_cast("double"))
+    if partitions.time_format == "epoch_milliseconds":
+        return F.timestamp_millis(text.try_cast("bigint"))
+    if isinstance(kind, TimestampType | TimestampNTZType | DateType):
+        return value.cast("timestamp")
+    if partitions.time_format != "auto":
+        return F.try_to_timestamp(text, F.lit(partitions.time_format))
+    if isinstance(kind, NumericType):
+        return F.timestamp_millis(value.try_cast("bigint"))
+    if isinstance(kind, StringType):
+        is_number = text.rlike(_DIGITS)
+        return F.when(is_number, F.timestamp_millis(text.try_cast("bigint"))).otherwise(F.try_to_timestamp(text))
+    raise OptionError(
+        f"partitions.time: {partitions.time or 'time'} is {kind.simpleString()}; it must be a timestamp, text or number"
+    )
+
+
+def partition_columns(partitions: PartitionConfig, time: Column, values: dict[str, Column]) -> dict[str, Column]:
+    """The columns that folders are named after, outermost first; `problem_of_columns` has found none in them.
+
+    Args:
+        partitions: What is wanted.
+        time: A row's time; read where a part of it is wanted.
+        values: What each parsed column is.
+    """
+    local = _rounded(F.from_utc_timestamp(time, partitions.time_zone), partitions.round_minutes)
+    found = {}
+    for name in partitions.by:
+        if name.startswith(HEADER):
+            found[name.removeprefix(HEADER)] = header_value(name.removeprefix(HEADER))
+        else:
+            found[name] = values[name] if name in values else _part(name, local)
+    return found
+
+
+def _part(name: str, local: Column) -> Column:
+    if name == "week":
+        year, week = F.extract(F.lit("YEAROFWEEK"), local), F.weekofyear(local)
+        return F.format_string("%04d-W%02d", year, week)
+    return F.date_format(local, _PATTERNS[name])
+
+
+def _rounded(local: Column, minutes: int) -> Column:
+    if minutes == 1:
+        return local
+    since_midnight = F.hour(local) * 60 + F.minute(local)
+    midnight = F.date_trunc("day", local)
+    return midnight + F.make_dt_interval(mins=F.floor(since_midnight / minutes) * minutes)
+
 
 REASON = "_millrace_reason"
 """Why a row is a bad line; null where it is none."""
@@ -50,7 +136,7 @@ def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
     """
     parsed = parse_lines(events, config.parse)
     values = dict(parsed.fields)
-    if problem := config.problem_of_columns(values):
+    if problem := config.find_column_problem(values):
         raise OptionError(problem)
     types = {field.name: field.dataType for field in parsed.frame.select(_named(values)).schema}
     reason = parsed.reason

@@ -66,7 +66,7 @@ class StorageError(Exception):
     """Returned when a file system refuses; the message is a sentence."""
 
 
-def move_in(storage: Storage, source: str, target: str) -> None:
+def move_into_place(storage: Storage, source: str, target: str) -> None:
     """Renames a file that may have been renamed already, wholly or, on an object store, but for the removal."""
     source_bytes = storage.size_bytes(source)
     if source_bytes is None:

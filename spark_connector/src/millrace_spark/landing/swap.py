@@ -16,8 +16,8 @@ import json
 import posixpath
 from dataclasses import asdict, dataclass
 
-from millrace_spark.landing.places import WorkFolder
-from millrace_spark.landing.storage import Storage, StorageError, joined, move_in, relative_to
+from millrace_spark.landing.paths import WorkFolder
+from millrace_spark.landing.storage import Storage, StorageError, joined, move_into_place, relative_to
 
 STAGING_PREFIX = "compact-"
 """What the staging folders of merges begin with; batches' begin with their query's id."""
@@ -80,7 +80,7 @@ def recover(storage: Storage, work: WorkFolder) -> int:
 
 def _finish(storage: Storage, path: str, intent: Intent) -> None:
     if storage.exists(intent.staged):
-        move_in(storage, intent.staged, intent.target)
+        move_into_place(storage, intent.staged, intent.target)
     # Where the merged file is gone, somebody else has removed it since, and perhaps the others on purpose.
     if storage.exists(intent.target):
         # Before the others go, also where it was renamed before a crash: a power cut could else leave neither.

@@ -1,11 +1,13 @@
-"""Where reading begins and ends: the options `startingSequences` and `endingSequences`."""
+"""The range of a read: the options `startingSequences` and `endingSequences`."""
 
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from millrace_spark.errors import OptionError
+from millrace_spark.errors import DataLossError, OptionError
 from millrace_spark.option_values import parse_json_object
+from millrace_spark.reading.ranges import ClaimedRange
 from millrace_spark.shards import Shard
 
 Bound: TypeAlias = int | str
@@ -37,7 +39,7 @@ class Bounds:
     def _bound(self, shard: Shard) -> Bound:
         return self.by_name.get(str(shard), self.by_name.get(shard.channel, self.otherwise))
 
-    def refuse_strangers(self, option: str, shards: Iterable[Shard]) -> None:
+    def check_names(self, option: str, shards: Iterable[Shard]) -> None:
         """Makes sure that each name is that of something that is read.
 
         Raises:
@@ -72,3 +74,55 @@ def _bound(value: object) -> Bound:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     raise ValueError
+
+
+_log = logging.getLogger("millrace_spark")
+
+
+def cut_ranges(
+    ranges: Iterable[ClaimedRange], starting: Bounds, ending: Bounds, *, fail_on_data_loss: bool
+) -> tuple[ClaimedRange, ...]:
+    """Cuts claimed ranges to the part between the bounds.
+
+    Raises:
+        OptionError: A bound is beyond the end, an end is before its start, or a bound names a channel that is not read.
+        DataLossError: Events at the start are gone, and `fail_on_data_loss` is set.
+    """
+    ranges = tuple(ranges)
+    shards = [Shard(claimed.channel, claimed.endpoint) for claimed in ranges]
+    starting.check_names("startingSequences", shards)
+    ending.check_names("endingSequences", shards)
+    cut = []
+    for claimed, shard in zip(ranges, shards, strict=True):
+        first, following = claimed.first_sequence, claimed.next_sequence
+        start, end = starting.sequence(shard, first, following), ending.sequence(shard, first, following)
+        _check_order(claimed, shard, start, end)
+        if start < min(first, end):
+            _report_loss(shard, start, min(first, end), first, is_fatal=fail_on_data_loss)
+        start = max(start, first)
+        cut.append(replace(claimed, first_sequence=start, next_sequence=max(start, end)))
+    return tuple(cut)
+
+
+def _check_order(claimed: ClaimedRange, shard: Shard, start: int, end: int) -> None:
+    first, following = claimed.first_sequence, claimed.next_sequence
+    if max(start, end) > following:
+        holds = f"holds {first} to {following - 1}" if first < following else "is empty"
+        name = "startingSequences" if start > following else "endingSequences"
+        raise OptionError(
+            f"option {name}: is {max(start, end)}, but channel {shard} {holds} and the next sequence is {following}; "
+            "set it to that or less"
+        )
+    if end < start:
+        raise OptionError(
+            f"option endingSequences: is {end} for {shard}, before its start, {start}; swap them, or remove one"
+        )
+
+
+def _report_loss(shard: Shard, start: int, end: int, first: int, *, is_fatal: bool) -> None:
+    loss = f"channel {shard}: events {start} to {end - 1} have been consumed"
+    if is_fatal:
+        raise DataLossError(
+            f"{loss}; start at {first}, or set the option failOnDataLoss to false to read the events that remain"
+        )
+    _log.warning("%s; failOnDataLoss is false, so the events that remain are read", loss)

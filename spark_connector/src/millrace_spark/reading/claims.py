@@ -11,8 +11,7 @@ from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.option_values import parse_endpoints
-from millrace_spark.reader_id import reader_id_of
-from millrace_spark.reading.options import ClaimOptions
+from millrace_spark.reading.options import ClaimOptions, reader_id_of
 from millrace_spark.reading.ranges import ClaimedRange, ranges_to_json
 from millrace_spark.shards import parse_channels
 
@@ -66,17 +65,17 @@ class ClaimedRanges:
     """
 
     def __init__(self, options: ClaimOptions, *, is_acknowledged_on_success: bool = False) -> None:
-        from millrace_spark.lookup import connected, find_shards
-        from millrace_spark.reading.held_claim import HeldClaim
+        from millrace_spark.reading.claim_keeper import ClaimKeeper
+        from millrace_spark.servers import connected, find_shards
 
         self._is_acknowledged_on_success = is_acknowledged_on_success
-        self._claims: list[HeldClaim] = []
+        self._claims: list[ClaimKeeper] = []
         with ExitStack() as on_failure:
             on_failure.callback(self.release)
             with connected(options.endpoints) as clients:
                 shards = find_shards(clients, options.channels)
             for shard in shards:
-                self._claims.append(HeldClaim(shard, options))
+                self._claims.append(ClaimKeeper(shard, options))
             on_failure.pop_all()
         self.ranges: tuple[ClaimedRange, ...] = tuple(claim.range for claim in self._claims)
 

@@ -1,13 +1,54 @@
-"""What goes into a micro-batch."""
+"""Plans micro-batches within the limits of the options."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from millrace_spark.reading.offsets import Offsets, ShardOffset
 from millrace_spark.reading.options import TriggerLimits
-from millrace_spark.reading.sharing import rotated, shares
 from millrace_spark.shards import Shard
+
+Key = TypeVar("Key")
+
+
+def round_robin(keys: Sequence[Key], turn: int) -> list[Key]:
+    """The keys from another one on each turn, so that each comes first once in as many turns as there are keys."""
+    start = turn % len(keys) if keys else 0
+    return [*keys[start:], *keys[:start]]
+
+
+def fair_shares(available: Mapping[Key, int], limit: int, turn: int) -> dict[Key, int]:
+    """Shares a limit among those who have something: evenly, and what some do not need among the others.
+
+    Args:
+        available: What each has.
+        limit: How much all may give together.
+        turn: Who comes first where it does not come out even. Raised by 1 each time, it has each give something at
+            least once in as many turns as there are keys, whatever the others have.
+
+    Returns:
+        For each what it gives; together `limit`, or all where there is less. Two that could give more differ by 1 at
+        most.
+    """
+    given = dict.fromkeys(available, 0)
+    # Those who have least first, so that what they leave of an even share is known to the others.
+    hungry = sorted((key for key in available if available[key] > 0), key=lambda key: available[key])
+    satisfied_count = 0
+    remaining = limit
+    for key in hungry:
+        if available[key] > remaining // (len(hungry) - satisfied_count):
+            break
+        given[key] = available[key]
+        remaining -= available[key]
+        satisfied_count += 1
+    unsatisfied = set(hungry[satisfied_count:])
+    if unsatisfied:
+        share, extra = divmod(remaining, len(unsatisfied))
+        in_turn = [key for key in round_robin(list(available), turn) if key in unsatisfied]
+        for position, key in enumerate(in_turn):
+            given[key] = share + (position < extra)
+    return given
 
 
 @dataclass
@@ -38,7 +79,7 @@ class BatchPlanner:
         self._turn += 1
         return {shard: _advanced(positions[shard], given[shard]) for shard in order}
 
-    def all_there_is(self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int]) -> Offsets:
+    def unlimited_batch(self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int]) -> Offsets:
         """The next micro-batch where no limit holds."""
         return {
             shard: _advanced(offset, max(ends.get(shard, 0) - offset.to_sequence, 0))
@@ -53,7 +94,7 @@ class BatchPlanner:
     def _within_events(self, available: Mapping[Shard, int]) -> dict[Shard, int]:
         if self.limits.events_max is None:
             return dict(available)
-        return shares(available, self.limits.events_max, self._turn)
+        return fair_shares(available, self.limits.events_max, self._turn)
 
     def _within_bytes(self, available: Mapping[Shard, int], body_bytes: Mapping[Shard, float]) -> dict[Shard, int]:
         if self.limits.bytes_max is None:
@@ -62,10 +103,10 @@ class BatchPlanner:
         wanted_bytes = {shard: math.ceil(count * sizes[shard]) for shard, count in available.items()}
         if sum(wanted_bytes.values()) <= self.limits.bytes_max:
             return dict(available)
-        allowed_bytes = shares(wanted_bytes, self.limits.bytes_max, self._turn)
+        allowed_bytes = fair_shares(wanted_bytes, self.limits.bytes_max, self._turn)
         given = {shard: min(int(allowed_bytes[shard] / sizes[shard]), count) for shard, count in available.items()}
         # An event that is larger than its shard's share would wait for ever, if it did not go when its turn comes.
-        first = next((shard for shard in rotated(list(available), self._turn) if available[shard]), None)
+        first = next((shard for shard in round_robin(list(available), self._turn) if available[shard]), None)
         if first is not None:
             given[first] = max(given[first], 1)
         return given

@@ -1,13 +1,21 @@
-"""Streaming offsets: what a micro-batch holds, by shard.
+"""The offsets and the progress of a stream, as Spark stores and shows them.
 
-As Spark logs them: `{"orders@127.0.0.1:7070": {"from": 17, "id": "5f0c...", "to": 42}}`. `id` is the channel's id,
-`from` is the first sequence of the batch, `to` is one past its last, the position of the next batch. An offset says by
-itself where it begins, since Spark gives no dependable start when it replays the first batch. Spark compares offsets as
-text, so keys are sorted.
+An offset states the part of each shard that a micro-batch holds:
+
+    {"orders@127.0.0.1:7070": {"from": 17, "id": "5f0c...", "to": 42}}
+
+`id` is the channel's id, `from` the first sequence of the batch, `to` one past its last: the position of the next
+batch. An offset includes its own start, since Spark provides no reliable start when it replays the first batch. Spark
+compares offsets as text, so keys are sorted.
+
+`StreamingQueryProgress.sources[...].latestOffset` is JSON, a `ShardProgress` by shard:
+
+    {"orders@127.0.0.1:7070": {"position": 42, "first": 17, "next": 99, "lag": 57, "rate": 12.5, "reachable": true}}
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
@@ -65,3 +73,50 @@ def _offset(entry: Mapping[str, object]) -> ShardOffset:
     if not (isinstance(channel_id, str) and isinstance(from_sequence, int) and isinstance(to_sequence, int)):
         raise TypeError
     return ShardOffset(channel_id, from_sequence, to_sequence)
+
+
+ProgressJson = dict[str, dict[str, int | float | bool]]
+"""The progress of all shards, as Spark takes it."""
+
+_WINDOW_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardProgress:
+    """How far a stream is in a shard."""
+
+    position: int
+    """The sequence after the last that was planned into a micro-batch."""
+    first: int
+    """The oldest sequence in the channel: what is before it has been acknowledged."""
+    next: int
+    """The sequence that the next committed event will get."""
+    lag: int
+    """Events that are there and not planned into any micro-batch yet."""
+    rate: float
+    """Events that came in, a second, lately."""
+    reachable: bool
+    """Whether the server answered last time; if not, the other figures are those of its last answer."""
+
+    def to_json(self) -> dict[str, int | float | bool]:
+        """The same as Spark takes it."""
+        return asdict(self)
+
+
+class ArrivalRate:
+    """Events a second, measured over the last second or the time between two answers, whichever is longer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._from_sequence = 0
+        self.rate = 0.0
+
+    def note(self, next_sequence: int) -> None:
+        """Takes in how far the channel is now."""
+        now = self._clock()
+        if self._since is None:
+            self._since, self._from_sequence = now, next_sequence
+        elif (seconds := now - self._since) >= _WINDOW_SECONDS:
+            self.rate = round(max(next_sequence - self._from_sequence, 0) / seconds, 1)
+            self._since, self._from_sequence = now, next_sequence

@@ -1,6 +1,9 @@
 """The options of reading: `spark.read` and `spark.readStream`."""
 
 import enum
+import getpass
+import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,10 +20,24 @@ from millrace_spark.reading.bounds import Bounds, parse_bounds
 from millrace_spark.reading.ranges import ClaimedRange, ranges_from_json
 from millrace_spark.shards import parse_channels
 
+_LENGTH_MAX = 128
+
+
+def reader_id_of(process_id: int) -> str:
+    """A name that tells whoever is refused by the claim where to look: user, machine and process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container may run under a number that has no name.
+        user = "unknown"
+    name = f"spark-{user}@{platform.node()}-{process_id}"
+    return re.sub(r"[^!-~]", "_", name)[-_LENGTH_MAX:]
+
+
 EVENTS_PER_PARTITION = 50_000
 """Each more Python task costs Spark 15 to 20 ms, which is what reading so many events costs."""
 
-LOOK_LEASE_SECONDS = 5.0
+BATCH_LEASE_SECONDS = 5.0
 """Bridges the time from one task's read to the next, and does not keep others waiting for long after the last."""
 
 STREAM_LEASE_SECONDS = 30.0
@@ -57,7 +74,7 @@ OPTIONS: Mapping[str, str] = {
     "ack": "batch: never (without it); to remove what was read, use claim_ranges(ack='onSuccess')",
     "readerId": "who claims the channels; without it a name made of user, machine and process",
     "leaseSeconds": (
-        f"how long a claim outlives its reader; {LOOK_LEASE_SECONDS:.0f} without it, {STREAM_LEASE_SECONDS:.0f} in "
+        f"how long a claim outlives its reader; {BATCH_LEASE_SECONDS:.0f} without it, {STREAM_LEASE_SECONDS:.0f} in "
         "streams"
     ),
     "takeover": "true: end another reader's claim on the channels",
@@ -203,7 +220,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
             raise OptionError(f"option ranges: says what was claimed already; leave out {', '.join(others)}")
         source: ClaimOptions | tuple[ClaimedRange, ...] = ranges_from_json(values.text("ranges"))
     else:
-        source = _claim_options(values, default_reader_id, LOOK_LEASE_SECONDS)
+        source = _claim_options(values, default_reader_id, BATCH_LEASE_SECONDS)
     return BatchOptions(
         source=source,
         partitions=_partition_limits(values),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import millrace_client as millrace
-from millrace_spark.reading.progress import ArrivalRate
+from millrace_spark.reading.offsets import ArrivalRate
 from millrace_spark.shards import Shard
 
 POLL_SECONDS_MAX = 1.0
@@ -46,9 +46,9 @@ class ShardView:
     """The request that this answers; None where none was made yet."""
     acknowledged: int = 0
     """Up to where this claim has acknowledged."""
-    trouble: millrace.MillraceError | None = None
+    failure: millrace.MillraceError | None = None
     """Why the last call failed; None where it did not."""
-    trouble_since: float = 0.0
+    failing_since: float = 0.0
     """Since when calls have failed, on the monotonic clock."""
     lost: millrace.MillraceError | None = None
     """Why the claim is no longer held; None while it is."""
@@ -58,7 +58,7 @@ class ShardView:
     @property
     def is_ready(self) -> bool:
         """Whether the server answered last time."""
-        return self.trouble is None and self.lost is None and self.fault is None
+        return self.failure is None and self.lost is None and self.fault is None
 
 
 class ShardClaim:
@@ -70,7 +70,7 @@ class ShardClaim:
     Args:
         shard: Which.
         claim: What was granted; used by nobody else.
-        news: Notified whenever `view` has changed. Also guards it.
+        changed: Notified whenever `view` has changed. Also guards it.
         clock: Tells the time, in seconds.
     """
 
@@ -78,13 +78,13 @@ class ShardClaim:
         self,
         shard: Shard,
         claim: millrace.Claim,
-        news: threading.Condition,
+        changed: threading.Condition,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shard = shard
         self.lease_seconds = claim.lease_seconds
         self._claim = claim
-        self._news = news
+        self._changed = changed
         self._clock = clock
         self._rate = ArrivalRate(clock)
         self._request: ShardRequest | None = None
@@ -101,10 +101,10 @@ class ShardClaim:
 
     def ask(self, request: ShardRequest) -> None:
         """Has the thread work on a request, in place of the one before."""
-        with self._news:
+        with self._changed:
             if request != self._request:
                 self._request = request
-                self._news.notify_all()
+                self._changed.notify_all()
 
     def is_known(self) -> bool:
         """Whether `view` tells if there are events from the requested sequence on, or cannot tell just now."""
@@ -112,7 +112,7 @@ class ShardClaim:
         has_events = request is None or view.next_sequence > request.from_sequence
         return has_events or view.answered == request or not view.is_ready
 
-    def has_acknowledged(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether the request's events are acknowledged, or cannot be just now."""
         return self.is_acknowledged() or not self.view.is_ready
 
@@ -122,9 +122,9 @@ class ShardClaim:
 
     def forget(self) -> None:
         """Ends the thread, and leaves the claim to its lease."""
-        with self._news:
+        with self._changed:
             self._is_released = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def release(self) -> None:
         """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
@@ -144,9 +144,9 @@ class ShardClaim:
 
     def _next_request(self) -> ShardRequest | None:
         """The request, once there is something to do for it or the claim is to be renewed; None in the end."""
-        with self._news:
-            seconds = self._pause_seconds if self.view.trouble else self._seconds_between_calls
-            self._news.wait_for(self._is_over if self.view.trouble else self._has_work, seconds)
+        with self._changed:
+            seconds = self._pause_seconds if self.view.failure else self._seconds_between_calls
+            self._changed.wait_for(self._is_over if self.view.failure else self._has_work, seconds)
             return None if self._is_over() else self._request or ShardRequest(self.view.first_sequence, 0)
 
     @property
@@ -181,7 +181,7 @@ class ShardClaim:
                 rate=self._rate.rate,
                 answered=request,
                 acknowledged=acknowledged,
-                trouble=None,
+                failure=None,
             )
         )
 
@@ -189,14 +189,14 @@ class ShardClaim:
         if ends_claim(error):
             self._show(replace(self.view, lost=error))
             return
-        since = self.view.trouble_since if self.view.trouble else self._clock()
+        since = self.view.failing_since if self.view.failure else self._clock()
         self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_SECONDS_MAX)
-        self._show(replace(self.view, trouble=error, trouble_since=since))
+        self._show(replace(self.view, failure=error, failing_since=since))
 
     def _show(self, view: ShardView) -> None:
-        with self._news:
+        with self._changed:
             self.view = view
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def ends_claim(error: millrace.MillraceError) -> bool:

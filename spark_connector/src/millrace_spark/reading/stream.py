@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.reading.data_loss import LossPolicy
-from millrace_spark.reading.left_out import LeftOut
 from millrace_spark.reading.micro_batch import BatchPlanner
-from millrace_spark.reading.offsets import OffsetJson, Offsets, ShardOffset, offsets_from_json, offsets_to_json
+from millrace_spark.reading.offsets import (
+    OffsetJson,
+    Offsets,
+    ProgressJson,
+    ShardOffset,
+    ShardProgress,
+    offsets_from_json,
+    offsets_to_json,
+)
 from millrace_spark.reading.options import AckMode, StreamOptions
-from millrace_spark.reading.progress import ProgressJson, ShardProgress
+from millrace_spark.reading.positions import DataLossPolicy, RemovedShards, StartPositions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition, split_among_tasks
 from millrace_spark.reading.shard_claim import ShardRequest, ShardView
 from millrace_spark.reading.stream_claims import StreamClaims
-from millrace_spark.reading.stream_starts import StreamStarts
 from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard
 
@@ -32,7 +37,7 @@ _log = logging.getLogger("millrace_spark")
 
 
 @dataclass(frozen=True)
-class _BegunBatch:
+class _RunningBatch:
     """A micro-batch that Spark reads."""
 
     end: OffsetJson
@@ -52,14 +57,14 @@ class Stream:
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._claims = StreamClaims(options.claim)
-        self._losses = LossPolicy(is_fatal=options.fail_on_data_loss)
-        self._left_out = LeftOut(options.claim, self._losses)
+        self._losses = DataLossPolicy(is_fatal=options.fail_on_data_loss)
+        self._removed = RemovedShards(options.claim, self._losses)
         self._planner = BatchPlanner(options.limits)
-        self._starts = StreamStarts(options.starting, self._claims, self._losses)
+        self._starts = StartPositions(options.starting, self._claims, self._losses)
         self._ends: dict[Shard, int] | None = None
         self._planned: Offsets = {}
         self._done: Offsets = {}
-        self._begun: _BegunBatch | None = None
+        self._running: _RunningBatch | None = None
 
     def fix_end(self) -> None:
         """Leaves what comes from now on for another run."""
@@ -73,7 +78,7 @@ class Stream:
         the first one goes at once, empty where it must be, and its offset has where the query began.
         """
         starts = self._starts.positions()
-        return {} if self._starts.are_passing() else offsets_to_json(starts)
+        return {} if self._starts.may_change() else offsets_to_json(starts)
 
     def next_offset(self, start: OffsetJson, *, is_limited: bool) -> OffsetJson:
         """What the next micro-batch holds; `start` itself where there is nothing yet.
@@ -83,39 +88,39 @@ class Stream:
             is_limited: Whether the limits of the options hold.
         """
         logged = offsets_from_json(start)
-        self._tell_of_last_batch(start, logged)
+        self._log_last_batch(start, logged)
         if self._options.ack_mode is AckMode.PROGRESS:
-            self._note_done(logged)
+            self._mark_done(logged)
         logged = logged or self._starts.positions()
         give_up_at = time.monotonic() + WAIT_SECONDS
         while True:
-            self._mend()
+            self._recover_claims()
             positions = self._positions(logged)
-            self._ask(positions, is_held=False)
-            self._claims.wait_for(self._claims.are_known, _GRACE_SECONDS)
+            self._request_events(positions, is_held=False)
+            self._claims.wait_for(self._claims.all_known, _GRACE_SECONDS)
             batch = self._plan(positions, is_limited=is_limited)
             if _has_events(batch) or (batch and not start):
                 self._planned = batch
                 return offsets_to_json(batch)
             self._planned = positions
             if self._ends is not None and not self._is_behind(positions):
-                self._acknowledge_the_last()
+                self._await_last_acknowledgement()
                 return start
-            self._wait_for_news(give_up_at - time.monotonic())
+            self._wait_for_change(give_up_at - time.monotonic())
             if self._ends is None and time.monotonic() >= give_up_at:
                 return start
 
     def commit(self, end: OffsetJson) -> None:
         """Takes in that Spark has logged a micro-batch as done."""
         if self._options.ack_mode is AckMode.COMMIT:
-            self._note_done(offsets_from_json(end))
-            self._ask(self._planned, is_held=False)
+            self._mark_done(offsets_from_json(end))
+            self._request_events(self._planned, is_held=False)
 
     def partitions(self, end: OffsetJson) -> list[RangePartition]:
         """The tasks that read a micro-batch: one that was just planned, or one that an earlier run has logged."""
-        self._mend()
-        if self._begun is None or self._begun.end != end:
-            self._begun = _BegunBatch(end, time.monotonic())
+        self._recover_claims()
+        if self._running is None or self._running.end != end:
+            self._running = _RunningBatch(end, time.monotonic())
         views = self._claims.views
         ranges = []
         for shard, offset in offsets_from_json(end).items():
@@ -150,13 +155,13 @@ class Stream:
         """Releases the claims."""
         self._claims.release()
 
-    def _note_done(self, done: Offsets) -> None:
+    def _mark_done(self, done: Offsets) -> None:
         # An empty micro-batch says where the query began; a start at `latest` alone removes nothing of what it leaves
         # out.
         if _has_events(done):
             self._done = done
 
-    def _mend(self) -> None:
+    def _recover_claims(self) -> None:
         """Claims anew what was lost.
 
         Raises:
@@ -171,20 +176,20 @@ class Stream:
                 ) from view.fault
             if view.lost is not None:
                 try:
-                    self._claims.mend(shard)
+                    self._claims.recover_claim(shard)
                 except millrace.ChannelNotFoundError:
-                    self._losses.tell(f"channel {shard}: was deleted while the query reads it")
+                    self._losses.report(f"channel {shard}: was deleted while the query reads it")
                     self._claims.drop(shard)
-            elif view.trouble is not None:
-                waited_seconds = time.monotonic() - view.trouble_since
+            elif view.failure is not None:
+                waited_seconds = time.monotonic() - view.failing_since
                 if waited_seconds > self._options.claim.retry_seconds:
                     with explained(shard.endpoint, shard.channel):
-                        raise view.trouble
+                        raise view.failure
 
     def _positions(self, logged: Mapping[Shard, ShardOffset]) -> Offsets:
         """Where each shard stands, those that have joined included."""
         views = self._claims.views
-        positions = self._left_out.positions({shard: logged[shard] for shard in logged if shard not in views})
+        positions = self._removed.positions({shard: logged[shard] for shard in logged if shard not in views})
         for shard, view in views.items():
             if shard in logged:
                 positions[shard] = self._losses.position(shard, logged[shard], view)
@@ -192,7 +197,7 @@ class Stream:
                 positions[shard] = ShardOffset(view.channel_id, view.first_sequence, view.first_sequence)
         return positions
 
-    def _ask(self, positions: Mapping[Shard, ShardOffset], *, is_held: bool) -> None:
+    def _request_events(self, positions: Mapping[Shard, ShardOffset], *, is_held: bool) -> None:
         requests = {}
         for shard, view in self._claims.views.items():
             position = positions[shard].to_sequence if shard in positions else view.next_sequence
@@ -213,19 +218,19 @@ class Stream:
         if self._ends is not None:
             ends = {shard: min(end, self._ends.get(shard, 0)) for shard, end in ends.items()}
         if not is_limited:
-            return self._beyond_holes(self._planner.all_there_is(positions, ends))
+            return self._extended_to_events(self._planner.unlimited_batch(positions, ends))
         there = sum(max(ends.get(shard, 0) - offset.to_sequence, 0) for shard, offset in positions.items())
         if self._ends is None and self._planner.is_held(there, time.monotonic()):
-            self._ask(positions, is_held=True)
+            self._request_events(positions, is_held=True)
             return self._planner.nothing(positions)
         sizes: dict[Shard, float] = {}
         if there and self._options.limits.bytes_max is not None:
             sizes = self._claims.mean_body_bytes(ends)
             # One of unknown size would pass the limit by any factor; it goes when it has told.
             ends = {shard: end for shard, end in ends.items() if shard in sizes}
-        return self._beyond_holes(self._planner.next_batch(positions, ends, sizes))
+        return self._extended_to_events(self._planner.next_batch(positions, ends, sizes))
 
-    def _beyond_holes(self, batch: Offsets) -> Offsets:
+    def _extended_to_events(self, batch: Offsets) -> Offsets:
         """The same events, but each part ends where the next event is.
 
         Consumers may have left holes, and acknowledging what lies before a hole makes the event behind it the oldest.
@@ -257,16 +262,16 @@ class Stream:
         }
         return any(shard in positions and positions[shard].to_sequence < end for shard, end in ends.items())
 
-    def _acknowledge_the_last(self) -> None:
+    def _await_last_acknowledgement(self) -> None:
         """Has what is done removed before Spark ends the run; says in the log where that is left to another."""
-        self._claims.wait_for(self._claims.have_acknowledged, _LAST_ACKNOWLEDGEMENT_SECONDS_MAX)
+        self._claims.wait_for(self._claims.all_settled, _LAST_ACKNOWLEDGEMENT_SECONDS_MAX)
         for shard in self._claims.unacknowledged():
             _log.warning(
                 "channel %s: did not remove in time what was read from it; the next start of the query removes it",
                 shard,
             )
 
-    def _wait_for_news(self, seconds_max: float) -> None:
+    def _wait_for_change(self, seconds_max: float) -> None:
         seen = self._claims.views
 
         def has_changed() -> bool:
@@ -291,12 +296,12 @@ class Stream:
             is_held=True,
         )
 
-    def _tell_of_last_batch(self, start: OffsetJson, logged: Mapping[Shard, ShardOffset]) -> None:
-        if self._begun is None or self._begun.end != start:
+    def _log_last_batch(self, start: OffsetJson, logged: Mapping[Shard, ShardOffset]) -> None:
+        if self._running is None or self._running.end != start:
             return
         counts = {shard: offset.event_count for shard, offset in logged.items() if offset.event_count}
-        seconds = time.monotonic() - self._begun.began_at
-        self._begun = None
+        seconds = time.monotonic() - self._running.began_at
+        self._running = None
         if not counts:
             return
         _log.info(

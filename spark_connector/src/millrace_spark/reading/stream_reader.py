@@ -5,12 +5,13 @@ all that lies before `start` stands in its commit log. So that is when events ar
 channel is drained fully, by the last call of an AvailableNow run too.
 """
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -23,14 +24,64 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from millrace_spark.errors import OptionError
 from millrace_spark.reading.options import StreamOptions
 from millrace_spark.reading.ranges import RangePartition
-from millrace_spark.shipping import require_modules
+from millrace_spark.workers import require_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from millrace_spark.reading.stream import Stream
+
+
+def show_log_lines() -> None:
+    """Has the lines of the logger `millrace_spark` come out on standard error, unless somebody has said otherwise.
+
+    A stream runs in a Python process of Spark's own, where nobody has set up logging and lines below a warning would be
+    lost. Spark passes that process's standard error on to its own.
+    """
+    logger = logging.getLogger("millrace_spark")
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says what is wrong as soon as Spark asks it for an offset, with which every query begins.
+
+    Where a source has raised it instead of giving Spark a reader, Spark ends with an error of its own, that there is
+    no reader which it could stop.
+    """
+
+    def __init__(self, error: OptionError) -> None:
+        self._error = error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        # Where this fails Spark stops none of the query's sources.
+        pass
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        del start, limit
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        del start, end
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        del partition
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise self._error
 
 
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,8 +148,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> "Stream":
         if self._stream is None:
-            from millrace_spark.log_lines import show_log_lines
             from millrace_spark.reading.stream import Stream
+            from millrace_spark.reading.stream_reader import show_log_lines
 
             show_log_lines()
             self._release_on_sigterm()

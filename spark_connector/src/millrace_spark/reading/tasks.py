@@ -6,14 +6,13 @@ import pyarrow as pa
 
 import millrace_client as millrace
 from millrace.arrow import record_batches
-from millrace_spark.collector import spare_collector
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.lookup import connected, find_shards
-from millrace_spark.patience import Patience
 from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
 from millrace_spark.refusals import explained
+from millrace_spark.servers import RetryPolicy, connected, find_shards
 from millrace_spark.shards import Shard
+from millrace_spark.workers import freeze_loaded_objects
 
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
@@ -71,34 +70,34 @@ def read_partition(
     Raises:
         MillraceSparkError: The claim has ended, the events are gone, or the server cannot be reached.
     """
-    spare_collector()
+    freeze_loaded_objects()
     claimed = partition.claimed
     with explained(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
-        batches = _batches(client.channel(claimed.channel), partition, Patience(retry_seconds))
+        batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
         columns = ((batch.first_sequence, batch.columns) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}
         yield from record_batches(columns, schema, constants)
 
 
-def _batches(channel: millrace.Channel, partition: RangePartition, patience: Patience) -> Iterator[millrace.Batch]:
+def _batches(channel: millrace.Channel, partition: RangePartition, retries: RetryPolicy) -> Iterator[millrace.Batch]:
     claimed = partition.claimed
     position = partition.from_sequence
     while True:
         try:
-            epoch = claimed.epoch if claimed.is_held else _epoch_of_a_look(channel, claimed)
+            epoch = claimed.epoch if claimed.is_held else _reclaimed_epoch(channel, claimed)
             for batch in channel.read(
                 claimed.reader_id, from_sequence=position, to_sequence=partition.to_sequence, epoch=epoch
             ):
-                patience.succeed()
+                retries.reset()
                 yield batch
                 position = batch.first_sequence + len(batch)
         except millrace.MillraceError as error:
-            patience.wait(error)
+            retries.wait(error)
         else:
             return
 
 
-def _epoch_of_a_look(channel: millrace.Channel, claimed: ClaimedRange) -> int:
+def _reclaimed_epoch(channel: millrace.Channel, claimed: ClaimedRange) -> int:
     """Claims again: nothing keeps a look's claim alive from one action on a DataFrame to the next."""
     claim = channel.claim(claimed.reader_id, claimed.lease_seconds)
     if claim.channel_id != claimed.channel_id:

@@ -178,11 +178,11 @@ def _header_column(name: str, values: pa.Array, row_numbers: pa.Array | None, co
         places = pc.index_in(counting(range(count), row_numbers.type), value_set=row_numbers)
         sizes = sizes.take(places).fill_null(0)
     joined = _joined(values)
-    _refuse_broken_text(name, joined)
+    _check_utf8(name, joined)
     return event_pb2.HeaderColumn(key=name, sizes=ints(sizes), values=joined)
 
 
-def _refuse_broken_text(name: str, values: bytes) -> None:
+def _check_utf8(name: str, values: bytes) -> None:
     """Spark does not mind what bytes its strings hold; servers do, and do not know the column."""
     if values.isascii():
         return

@@ -68,7 +68,7 @@ class WriteOptions:
     """Who writes; empty where it was not said."""
     batch_number: int
     """The number of a batch save."""
-    batch_numbers_rise: bool
+    batch_numbers_increase: bool
     """Whether no batch of a lower number comes any more, as with streams."""
     routing: WriteRouting | None
     """How rows are shared out; None where the columns decide."""
@@ -106,7 +106,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
         channel=values.text("channel"),
         producer_id=values.value("producerId", _parse_producer_id, ""),
         batch_number=values.value("batchNumber", _parse_number, 0),
-        batch_numbers_rise=values.value("batchNumbersRise", parse_flag, default=is_streaming),
+        batch_numbers_increase=values.value("batchNumbersRise", parse_flag, default=is_streaming),
         routing=values.value("routing", _parse_routing, None),
         lease_seconds=values.value("leaseSeconds", _parse_lease, LEASE_SECONDS),
         retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),

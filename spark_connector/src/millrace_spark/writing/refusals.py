@@ -6,8 +6,8 @@ _LOST = (
     "between the tasks' puts and the commit the server was started anew, or leaseSeconds ran out, so what the tasks "
     "had put is gone; {again}"
 )
-_AGAIN_STREAM = "start the query again: it repeats the batch, and stores nothing twice"
-_AGAIN_SAVE = "save again"
+_REPEAT_STREAM = "start the query again: it repeats the batch, and stores nothing twice"
+_REPEAT_SAVE = "save again"
 
 _PUT_ADVICE: Mapping[str, str] = {
     "BYTES_FULL": (
@@ -38,7 +38,7 @@ def put_advice() -> Mapping[str, str]:
 
 def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
     """What to do where the driver's commit is refused, by the error's reason."""
-    lost = _LOST.format(again=_AGAIN_STREAM if is_streaming else _AGAIN_SAVE)
+    lost = _LOST.format(again=_REPEAT_STREAM if is_streaming else _REPEAT_SAVE)
     less = "limit what a batch holds, as by maxEventsPerTrigger" if is_streaming else "save it in parts"
     return {
         **_PUT_ADVICE,

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
+from millrace_spark.schema import options_for
+from millrace_spark.writing.commit_messages import TaskPuts, puts_by_shard, task_puts
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
-from millrace_spark.writing.put_notes import TaskPuts, gathered, task_puts
-from millrace_spark.writing.schema import options_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ class MillraceWriter(DataSourceArrowWriter):
         """
         if is_overwrite:
             raise OptionError('mode overwrite: does not go with channels, which are queues; use mode("append")')
-        from millrace_spark.writing.targets import check_targets
+        from millrace_spark.writing.driver import check_targets
 
         planned = options_for(schema, parse_write_options(options, is_streaming=False))
         check_targets(planned)
@@ -88,7 +88,7 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
                 "outputMode complete: does not go with channels, which are queues; use append, or foreachBatch with a "
                 "batch save"
             )
-        from millrace_spark.writing.targets import check_targets_once
+        from millrace_spark.writing.driver import check_targets_once
 
         planned = options_for(schema, parse_write_options(options, is_streaming=True))
         check_targets_once(planned)
@@ -144,25 +144,25 @@ def _commit(
     *,
     is_streaming: bool,
 ) -> None:
-    puts = gathered(messages)
+    puts = puts_by_shard(messages)
     if not puts:
         return
-    from millrace_spark.writing.committing import BatchCommit, commit_all
+    from millrace_spark.writing.driver import BatchCommit, commit_all
 
     commit = BatchCommit(
         producer_id=producer_id,
         stamp_id=stamp_producer_id(producer_id, options),
         number=number,
-        numbers_rise=options.batch_numbers_rise,
+        numbers_increase=options.batch_numbers_increase,
         is_streaming=is_streaming,
-        keeps_places=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
+        is_repeatable=bool(options.producer_id) or len(options.endpoints) == 1 or options.routing is WriteRouting.KEY,
         retry_seconds=options.retry_seconds,
     )
     commit_all(puts, commit)
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None]) -> None:
-    if puts := gathered(messages):
-        from millrace_spark.writing.rollback import roll_back
+    if puts := puts_by_shard(messages):
+        from millrace_spark.writing.driver import roll_back
 
         roll_back(puts)

@@ -9,23 +9,23 @@ import pyarrow as pa
 import millrace_client as millrace
 from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
-from millrace_spark.collector import spare_collector
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.patience import PASSING, Patience
 from millrace_spark.refusals import explained
+from millrace_spark.servers import TRANSIENT, RetryPolicy
 from millrace_spark.shards import Shard
+from millrace_spark.workers import freeze_loaded_objects
+from millrace_spark.writing.commit_messages import ShardPuts
+from millrace_spark.writing.driver import roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
-from millrace_spark.writing.put_notes import ShardPuts
 from millrace_spark.writing.refusals import put_advice
-from millrace_spark.writing.rollback import roll_back
 from millrace_spark.writing.routing import RowRouter
 
 SHARDS_MAX = 1_000
 """Channels and servers that one task writes to; each has an open transaction and rows in memory."""
 
-GATHERED_BYTES_MAX = 64 * 1024 * 1024
+BUFFERED_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of rows that a task holds back, all shards together, until there are enough for a message."""
 
 _CALL_SECONDS_MIN = 10.0
@@ -36,7 +36,7 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     """Puts rows into open transactions, which live for `leaseSeconds` more when this returns.
 
     Args:
-        batches: The rows; see `millrace_spark.writing.schema` for their columns.
+        batches: The rows; see `millrace_spark.schema` for their columns.
         options: Where to, and how.
         turn: Chooses the server of rows that have no key.
 
@@ -47,10 +47,10 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
         MillraceSparkError: A row cannot be stored, or a server refuses or cannot be reached. What was put is rolled
             back, where that is possible, and else goes when its lease ends.
     """
-    spare_collector()
+    freeze_loaded_objects()
     router = RowRouter(options, turn)
     with ExitStack() as stack:
-        puts = _TaskPuts(options, stack)
+        puts = _TaskWriter(options, stack)
         try:
             for rows in batches:
                 for shard, events in router.route(rows):
@@ -61,7 +61,7 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
             raise
 
 
-class _TaskPuts:
+class _TaskWriter:
     """All shards of one task."""
 
     def __init__(self, options: WriteOptions, stack: ExitStack) -> None:
@@ -70,20 +70,20 @@ class _TaskPuts:
         self._keeper = LeaseKeeper(options.lease_seconds)
         self._clients: dict[str, millrace.Client] = {}
         self._shards: dict[Shard, _ShardWriter] = {}
-        self._gathered_bytes = 0
+        self._buffered_bytes = 0
 
     def add(self, shard: Shard, events: pa.RecordBatch) -> None:
         writer = self._shards.get(shard)
         if writer is None:
             writer = self._shards[shard] = self._writer(shard)
-        self._gathered_bytes -= writer.gathered_bytes
+        self._buffered_bytes -= writer.buffered_bytes
         writer.add(events)
-        self._gathered_bytes += writer.gathered_bytes
-        if self._gathered_bytes > GATHERED_BYTES_MAX:
-            self._put_gathered()
+        self._buffered_bytes += writer.buffered_bytes
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+            self._put_buffered()
 
     def finish(self) -> tuple[ShardPuts, ...]:
-        self._put_gathered()
+        self._put_buffered()
         self._keeper.stop(is_for_commit=True)
         return self._puts()
 
@@ -94,10 +94,10 @@ class _TaskPuts:
     def _puts(self) -> tuple[ShardPuts, ...]:
         return tuple(writer.puts for writer in self._shards.values() if writer.puts.txn_ids)
 
-    def _put_gathered(self) -> None:
+    def _put_buffered(self) -> None:
         for writer in self._shards.values():
-            writer.put_gathered()
-        self._gathered_bytes = 0
+            writer.put_buffered()
+        self._buffered_bytes = 0
 
     def _writer(self, shard: Shard) -> "_ShardWriter":
         if len(self._shards) >= SHARDS_MAX:
@@ -121,13 +121,13 @@ class _ShardWriter:
     """Puts into one channel of one server, one transaction after the other."""
 
     def __init__(self, client: millrace.Client, shard: Shard, options: WriteOptions, keeper: LeaseKeeper) -> None:
-        self.gathered_bytes = 0
+        self.buffered_bytes = 0
         self._client = client
         self._shard = shard
         self._options = options
         self._keeper = keeper
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_count = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_count = 0
         self._txn: millrace.Transaction | None = None
         self._txn_ids: list[str] = []
         self._capacity: int | None = None
@@ -142,19 +142,19 @@ class _ShardWriter:
 
     def add(self, events: pa.RecordBatch) -> None:
         """Holds rows back until there are enough for a message."""
-        self._gathered.append(events)
-        self._gathered_count += events.num_rows
-        self.gathered_bytes += events.nbytes
-        if self._gathered_count >= MESSAGE_ROWS_MAX or self.gathered_bytes >= MESSAGE_BYTES_MAX:
-            self.put_gathered()
+        self._buffered.append(events)
+        self._buffered_count += events.num_rows
+        self.buffered_bytes += events.nbytes
+        if self._buffered_count >= MESSAGE_ROWS_MAX or self.buffered_bytes >= MESSAGE_BYTES_MAX:
+            self.put_buffered()
 
-    def put_gathered(self) -> None:
+    def put_buffered(self) -> None:
         """Puts what was held back."""
-        gathered, self._gathered = self._gathered, []
-        self._gathered_count = self.gathered_bytes = 0
-        if not gathered:
+        buffered, self._buffered = self._buffered, []
+        self._buffered_count = self.buffered_bytes = 0
+        if not buffered:
             return
-        joined = pa.Table.from_batches(gathered).combine_chunks().to_batches() if len(gathered) > 1 else gathered
+        joined = pa.Table.from_batches(buffered).combine_chunks().to_batches() if len(buffered) > 1 else buffered
         with explained(self._shard.endpoint, self._shard.channel, advice_by_reason=put_advice()):
             for rows in joined:
                 for columns in event_columns(rows):
@@ -193,12 +193,12 @@ class _ShardWriter:
             start = stop
 
     def _begin(self) -> None:
-        patience = Patience(self._options.retry_seconds, PASSING)
-        self._txn, self._room = patience.have(self._begun)
+        retries = RetryPolicy(self._options.retry_seconds, TRANSIENT)
+        self._txn, self._room = retries.call(self._running)
         self._txn_ids.append(self._txn.txn_id)
         self._keeper.add(self._shard, self._txn.txn_id)
 
-    def _begun(self) -> tuple[millrace.Transaction, int]:
+    def _running(self) -> tuple[millrace.Transaction, int]:
         """A transaction that was just begun, and how many events it takes."""
         channel = self._client.channel(self._shard.channel)
         if self._capacity is None:
@@ -209,4 +209,4 @@ class _ShardWriter:
         txn = self._txn
         assert txn is not None, "there is room only in a transaction"
         # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
-        Patience(self._options.retry_seconds, {millrace.RetryAdvice.FULL}).have(lambda: txn.put_columns(columns))
+        RetryPolicy(self._options.retry_seconds, {millrace.RetryAdvice.FULL}).call(lambda: txn.put_columns(columns))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from millrace_spark.landing.bad_lines import letter_options
+from millrace_spark.landing.bad_lines import dead_letter_options
 from millrace_spark.landing.config import LandingConfig
 from millrace_spark.landing.config_file import check_config
 from millrace_spark.writing.options import parse_write_options
@@ -19,18 +19,18 @@ def config(**tables: Mapping[str, Any]) -> LandingConfig:
 
 
 def producer_id(**tables: Mapping[str, Any]) -> str:
-    return letter_options(config(**tables), QUERY, 3)["producerId"]
+    return dead_letter_options(config(**tables), QUERY, 3)["producerId"]
 
 
 def test_letter_options_name_the_batch_and_that_none_before_it_comes() -> None:
     """Most batches have no bad line: a server that remembered each gap would refuse the 10,000th."""
-    options = letter_options(config(), QUERY, 3)
+    options = dead_letter_options(config(), QUERY, 3)
     assert (options["batchNumber"], options["batchNumbersRise"]) == ("3", "true")
     assert (options["endpoints"], options["channel"]) == ("a:1,b:2", "bad")
     parsed = parse_write_options(options, is_streaming=False)
     assert (parsed.producer_id, parsed.batch_number) == (producer_id(), 3)
-    assert parsed.batch_numbers_rise
-    assert letter_options(config(bad_lines={"channel": "x", "endpoints": ["c:3"]}), QUERY, 3)["endpoints"] == "c:3"
+    assert parsed.batch_numbers_increase
+    assert dead_letter_options(config(bad_lines={"channel": "x", "endpoints": ["c:3"]}), QUERY, 3)["endpoints"] == "c:3"
 
 
 @pytest.mark.parametrize(

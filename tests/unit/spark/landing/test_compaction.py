@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from millrace_spark.landing.compaction import Compactor, MergeError
-from millrace_spark.landing.merges import CompactionLimits
-from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.config import CompactionConfig
+from millrace_spark.landing.paths import WorkFolder
 from tests.crashing_storage import CrashError, CrashingStorage, lines_below
 from tests.line_merger import merge_lines
 
-LIMITS = CompactionLimits(files_min=2, quiet_seconds=0)
+LIMITS = CompactionConfig(files_min=2, quiet_seconds=0)
 
 
 def land(folder: Path, count: int = 4) -> None:
@@ -36,9 +36,9 @@ def test_compact_merges_each_folder_by_itself(tmp_path: Path) -> None:
     merging.compact()
     assert lines_below(folder) == before
     assert [len(list(path.iterdir())) for path in sorted(folder.iterdir())] == [1, 1]
-    assert (merging.account.files_before, merging.account.files_after) == (8, 2)
+    assert (merging.totals.files_before, merging.totals.files_after) == (8, 2)
     merging.compact()
-    assert merging.account.files_after == 2
+    assert merging.totals.files_after == 2
 
 
 def test_compact_killed_at_each_step_has_each_line_once_after_the_next_start(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_compact_of_files_that_cannot_be_one_leaves_them_and_goes_on(tmp_path: P
     merging.compact()
     assert lines_below(folder) == before
     assert [len(list(path.iterdir())) for path in sorted(folder.iterdir())] == [4, 1]
-    [refusal] = merging.account.refusals
+    [refusal] = merging.totals.refusals
     assert "date=1: its small files stay as they are, a column is text" in refusal
     assert lines_below(tmp_path / "work") == []
 
@@ -89,5 +89,5 @@ def test_compact_told_to_stop_ends_between_two_merges(tmp_path: Path, merges: in
     """What is done is done, what is not waits for the next time."""
     land(tmp_path / "web")
     merging = compactor(tmp_path / "web")
-    merging.compact(lambda: merging.account.files_after == merges)
-    assert merging.account.files_after == merges
+    merging.compact(lambda: merging.totals.files_after == merges)
+    assert merging.totals.files_after == merges

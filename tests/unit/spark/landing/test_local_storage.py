@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from millrace_spark.landing import local_storage
-from millrace_spark.landing.local_storage import LocalStorage, check_one_disk
+from millrace_spark.landing.local_storage import LocalStorage, check_same_disk
 from millrace_spark.landing.storage import StorageError
 
 
@@ -99,6 +99,6 @@ def test_refusals_are_told_with_the_path(tmp_path: Path) -> None:
 
 def test_check_one_disk_refuses_a_target_on_another(tmp_path: Path) -> None:
     """A folder that is not there yet lies where it will be made."""
-    check_one_disk(str(tmp_path / "work"), str(tmp_path / "a" / "b"), str(tmp_path))
+    check_same_disk(str(tmp_path / "work"), str(tmp_path / "a" / "b"), str(tmp_path))
     with pytest.raises(StorageError, match=r"/proc/x: lies on another disk than .*; name a target\.work_path"):
-        check_one_disk(str(tmp_path / "work"), "/proc/x")
+        check_same_disk(str(tmp_path / "work"), "/proc/x")

@@ -2,10 +2,11 @@ import random
 
 import pytest
 
-from millrace_spark.landing.merges import FILES_MAX, CompactionLimits, plan_merges
+from millrace_spark.landing.compaction import FILES_MAX, plan_merges
+from millrace_spark.landing.config import CompactionConfig
 from millrace_spark.landing.storage import StoredFile
 
-LIMITS = CompactionLimits(target_bytes=100, files_min=3, quiet_seconds=60)
+LIMITS = CompactionConfig(target_bytes=100, files_min=3, quiet_seconds=60)
 NOW = 1_000.0
 
 
@@ -13,7 +14,7 @@ def landed(number: int, size_bytes: int = 10, modified_seconds: float = 0, folde
     return StoredFile(f"{folder}/3f2a91c04b7d-b{number:09}-00000.zstd.parquet", size_bytes, modified_seconds)
 
 
-def sizes(files: list[StoredFile], limits: CompactionLimits = LIMITS) -> list[list[int]]:
+def sizes(files: list[StoredFile], limits: CompactionConfig = LIMITS) -> list[list[int]]:
     return [[file.size_bytes for file in merge.files] for merge in plan_merges(files, limits, NOW)]
 
 

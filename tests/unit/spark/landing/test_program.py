@@ -15,20 +15,16 @@ from typer.testing import CliRunner
 
 from millrace_spark import OptionError
 from millrace_spark.landing import program
+from millrace_spark.landing.commands import MEANINGS, ExitCode, ShutdownSignals
 from millrace_spark.landing.config import LandingConfig
-from millrace_spark.landing.config_file import check_config, load_config
-from millrace_spark.landing.exit_codes import MEANINGS, ExitCode
-from millrace_spark.landing.failures import sentence_of
-from millrace_spark.landing.folder_lock import FolderBusyError, folder_lock
+from millrace_spark.landing.config_file import LandOptions, check_config, load_config
+from millrace_spark.landing.display import ProgressDisplay, report_json, report_table, shown_bytes
 from millrace_spark.landing.formats import columns_of
-from millrace_spark.landing.landing_run import LandingState, check_package
-from millrace_spark.landing.overrides import LandOptions
-from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.landing_run import LandingState, check_package, lag_of, source_options
+from millrace_spark.landing.local_storage import FolderBusyError, folder_lock
+from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.program import app
-from millrace_spark.landing.report import report_json, report_table, shown_bytes
-from millrace_spark.landing.screen import Screen
-from millrace_spark.landing.source import lag_of, source_options
-from millrace_spark.landing.stopping import StopSignals
+from millrace_spark.landing.spark_session import format_error
 
 ROOT = Path(__file__).parents[4]
 
@@ -232,7 +228,7 @@ def test_folder_lock_held_refuses_a_second_program(tmp_path: Path) -> None:
 def test_stop_signals_ask_once_and_are_given_back() -> None:
     """The first one asks; what was there before is there again in the end."""
     former = signal.getsignal(signal.SIGTERM)
-    signals = StopSignals()
+    signals = ShutdownSignals()
     signals.install()
     try:
         signal.raise_signal(signal.SIGTERM)
@@ -246,7 +242,8 @@ def test_stop_signals_ask_once_and_are_given_back() -> None:
 def test_stop_signals_asked_again_end_at_once_and_say_so() -> None:
     """One line that takes the fear away, and the code of the table."""
     program = (
-        "import os, signal as s; from millrace_spark.landing.stopping import StopSignals; StopSignals().install(); "
+        "import os, signal as s; from millrace_spark.landing.commands import ShutdownSignals; "
+        "ShutdownSignals().install(); "
         # As Spark's start does.
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); "
         "s.raise_signal(s.SIGINT); print('asked', flush=True); s.raise_signal(s.SIGINT); print('went on')"
@@ -285,7 +282,7 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
 )
 def test_sentence_of_leaves_traces_out(text: str, told: str) -> None:
     """The connector's own sentence, else the last cause, else the first line."""
-    sentence = sentence_of(Exception(text))
+    sentence = format_error(Exception(text))
     assert sentence.startswith(told)
     assert "\n" not in sentence
     assert "SQLSTATE" not in sentence
@@ -293,9 +290,9 @@ def test_sentence_of_leaves_traces_out(text: str, told: str) -> None:
 
 def landed() -> LandingState:
     state = LandingState(phase="landing a batch", lag=12)
-    state.account.batches, state.account.events, state.account.rows = 2, 2_000, 1_990
-    state.account.bad_lines, state.account.files, state.account.files_bytes = 10, 6, 3 * 1024 * 1024
-    state.account.partitions, state.account.decided_before, state.swaps_finished = 3, 1, 1
+    state.totals.batches, state.totals.events, state.totals.rows = 2, 2_000, 1_990
+    state.totals.bad_lines, state.totals.files, state.totals.files_bytes = 10, 6, 3 * 1024 * 1024
+    state.totals.partitions, state.totals.decided_before, state.swaps_finished = 3, 1, 1
     state.compaction.files_before, state.compaction.files_after = 16, 2
     state.compaction.refusals = ("[bold]/x: no",)
     return state
@@ -336,16 +333,16 @@ def test_screen_without_a_terminal_writes_a_line_now_and_then() -> None:
     """Only where something is new, and with the rate of the last seconds."""
     now = 0.0
     written = StringIO()
-    with Screen(Console(file=written, width=40), lambda: now) as screen:
+    with ProgressDisplay(Console(file=written, width=40), lambda: now) as display:
         state = LandingState(phase="landing a batch")
-        screen.watch(state)
+        display.show(state)
         for second in range(40):
             now = float(second)
             if second < 20:
-                state.account.events += 100
-                state.account.batches = 1
-                state.account.bad_lines = 1
-            screen.look()
+                state.totals.events += 100
+                state.totals.batches = 1
+                state.totals.bad_lines = 1
+            display.refresh()
     assert written.getvalue().splitlines() == [
         "landing a batch · 1 batch · 1,100 events · 100/s · 0 files · 1 bad line",
         "landing a batch · 1 batch · 2,000 events · 90/s · 0 files · 1 bad line",

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from millrace_spark.landing.compaction import Compactor
-from millrace_spark.landing.merges import CompactionLimits
-from millrace_spark.landing.places import WorkFolder
-from millrace_spark.landing.publication import BatchRecord, Publisher, Written, finish_all, sync_checkpoint
+from millrace_spark.landing.config import CompactionConfig
+from millrace_spark.landing.paths import WorkFolder
+from millrace_spark.landing.publication import BatchCounts, BatchRecord, Publisher, finish_all, sync_checkpoint
 from millrace_spark.landing.storage import StorageError
 from tests.crashing_storage import CrashError, CrashingStorage, lines_below
 from tests.line_merger import merge_lines
@@ -29,14 +29,14 @@ class Place:
     def publisher(self, storage: CrashingStorage) -> Publisher:
         return Publisher(storage=storage, work=self.work, query_id=QUERY, targets={"rows": str(self.target)})
 
-    def write(self, staged: str) -> Written:
+    def write(self, staged: str) -> BatchCounts:
         self.tries += 1
         for name, lines in ROWS.items():
             file = Path(staged) / "rows" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("".join(f"{line}\n" for line in lines))
         (Path(staged) / "rows" / "_SUCCESS").touch()
-        return Written(events=4, rows=3, bad_lines=1)
+        return BatchCounts(events=4, rows=3, bad_lines=1)
 
     def lines(self) -> list[str]:
         return lines_below(self.target)
@@ -69,7 +69,7 @@ def test_publish_gets_files_into_place_under_names_of_query_and_batch(place: Pla
     """Folders of partitions stay, Spark's own marks do not come along, and nothing is left in staging."""
     record, is_new = place.publisher(CrashingStorage()).publish(12, place.write)
     assert is_new
-    assert record.written == Written(events=4, rows=3, bad_lines=1)
+    assert record.written == BatchCounts(events=4, rows=3, bad_lines=1)
     assert sorted(str(path.relative_to(place.target)) for path in place.target.rglob("*.*")) == [
         "date=1/3f2a91c04b7d-b000000012-00000.zstd.parquet",
         "date=2/3f2a91c04b7d-b000000012-00001.zstd.parquet",
@@ -111,10 +111,10 @@ def test_publish_after_a_crash_and_a_compaction_lands_each_line_once(tmp_path: P
         older.write_text("older\n")
         storage = CrashingStorage(is_store=is_store)
         finish_all(storage, place.work)
-        limits = CompactionLimits(files_min=2, quiet_seconds=0)
+        limits = CompactionConfig(files_min=2, quiet_seconds=0)
         compactor = Compactor(storage, str(place.target), place.work, limits, merge_lines)
         compactor.compact()
-        merged_count += compactor.account.files_after
+        merged_count += compactor.totals.files_after
         place.publisher(storage).publish(0, place.write)
         assert place.lines() == sorted([*LANDED, "older"])
     # Where the crash came after the batch was decided.
@@ -142,7 +142,7 @@ def test_publish_keeps_the_record_of_the_last_batch_alone(place: Place) -> None:
 
 def test_publish_of_an_empty_batch_is_decided_too(place: Place) -> None:
     """A batch without files has a record like any other."""
-    record, _ = place.publisher(CrashingStorage()).publish(0, lambda staged: Written())
+    record, _ = place.publisher(CrashingStorage()).publish(0, lambda staged: BatchCounts())
     assert (record.moves, record.files_bytes) == ((), 0)
     assert place.publisher(CrashingStorage()).publish(0, place.write) == (record, False)
 
@@ -179,7 +179,7 @@ def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing
     """Where there are no locks a landing may write on after its claim was ended; the other may have gone on by then."""
     other = place.publisher(CrashingStorage())
 
-    def write(staged: str) -> Written:
+    def write(staged: str) -> BatchCounts:
         for batch_id in range(later_count + 1):
             other.publish(batch_id, place.write)
         return place.write(staged)
@@ -208,7 +208,7 @@ def test_finish_all_leaves_records_alone_that_later_ones_follow(place: Place) ->
     """A landing that was late, and killed before it could take its record back, brings no batch again."""
     publisher = place.publisher(CrashingStorage())
 
-    def write(staged: str) -> Written:
+    def write(staged: str) -> BatchCounts:
         for batch_id in range(2):
             publisher.publish(batch_id, place.write)
         for landed in place.target.rglob("*-b000000000-*"):

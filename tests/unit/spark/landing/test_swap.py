@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.landing.places import WorkFolder
+from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.storage import StorageError
 from millrace_spark.landing.swap import STAGING_PREFIX, Intent, recover, swap
 from tests.crashing_storage import CrashError, CrashingStorage, lines_below

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_spark.reading.micro_batch import BatchPlanner
+from millrace_spark.reading.micro_batch import BatchPlanner, fair_shares
 from millrace_spark.reading.offsets import ShardOffset
 from millrace_spark.reading.options import TriggerLimits
 from millrace_spark.shards import Shard
@@ -81,5 +81,36 @@ def test_is_held_until_there_are_enough() -> None:
 
 def test_all_there_is_knows_no_limit() -> None:
     """Where Spark gives no limit none holds."""
-    batch = planner(events_max=1).all_there_is(POSITIONS, {A: 15, B: 8, C: 1})
+    batch = planner(events_max=1).unlimited_batch(POSITIONS, {A: 15, B: 8, C: 1})
     assert [batch[shard].event_count for shard in (A, B, C)] == [10, 1, 0]
+
+
+AVAILABLE = st.dictionaries(st.integers(0, 20), st.integers(0, 1_000), max_size=12)
+
+
+@given(AVAILABLE, st.integers(0, 3_000), st.integers(0, 100))
+def test_shares_give_the_limit_to_the_event(available: dict[int, int], limit: int, turn: int) -> None:
+    """All there is, or exactly the limit; nobody gives what it has not."""
+    given_out = fair_shares(available, limit, turn)
+    assert sum(given_out.values()) == min(limit, sum(available.values()))
+    assert all(0 <= given_out[key] <= available[key] for key in available)
+
+
+@given(AVAILABLE, st.integers(0, 3_000), st.integers(0, 100))
+def test_shares_are_even_among_those_who_have_more(available: dict[int, int], limit: int, turn: int) -> None:
+    """Whoever could give more gives at least as much, but for one, as anybody else does."""
+    given_out = fair_shares(available, limit, turn)
+    least = min((given_out[key] for key in available if given_out[key] < available[key]), default=0)
+    hungry = any(given_out[key] < available[key] for key in available)
+    assert not hungry or max(given_out.values()) <= least + 1
+
+
+@given(st.integers(1, 12), st.integers(1, 30), st.data())
+def test_shares_starve_nobody(count: int, limit: int, data: st.DataObject) -> None:
+    """One who always has something comes in turn within as many turns as there are, whatever the others have."""
+    first_turn = data.draw(st.integers(0, 50))
+    received = 0
+    for turn in range(first_turn, first_turn + count):
+        others = {key: data.draw(st.integers(0, 100)) for key in range(1, count)}
+        received += fair_shares({0: 1} | others, limit, turn)[0]
+    assert received > 0

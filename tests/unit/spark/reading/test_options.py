@@ -1,3 +1,5 @@
+import getpass
+import platform
 import re
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from millrace_spark.reading.options import (
     check_options,
     parse_batch_options,
     parse_stream_options,
+    reader_id_of,
 )
 from millrace_spark.reading.ranges import ranges_to_json
 
@@ -218,3 +221,31 @@ def test_readme_tells_of_each_option() -> None:
     section = readme.partition("## Options of reading")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
     assert {name: text.replace("`", "") for name, text in rows} == dict(OPTIONS)
+
+
+def test_reader_id_tells_user_machine_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is refused by a claim sees where to look."""
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    monkeypatch.setattr(platform, "node", lambda: "mill-1")
+    assert reader_id_of(42) == "spark-ann@mill-1-42"
+
+
+def test_reader_id_of_a_user_without_name_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run under numbers that have no name."""
+
+    def fail() -> str:
+        raise KeyError("uid not found: 1234")
+
+    monkeypatch.setattr(getpass, "getuser", fail)
+    assert reader_id_of(42).startswith("spark-unknown@")
+
+
+def test_reader_id_of_odd_names_is_allowed_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 1 to 128 printable ASCII characters, and keeps its end, which tells processes apart."""
+    monkeypatch.setattr(getpass, "getuser", lambda: "jörg müller")
+    monkeypatch.setattr(platform, "node", lambda: "h" * 300)
+    reader_id = reader_id_of(42)
+    assert reader_id.endswith("h-42")
+    assert len(reader_id) == 128
+    monkeypatch.setattr(platform, "node", lambda: "h")
+    assert reader_id_of(42) == "spark-j_rg_m_ller@h-42"

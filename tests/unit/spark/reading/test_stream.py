@@ -385,7 +385,7 @@ def test_channel_that_comes_joins_by_itself(
     mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its oldest event; one that another reader holds does not end the query."""
-    monkeypatch.setattr(stream_claims, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
     mill.make("a:1", "orders-1")
     stream = make_stream(endpoints="a:1", channels="orders-*")
     start = stream.initial_offset()
@@ -404,7 +404,7 @@ def test_claim_that_is_granted_after_close_is_given_back(
     mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream was just joining a channel; nobody would end that claim."""
-    monkeypatch.setattr(stream_claims, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
     mill.make("a:1", "orders-1")
     is_granted, is_closing = threading.Event(), threading.Event()
 
@@ -415,7 +415,7 @@ def test_claim_that_is_granted_after_close_is_given_back(
             is_closing.wait(_WAIT_SECONDS_MAX)
         return granted
 
-    monkeypatch.setattr(stream_claims, "claim_anew", slow_claim)
+    monkeypatch.setattr(stream_claims, "reclaim", slow_claim)
     stream = make_stream(endpoints="a:1", channels="orders-*")
     late = mill.make("a:1", "orders-2")
     assert is_granted.wait(_WAIT_SECONDS_MAX)

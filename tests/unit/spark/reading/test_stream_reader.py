@@ -1,10 +1,13 @@
+import subprocess
+import sys
+
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from millrace_spark.reading import stream
 from millrace_spark.reading.options import StreamOptions, parse_stream_options
-from millrace_spark.reading.schema import EVENT_SCHEMA
 from millrace_spark.reading.stream_reader import MillraceStreamReader
+from millrace_spark.schema import EVENT_SCHEMA
 
 
 class NotedStream:
@@ -48,3 +51,31 @@ def test_prepare_for_available_now_claims_nothing_yet(calls: list[str]) -> None:
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     reader.stop()
     assert calls == ["opened", "end fixed", "asked where it begins", "asked how far", "closed"]
+
+
+_SCRIPT = """
+import logging
+{before}
+from millrace_spark.reading.stream_reader import show_log_lines
+show_log_lines()
+show_log_lines()
+logging.getLogger("millrace_spark").info("a line")
+logging.getLogger("millrace_spark").debug("a detail")
+"""
+
+
+def told(before: str = "") -> str:
+    """What a process writes to its standard error."""
+    command = [sys.executable, "-c", _SCRIPT.format(before=before)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+
+
+def test_show_log_lines_has_them_come_out_once() -> None:
+    """With their time, in a process where nobody has set up logging."""
+    [line] = told().splitlines()
+    assert line.endswith(" INFO millrace_spark: a line")
+
+
+def test_show_log_lines_leaves_logging_that_is_set_up() -> None:
+    """Whoever has said where lines go is not overruled."""
+    assert told("logging.basicConfig(level=logging.ERROR)") == ""

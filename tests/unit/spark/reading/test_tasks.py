@@ -64,7 +64,7 @@ def rows(server: ShakyServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: fl
         is_held=True,
     )
     monkeypatch.setattr(millrace, "connect", lambda _endpoint: server)
-    monkeypatch.setattr("millrace_spark.patience._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("millrace_spark.servers._PAUSE_SECONDS", 0.0)
     batches = reading.read_partition(RangePartition(claimed, 2, 21), SCHEMA, retry_seconds)
     table = pa.Table.from_batches(list(batches), SCHEMA)
     assert table["body"].to_pylist() == [f"{sequence}".encode() for sequence in table["sequence"].to_pylist()]

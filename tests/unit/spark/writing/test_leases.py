@@ -25,7 +25,7 @@ class Servers:
     """
 
     def __init__(self) -> None:
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.renewals: Counter[tuple[str, str]] = Counter()
         self.answer: Callable[[str], None] = lambda _endpoint: None
         self.timeouts: list[float] = []
@@ -42,15 +42,15 @@ class Servers:
 
     def renew(self, endpoint: str, txn_id: str) -> None:
         """Counts, then does what the server does."""
-        with self.news:
+        with self.changed:
             self.renewals[endpoint, txn_id] += 1
-            self.news.notify_all()
+            self.changed.notify_all()
         self.answer(endpoint)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for renewals."""
-        with self.news:
-            assert self.news.wait_for(condition, _WAIT_SECONDS_MAX), self.renewals
+        with self.changed:
+            assert self.changed.wait_for(condition, _WAIT_SECONDS_MAX), self.renewals
 
 
 class FakeClient:

@@ -6,8 +6,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from millrace_spark import OptionError
+from millrace_spark.schema import options_for
 from millrace_spark.writing.options import WRITE_OPTIONS, WriteOptions, WriteRouting, parse_write_options
-from millrace_spark.writing.schema import options_for
 
 LEAST = {"endpoints": "b:1,a:1", "channel": "orders"}
 
@@ -23,7 +23,7 @@ def test_parse_write_options_with_the_least_takes_defaults() -> None:
         channel="",
         producer_id="",
         batch_number=0,
-        batch_numbers_rise=True,
+        batch_numbers_increase=True,
         routing=None,
         lease_seconds=600.0,
         retry_seconds=120.0,
@@ -49,7 +49,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
         channel="orders",
         producer_id="nightly",
         batch_number=0,
-        batch_numbers_rise=True,
+        batch_numbers_increase=True,
         routing=WriteRouting.ROUND_ROBIN,
         lease_seconds=600.0,
         retry_seconds=7.0,
@@ -58,7 +58,7 @@ def test_parse_write_options_with_all_takes_them() -> None:
 
 def test_parse_write_options_of_a_save_lets_lower_numbers_come() -> None:
     """Whoever numbers saves by hand has not said in which order they come."""
-    assert not parsed({"producerId": "x", "batchNumber": "7"}).batch_numbers_rise
+    assert not parsed({"producerId": "x", "batchNumber": "7"}).batch_numbers_increase
 
 
 def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:

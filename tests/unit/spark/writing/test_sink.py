@@ -8,12 +8,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
 from millrace_spark import MillraceSparkError, OptionError
+from millrace_spark.schema import options_for
 from millrace_spark.shards import Shard
-from millrace_spark.writing import committing, tasks
-from millrace_spark.writing.committing import BatchCommit
+from millrace_spark.writing import driver, tasks
+from millrace_spark.writing.commit_messages import ShardPuts, TaskPuts, puts_by_shard, task_puts
+from millrace_spark.writing.driver import BatchCommit
 from millrace_spark.writing.options import WriteOptions, parse_write_options
-from millrace_spark.writing.put_notes import ShardPuts, TaskPuts, gathered, task_puts
-from millrace_spark.writing.schema import options_for
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter, stamp_producer_id
 
 HERE, THERE = Shard("orders", "a:1"), Shard("orders", "b:1")
@@ -36,7 +36,7 @@ def test_gathered_puts_of_all_tasks_keep_their_order() -> None:
         TaskPuts("p", ()),
         TaskPuts("p", (ShardPuts(HERE, ("t4",), 2),)),
     ]
-    assert gathered(messages) == [ShardPuts(HERE, ("t2", "t3", "t4"), 7), ShardPuts(THERE, ("t1",), 1)]
+    assert puts_by_shard(messages) == [ShardPuts(HERE, ("t2", "t3", "t4"), 7), ShardPuts(THERE, ("t1",), 1)]
     assert len(task_puts(messages)) == 3
 
 
@@ -81,7 +81,7 @@ def run_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[_Task], None]:
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[BatchCommit]:
     """What is committed, instead of committing it."""
     said: list[BatchCommit] = []
-    monkeypatch.setattr(committing, "commit_all", lambda _puts, commit: said.append(commit))
+    monkeypatch.setattr(driver, "commit_all", lambda _puts, commit: said.append(commit))
     return said
 
 

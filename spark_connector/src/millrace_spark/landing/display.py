@@ -1,0 +1,194 @@
+"""The progress line and the report of a landing."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from millrace_spark.landing.config import LandingConfig
+from millrace_spark.landing.landing_run import LandingState
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_UNIT_FACTOR = 1024
+
+
+def report_json(state: LandingState, config: LandingConfig, seconds: float, outcome: str) -> dict[str, Any]:
+    """The report for scripts.
+
+    Args:
+        state: How the landing ended.
+        config: What was wanted.
+        seconds: How long it took, Spark's start included.
+        outcome: `done`, `stopped` or `failed`.
+    """
+    return {
+        "outcome": outcome,
+        "path": config.target.path,
+        "seconds": round(seconds, 3),
+        **asdict(state.totals),
+        "lag": state.lag,
+        "compacted_files_before": state.compaction.files_before,
+        "compacted_files_after": state.compaction.files_after,
+        "not_compacted": list(state.compaction.refusals),
+        "swaps_finished": state.swaps_finished,
+    }
+
+
+def report_table(state: LandingState, config: LandingConfig, seconds: float) -> Table:
+    """The report for people."""
+    totals, compaction = state.totals, state.compaction
+    made = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    made.add_column(style="bold")
+    made.add_column(overflow="fold")
+    for name, value in (
+        ("landed in", config.target.path),
+        ("events", f"{totals.events:,} in {counted(totals.batches, 'batch', 'batches')}"),
+        ("rows", f"{totals.rows:,}"),
+        ("bad lines", _bad_lines(state, config)),
+        ("files", _files(state)),
+        (
+            "compacted",
+            f"{compaction.files_before:,} files into {compaction.files_after:,}" if compaction.files_before else "",
+        ),
+        ("finished", _finished(state)),
+        ("left", f"{state.lag:,} events that came meanwhile" if state.lag else ""),
+        ("time", f"{seconds:.1f} s, {rate(totals.events, seconds)}"),
+        *(("note", refusal) for refusal in compaction.refusals),
+    ):
+        if value:
+            # Text, since a path may look like rich's markup.
+            made.add_row(name, Text(value))
+    return made
+
+
+def shown_bytes(size_bytes: float) -> str:
+    """A size for people."""
+    unit = 0
+    while size_bytes >= _UNIT_FACTOR and unit < len(_UNITS) - 1:
+        size_bytes /= _UNIT_FACTOR
+        unit += 1
+    return f"{size_bytes:.1f} {_UNITS[unit]}" if unit else f"{size_bytes:.0f} bytes"
+
+
+def rate(count: int, seconds: float) -> str:
+    """Events a second."""
+    return f"{count / max(seconds, 0.001):,.0f} events/s"
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """A count with its noun."""
+    return f"{count:,} {one if count == 1 else more}"
+
+
+def bad_lines_place(config: LandingConfig) -> str:
+    """Where bad lines go."""
+    if config.bad_lines.channel:
+        return f"channel {config.bad_lines.channel}"
+    return config.bad_lines_path
+
+
+def _bad_lines(state: LandingState, config: LandingConfig) -> str:
+    count = state.totals.bad_lines
+    return f"{count:,} in {bad_lines_place(config)}" if count else "0"
+
+
+def _files(state: LandingState) -> str:
+    totals = state.totals
+    folders = counted(totals.partitions, "folder", "folders")
+    return f"{totals.files:,} in {folders}, {shown_bytes(totals.files_bytes)}" if totals.files else "0"
+
+
+def _finished(state: LandingState) -> str:
+    told = []
+    if state.totals.decided_before:
+        told.append(counted(state.totals.decided_before, "batch", "batches"))
+    if state.swaps_finished:
+        told.append(counted(state.swaps_finished, "compaction", "compactions"))
+    return f"{' and '.join(told)} that a killed run had left half done" if told else ""
+
+
+_WINDOW_SECONDS = 10.0
+_LINE_SECONDS = 10.0
+
+
+class ProgressDisplay:
+    """Shows how a landing stands. A context manager, within which it is shown."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        """Shows nothing yet.
+
+        Args:
+            console: Where; standard error, since standard output is the report's.
+            clock: Seconds.
+        """
+        self._console = console
+        self._clock = clock
+        self._state = LandingState()
+        self._seen: deque[tuple[float, int]] = deque()
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, get_renderable=self._shown, transient=True, refresh_per_second=8)
+        self._line_at = clock()
+        self._line = ""
+
+    def show(self, state: LandingState) -> None:
+        """From now on shows this one."""
+        self._state = state
+
+    def refresh(self) -> None:
+        """Called again and again; writes a line where there is no terminal and something is new."""
+        now = self._clock()
+        self._seen.append((now, self._state.totals.events))
+        while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 1:
+            self._seen.popleft()
+        if not self._console.is_terminal and now - self._line_at >= _LINE_SECONDS:
+            self._line_at = now
+            if (line := self.line()) != self._line:
+                self._line = line
+                self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def line(self) -> str:
+        """How it stands."""
+        state, totals = self._state, self._state.totals
+        parts = [state.phase]
+        if totals.batches:
+            parts += [
+                counted(totals.batches, "batch", "batches"),
+                f"{totals.events:,} events",
+                f"{self._rate():,.0f}/s",
+                counted(totals.files, "file", "files"),
+            ]
+        if totals.bad_lines:
+            parts.append(counted(totals.bad_lines, "bad line", "bad lines"))
+        if state.lag is not None:
+            parts.append(f"lag {state.lag:,}")
+        return " · ".join(parts)
+
+    def _rate(self) -> float:
+        if len(self._seen) < 2:  # noqa: PLR2004 - a rate needs two looks
+            return 0.0
+        (began_at, before), (ended_at, after) = self._seen[0], self._seen[-1]
+        return (after - before) / max(ended_at - began_at, 0.001)
+
+    def _shown(self) -> Spinner:
+        self._spinner.update(text=Text(self.line(), no_wrap=True, overflow="ellipsis"))
+        return self._spinner
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()

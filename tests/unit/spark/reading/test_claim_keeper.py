@@ -1,0 +1,131 @@
+"""Claims that a driver holds, on servers in memory."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import millrace_client as millrace
+from millrace_spark import MillraceSparkError
+from millrace_spark.reading.claim_keeper import ClaimKeeper, reclaim
+from millrace_spark.reading.options import ClaimOptions
+from millrace_spark.shards import Shard
+from tests.unit.spark.fake_mill import FakeMill
+
+
+class OtherReader:
+    """A channel that another reader has claimed, on a clock that goes on only while somebody pauses."""
+
+    def __init__(self, lease_seconds: float, renews_every_seconds: float | None) -> None:
+        self.name = "orders"
+        self.now = 50.0
+        self._lease_seconds = lease_seconds
+        self._renews_every_seconds = renews_every_seconds
+        self.calls: list[bool] = []
+
+    @property
+    def remaining_seconds(self) -> float:
+        since = self.now - 50.0
+        if self._renews_every_seconds is not None:
+            since %= self._renews_every_seconds
+        return self._lease_seconds - since
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool = False) -> Any:
+        assert (reader_id, lease_seconds) == ("me", 30.0)
+        self.calls.append(takeover)
+        if self.remaining_seconds > 0 and not takeover:
+            raise millrace.ChannelClaimedError("another reader's", retry_delay_seconds=self.remaining_seconds)
+        return "claim"
+
+
+def claimed(other: OtherReader, monkeypatch: pytest.MonkeyPatch, *, takeover: bool = False) -> Any:
+    options = ClaimOptions(
+        endpoints=("a:1",), channels=("orders",), reader_id="me", lease_seconds=30.0, takeover=takeover
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: other.now)
+    return reclaim(other, options, wait_seconds_max=60.0, pause=other.pause)  # type: ignore[arg-type] # a fake
+
+
+def test_claim_anew_waits_for_a_claim_that_nobody_renews(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of a process that was killed; in the end the channel is claimed under a new epoch."""
+    other = OtherReader(30.0, renews_every_seconds=None)
+    assert claimed(other, monkeypatch) == "claim"
+    assert other.now == pytest.approx(80.0)
+    assert other.calls[-2:] == [False, True]
+
+
+def test_claim_anew_is_refused_where_the_other_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as it is seen to renew."""
+    other = OtherReader(30.0, renews_every_seconds=1.0)
+    with pytest.raises(millrace.ChannelClaimedError):
+        claimed(other, monkeypatch)
+    assert other.now <= 52.0
+    assert True not in other.calls
+
+
+def test_claim_anew_does_not_wait_for_a_long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts a query is to be told within the time that was asked for."""
+    other = OtherReader(61.0, renews_every_seconds=None)
+    with pytest.raises(millrace.ChannelClaimedError):
+        claimed(other, monkeypatch)
+    assert other.now == 50.0
+
+
+def test_claim_anew_with_takeover_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is ended at once."""
+    other = OtherReader(30.0, renews_every_seconds=1.0)
+    assert claimed(other, monkeypatch, takeover=True) == "claim"
+    assert (other.calls, other.now) == ([True], 50.0)
+
+
+_WAIT_SECONDS_MAX = 20.0
+_SHARD = Shard("orders", "a:1")
+_OPTIONS = ClaimOptions(endpoints=("a:1",), channels=("orders",), reader_id="me", lease_seconds=0.05, takeover=False)
+
+
+@pytest.fixture
+def mill(monkeypatch: pytest.MonkeyPatch) -> FakeMill:
+    fake = FakeMill()
+    monkeypatch.setattr(millrace, "connect", fake.connect)
+    return fake
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + _WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < give_up
+        threading.Event().wait(0.005)
+
+
+def is_kept() -> bool:
+    return any(thread.name == f"millrace-claim-{_SHARD}" for thread in threading.enumerate())
+
+
+def test_held_claim_renews_and_removes_only_what_it_is_told_to(mill: FakeMill) -> None:
+    """While the job takes its time nothing is acknowledged; then exactly the range, and in the end it is free."""
+    state = mill.make("a:1", event_count=5)
+    claim = ClaimKeeper(_SHARD, _OPTIONS)
+    wait_until(lambda: state.renewals > 3)
+    assert state.acknowledged == []
+    state.next = 9
+    claim.acknowledge()
+    claim.release()
+    assert (state.acknowledged, state.first, state.reader_id) == ([5], 6, None)
+    assert not is_kept()
+
+
+def test_held_claim_that_has_ended_is_not_begun_anew(mill: FakeMill) -> None:
+    """Others may have taken since; whoever acknowledges is told."""
+    state = mill.make("a:1", event_count=5)
+    claim = ClaimKeeper(_SHARD, _OPTIONS)
+    state.reader_id = None
+    wait_until(lambda: not is_kept())
+    assert state.reader_id is None
+    with pytest.raises(MillraceSparkError, match="the claim has ended"):
+        claim.acknowledge()
+    claim.release()

@@ -1,0 +1,125 @@
+import contextlib
+
+import pytest
+
+import millrace_client as millrace
+from millrace_client import MillraceError, SequenceGoneError, UnavailableError
+from millrace_spark import MillraceSparkError, OptionError
+from millrace_spark.servers import RetryPolicy, find_shards
+from tests.unit.spark.fake_mill import FakeMill
+
+
+class FakeTime:
+    """A clock that goes on only while somebody pauses."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.pauses: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def test_wait_grows_up_to_a_bound_and_ends() -> None:
+    """A server is tried for exactly as long as was asked for, ever less often."""
+    time = FakeTime()
+    retries = RetryPolicy(10.0, clock=time.clock, pause=time.pause)
+    attempts = 0
+    with contextlib.suppress(UnavailableError):
+        while True:
+            retries.wait(UnavailableError("gone"))
+            attempts += 1
+    assert attempts == len(time.pauses)
+    assert time.pauses[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert max(time.pauses) == 2.0
+    assert sum(time.pauses) == pytest.approx(10.0)
+
+
+def test_succeed_counts_anew() -> None:
+    """Only time without any success counts."""
+    time = FakeTime()
+    retries = RetryPolicy(1.0, clock=time.clock, pause=time.pause)
+    for _ in range(50):
+        retries.wait(UnavailableError("gone"))
+        retries.reset()
+    assert set(time.pauses) == {0.1}
+
+
+@pytest.mark.parametrize("error", [SequenceGoneError("gone"), MillraceError("?", reason="NEW_REASON")])
+def test_wait_for_what_does_not_pass_raises_it(error: MillraceError) -> None:
+    """A repeat cannot help, so nobody waits."""
+    time = FakeTime()
+    with pytest.raises(type(error)):
+        RetryPolicy(10.0, clock=time.clock, pause=time.pause).wait(error)
+    assert time.pauses == []
+
+
+@pytest.fixture
+def mill() -> FakeMill:
+    fake = FakeMill()
+    for endpoint, name in (("a:1", "orders"), ("a:1", "audit-1"), ("b:1", "audit-1"), ("b:1", "audit-2")):
+        fake.make(endpoint, name)
+    return fake
+
+
+def clients(mill: FakeMill, *endpoints: str) -> dict[str, millrace.Client]:
+    return {endpoint: mill.connect(endpoint) for endpoint in endpoints}  # type: ignore[misc] # fakes of them
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["orders"], ["orders@a:1"]),
+        (["audit-*"], ["audit-1@a:1", "audit-1@b:1", "audit-2@b:1"]),
+        (["orders", "*-2"], ["audit-2@b:1", "orders@a:1"]),
+        (["audit-1", "audit-*"], ["audit-1@a:1", "audit-1@b:1", "audit-2@b:1"]),
+    ],
+)
+def test_find_shards_finds_each_once_wherever_it_is(mill: FakeMill, wanted: list[str], found: list[str]) -> None:
+    """A channel need not be on all servers."""
+    assert [str(shard) for shard in find_shards(clients(mill, "a:1", "b:1"), wanted)] == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (
+            ["orders", "ordres"],
+            "channel ordres: there is none of that name on a:1, b:1, which have audit-1, audit-2, orders",
+        ),
+        (["x-*"], r"channel x-\*: the pattern fits no channel on a:1, b:1, which have audit-1, audit-2, orders"),
+    ],
+)
+def test_find_shards_of_what_is_not_there_says_what_is(mill: FakeMill, wanted: list[str], sentence: str) -> None:
+    """So that a typing error is seen at once."""
+    with pytest.raises(MillraceSparkError, match=f"^{sentence}$"):
+        find_shards(clients(mill, "a:1", "b:1"), wanted)
+
+
+def test_find_shards_where_a_server_is_away_says_so(mill: FakeMill) -> None:
+    """Nobody can tell what it has."""
+    mill.away.add("b:1")
+    with pytest.raises(MillraceSparkError, match=r"channel audit-\* at b:1: cannot reach b:1"):
+        find_shards(clients(mill, "a:1", "b:1"), ["audit-*"])
+
+
+def test_find_shards_of_a_server_under_two_names_is_refused(mill: FakeMill) -> None:
+    """Its events would be read twice, and of what is written to both names a half be taken for a repeat."""
+    mill.channels["localhost:1", "orders"] = mill.channels["a:1", "orders"]
+    with pytest.raises(
+        OptionError, match=r"^option endpoints: a:1 and localhost:1 are the same server, since channel "
+    ):
+        find_shards(clients(mill, "a:1", "b:1", "localhost:1"), ["orders"])
+
+
+def test_find_shards_by_name_on_one_server_asks_nobody(mill: FakeMill) -> None:
+    """Claiming tells as well whether they are there."""
+    mill.away.add("a:1")
+    assert [str(shard) for shard in find_shards(clients(mill, "a:1"), ["orders", "nowhere"])] == [
+        "orders@a:1",
+        "nowhere@a:1",
+    ]
