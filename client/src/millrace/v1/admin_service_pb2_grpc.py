@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """What operators do with channels. Errors are those of ChannelService.
+    """Administration of channels. Errors are those of ChannelService.
     """
 
     def __init__(self, channel):
@@ -88,18 +88,18 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """What operators do with channels. Errors are those of ChannelService.
+    """Administration of channels. Errors are those of ChannelService.
     """
 
     def CreateChannel(self, request, context):
-        """Makes a channel, which survives restarts of the server. A name that exists is CHANNEL_EXISTS.
+        """Creates a channel, which survives restarts of the server. A name that exists is CHANNEL_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateChannel(self, request, context):
-        """Changes limits of a channel in use. All of the changes or none.
+        """Changes limits of a channel, even while it is in use. All changes are applied or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,14 +127,14 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchChannels(self, request, context):
-        """Channels as they stand, at once and then at an interval, until the caller ends the stream.
+        """The current state of channels, immediately and then at an interval, until the caller ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PeekEvents(self, request, context):
-        """Shows events without taking them.
+        """Returns events without taking them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchComponents(self, request, context):
-        """The same as they stand, at once and then at an interval, until the caller ends the stream.
+        """The current state of components, immediately and then at an interval, until the caller ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,7 +223,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """What operators do with channels. Errors are those of ChannelService.
+    """Administration of channels. Errors are those of ChannelService.
     """
 
     @staticmethod

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class ChannelServiceStub(object):
-    """Transactional channels. Every call is safe to retry: a repeat of a call whose reply was lost has the effect of one.
+    """Transactional channels. Every call is safe to retry: repeating a call whose response was lost has the effect of one call.
 
-    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo where a
-    retry makes sense. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
+    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo if a
+    retry can succeed. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
     """
 
     def __init__(self, channel):
@@ -106,21 +106,21 @@ class ChannelServiceStub(object):
 
 
 class ChannelServiceServicer(object):
-    """Transactional channels. Every call is safe to retry: a repeat of a call whose reply was lost has the effect of one.
+    """Transactional channels. Every call is safe to retry: repeating a call whose response was lost has the effect of one call.
 
-    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo where a
-    retry makes sense. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
+    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo if a
+    retry can succeed. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
     """
 
     def BeginTxn(self, request, context):
-        """Opens a transaction on a channel. With the txn_id of an open transaction of the same channel: returns that one.
+        """Opens a transaction on a channel. With the txn_id of an open transaction of the same channel, returns that transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
-        """Adds events to a transaction. They are invisible to everybody until Commit.
+        """Adds events to a transaction. They are invisible to all readers until Commit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,28 +128,28 @@ class ChannelServiceServicer(object):
 
     def Take(self, request, context):
         """Takes events in a transaction, oldest first. They are invisible to others until Commit removes or Rollback returns
-        them. Answers as soon as there is any event, or with no batches when `wait` has passed.
+        them. Returns as soon as there is any event, or without batches after `wait`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Commits transactions of one channel, all or none. Waits up to the channel's keep-alive for room.
+        """Commits transactions of one channel, all or none. Waits up to the channel's keep-alive for free capacity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Ends a transaction without effect: puts are dropped, taken events return to their places.
+        """Rolls a transaction back: its puts are discarded, and its taken events return to their original positions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewTxn(self, request, context):
-        """Starts the transaction's lease anew. Every other call on the transaction does so too.
+        """Renews the transaction's lease. Every other call on the transaction renews it, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,44 +163,44 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AppendStream(self, request_iterator, context):
-        """Appends one after the other. One answer for each request, in their order; an error does not end the stream.
+        """Appends in sequence. Returns one response per request, in request order; an error does not end the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Consume(self, request_iterator, context):
-        """Delivers events as they come. An ack removes a delivery's events, a nack returns them, and so does the stream's end
-        for whatever was not acknowledged.
+        """Delivers events as they are committed. An ack removes the events of a delivery, and a nack returns them to the channel.
+        The end of the stream returns all deliveries that were not acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Claim(self, request, context):
-        """Gives one reader the exclusive right to a channel, as a log that it reads by sequence. With the reader_id of the
-        living claim: renews it.
+        """Gives one reader the exclusive right to a channel, which it reads as a log, by sequence. With the reader_id of the
+        active claim, renews that claim.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Reads a range of the claimed channel, as often as the reader likes, until the range is acknowledged.
+        """Reads a range of the claimed channel, any number of times, until the range is acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Removes the claimed channel's events up to a sequence. Repeating it is harmless.
+        """Removes the claimed channel's events up to a sequence. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends the reader's claim; what is not acknowledged stays where it is.
+        """Ends the reader's claim; events that were not acknowledged stay in the channel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -283,10 +283,10 @@ def add_ChannelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ChannelService(object):
-    """Transactional channels. Every call is safe to retry: a repeat of a call whose reply was lost has the effect of one.
+    """Transactional channels. Every call is safe to retry: repeating a call whose response was lost has the effect of one call.
 
-    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo where a
-    retry makes sense. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
+    Errors carry google.rpc.ErrorInfo with a stable `reason` and the domain `millrace`, and google.rpc.RetryInfo if a
+    retry can succeed. Identifiers (txn_id, producer_id, reader_id) have 1 to 128 printable ASCII characters.
     """
 
     @staticmethod
