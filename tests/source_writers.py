@@ -8,7 +8,7 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import Component, ComponentKind, EventOutcome
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor
-from millrace_server.agent.selectors.selector import SelectorConfig
+from millrace_server.agent.selectors import SelectorConfig
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.registry import ChannelRegistry

@@ -21,9 +21,9 @@ from pydantic.fields import FieldInfo
 from millrace.setting_problems import allowed_values, choices_of, shown_value
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
-from millrace_server.agent.selectors.config import AnySelectorConfig
+from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
-from millrace_server.agent.sink_groups.config import SinkGroupConfig
+from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import SinkConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.agent.sources.spooldir.config import AnyDone, AnyFormat

@@ -8,8 +8,8 @@ import uvloop
 
 from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind, ComponentState
-from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.sources.source import EmbeddedSources
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.configuration.settings import Settings
 from millrace_server.hosting.catalog import Catalog

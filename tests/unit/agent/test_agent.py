@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.agent import running
+from millrace_server.agent import runners
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.sinks.sink import SinkPlace
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
@@ -194,7 +194,7 @@ async def test_change_of_a_sink_that_does_not_end_starts_no_second_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sinks of one name would do the work twice; the log says what is wrong, and the next change tries again."""
-    monkeypatch.setattr(running, "CANCELLED_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(runners, "CANCELLED_SECONDS_MAX", 0.01)
     registry = registry_with("orders")
     stubborn = sink_of("orders", is_shut=True)
 

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from millrace.dead_letters import DEAD_LETTER_PREFIX
 from millrace_server.agent.components import Component
 from millrace_server.agent.dead_letters import DeadLetterBox, dead_letters
-from millrace_server.agent.notices import Notices
+from millrace_server.agent.rate_limited_log import Notices
 from millrace_server.channels import stamps
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import append

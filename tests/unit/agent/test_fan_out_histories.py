@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.selectors.load_balancing import LoadBalancingConfig
-from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
-from millrace_server.agent.selectors.replicating import ReplicatingConfig
-from millrace_server.agent.selectors.selector import Balancer, SelectorConfig
+from millrace_server.agent.selectors import (
+    Balancer,
+    LoadBalancingConfig,
+    MultiplexingConfig,
+    ReplicatingConfig,
+    SelectorConfig,
+)
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from millrace_server.agent.sink_groups.config import SinkGroupConfig
+from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import SinkConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.channels.config import (

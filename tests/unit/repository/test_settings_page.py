@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from millrace.setting_problems import choices_of, unwrapped
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
-from millrace_server.agent.selectors.config import AnySelectorConfig
+from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
 from millrace_server.flume_import.importing import import_agent

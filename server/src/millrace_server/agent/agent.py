@@ -12,14 +12,12 @@ from millrace_server.agent.batch_router import Routing
 from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
-from millrace_server.agent.embedded_sources import EmbeddedSources
-from millrace_server.agent.running import MadeSource, RunningSink, RunningSource
+from millrace_server.agent.runners import MadeSource, RunningSink, RunningSource
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
-from millrace_server.agent.sink_groups.config import SinkGroupConfig
-from millrace_server.agent.sink_groups.group import SinkGroup
-from millrace_server.agent.sink_groups.readers import GroupReader
+from millrace_server.agent.sink_group import GroupReader, SinkGroup
+from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import Sink, SinkPlace
-from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.source import EmbeddedSources, SourcePlace
 from millrace_server.channels.registry import ChannelRegistry
 
 _log = structlog.stdlib.get_logger(__name__)

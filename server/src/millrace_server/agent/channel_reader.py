@@ -7,7 +7,7 @@ from typing import NamedTuple
 from millrace_server.agent.components import Component
 from millrace_server.agent.dead_letters import DeadLetterBox, dead_letters
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.notices import Notices
+from millrace_server.agent.rate_limited_log import Notices
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel, TakeLimits

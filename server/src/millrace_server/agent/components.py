@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from millrace_server.agent.troubles import TroubleLog
+from millrace_server.agent.rate_limited_log import TroubleLog
 
 _log = structlog.stdlib.get_logger(__name__)
 

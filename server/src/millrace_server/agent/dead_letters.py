@@ -10,7 +10,7 @@ from millrace.columns import ColumnsError
 from millrace.dead_letters import DeadLetterField
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.notices import Notices
+from millrace_server.agent.rate_limited_log import Notices
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, EventTooLargeError, MillraceError, TxnCapacityError

@@ -4,12 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from millrace_server.agent.sinks.custom import CustomSinkConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
-from millrace_server.agent.sinks.null import NullSinkConfig
+from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.custom import CustomSourceConfig
 from millrace_server.agent.sources.embedded import EmbeddedSourceConfig
 from millrace_server.agent.sources.exec.config import ExecSourceConfig

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 
 from millrace.setting_problems import choices_of, fields_of, shown_path, shown_value, unwrapped
-from millrace_server.agent.channel_names import ChannelReference
+from millrace_server.agent.setting_types import ChannelReference
 from millrace_server.agent.sources.source import SourceConfig
 
 _SHOWN_NAMES_MAX = 10

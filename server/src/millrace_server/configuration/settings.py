@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
-from millrace_server.agent.sink_groups.config import SinkGroupConfig, group_problems
+from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from millrace_server.agent.selectors.multiplexing import MultiplexingConfig
+from millrace_server.agent.selectors import MultiplexingConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
 

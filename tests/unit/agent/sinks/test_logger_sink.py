@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import structlog
 
-from millrace_server.agent.sinks.custom import CustomSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSink, LoggerSinkConfig
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import CustomSinkConfig, SinkPlace
 from millrace_server.channels.batches import StoredBatch, Window
 from tests.channel_events import batch, stored_rows
 

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from millrace_server.agent.sources.read_ahead import ReadAhead
-from millrace_server.agent.work_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkThread
 from tests.agent_parts import until
 
 

@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.factories import FactoryPath, load_factory
 from millrace_server.agent.interceptors.interceptor import Interceptor, InterceptorConfig
+from millrace_server.agent.setting_types import FactoryPath, load_factory
 
 
 class CustomInterceptorConfig(InterceptorConfig):

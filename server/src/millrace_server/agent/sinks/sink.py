@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
+from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
 from millrace_server.channels.batches import StoredBatch
 
 
@@ -103,3 +103,35 @@ class BatchSink(ABC):
 
     async def close(self) -> None:  # noqa: B027 - most sinks have nothing to close
         """Gives back what it has opened."""
+
+
+class CustomSinkConfig(SinkConfig):
+    """A sink that is made by a factory of the user's."""
+
+    type: Literal["custom"]
+    """A user's own."""
+
+    factory: FactoryPath
+    """Called with the sink's place and `options`, returns the sink."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What the factory gets as keyword arguments."""
+
+    def make(self, place: SinkPlace) -> Sink:
+        sink: Sink = load_factory(self.factory)(place, **self.options)
+        return sink
+
+
+class NullSinkConfig(TakingSinkConfig):
+    """A sink that drops what it takes."""
+
+    type: Literal["null"]
+    """Drops all events."""
+
+    def make(self, _place: SinkPlace) -> Sink:
+        return _NullSink()
+
+
+class _NullSink(BatchSink):
+    async def write(self, batches: Sequence[StoredBatch]) -> None:
+        """Nothing is to be done."""

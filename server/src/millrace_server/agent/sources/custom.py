@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from millrace_server.agent.factories import FactoryPath, load_factory
+from millrace_server.agent.setting_types import FactoryPath, load_factory
 from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
 
 

@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import field_validator
 
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.embedded_sources import EmbeddedSources
-from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.sources.source import EmbeddedSources, Source, SourceConfig, SourcePlace
 from millrace_server.agent.supervision import ComponentFailedError
 
 

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.rate_limited_log import TroubleLog
 from millrace_server.agent.sources.http_bodies import BodyReader, Hold, InflightBytes
 from millrace_server.agent.sources.http_config import HttpSourceConfig
 from millrace_server.agent.sources.http_events import Event, read_events
 from millrace_server.agent.sources.http_keys import Content, RequestKeys, RequestName
 from millrace_server.agent.sources.http_refusals import RETRY_SECONDS, HttpRefusalError, come_again
 from millrace_server.agent.sources.listening import address_of, open_source_socket
-from millrace_server.agent.troubles import TroubleLog
 from millrace_server.errors import (
     BadArgumentError,
     EventTooLargeError,

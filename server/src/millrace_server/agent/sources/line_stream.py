@@ -13,7 +13,7 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from millrace_server.agent.work_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _BATCH_BYTES = 4 << 20

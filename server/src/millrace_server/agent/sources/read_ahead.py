@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from millrace_server.agent.work_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkThread
 
 PortionT = TypeVar("PortionT")
 

@@ -1,18 +1,38 @@
-"""What every source is."""
+"""Where a program hands its events to the sources of type `embedded`."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.channel_names import KnownChannelName
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.embedded_sources import EmbeddedSources
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
-from millrace_server.agent.selectors.config import AnySelectorConfig
-from millrace_server.agent.selectors.replicating import ReplicatingConfig
+from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
+from millrace_server.agent.setting_types import KnownChannelName
+
+
+class EmbeddedSources:
+    """The writers of embedded sources, by the source's name, while they are at work."""
+
+    def __init__(self) -> None:
+        self._writers: dict[str, ChannelWriter] = {}
+
+    @contextmanager
+    def open_for(self, name: str, writer: ChannelWriter) -> Iterator[None]:
+        """Inside, a program finds the writer."""
+        self._writers[name] = writer
+        try:
+            yield
+        finally:
+            del self._writers[name]
+
+    def find(self, name: str) -> ChannelWriter | None:
+        """The writer of a source; None while the source is not at work."""
+        return self._writers.get(name)
 
 
 class SourcePlace(NamedTuple):

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace_server.agent.sinks.files import open_files
-from millrace_server.agent.sinks.files.chunks import EventChunk, chunks_of
-from millrace_server.agent.sinks.files.formats.text import TextWriter
-from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
-from millrace_server.agent.sinks.files.partitions import Rows
+from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chunks_of
+from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits, SequenceRanges
+from millrace_server.agent.sinks.files.writers import TextWriter
 from tests.files_sink import raw_of, rows_of
 
 LIMITS = RollLimits(file_bytes=100, event_count=10, open_seconds=60.0, idle_seconds=20.0, open_files_max=2)
@@ -113,3 +114,29 @@ def test_discard_of_all_leaves_nothing(files: OpenFiles, tmp_path: Path) -> None
     files.discard()
     assert list(tmp_path.iterdir()) == []
     assert list(files) == []
+
+
+def test_add_of_neighbours_makes_one_range() -> None:
+    """A file that has a whole stretch of a channel costs one range, however it came."""
+    ranges = SequenceRanges()
+    ranges.add(1, range(10))
+    ranges.add(11, range(5))
+    ranges.add(16, [0, 1, 4])
+    assert list(ranges) == [(1, 17), (20, 20)]
+    assert (ranges.first, ranges.last) == (1, 20)
+
+
+def test_add_of_lower_sequences_keeps_them_apart() -> None:
+    """What another reader has given back comes late, and is told as it is."""
+    ranges = SequenceRanges()
+    ranges.add(100, range(2))
+    ranges.add(7, range(2))
+    assert (ranges.first, ranges.last) == (7, 101)
+
+
+@given(st.sets(st.integers(0, 50), min_size=1))
+def test_add_of_any_rows_holds_exactly_these(rows: set[int]) -> None:
+    """The ranges cover what was added and nothing else."""
+    ranges = SequenceRanges()
+    ranges.add(1_000, sorted(rows))
+    assert {number for first, last in ranges for number in range(first, last + 1)} == {1_000 + row for row in rows}

@@ -11,8 +11,7 @@ import fsspec
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from millrace_server.agent.sinks.files.targets.local import LocalTarget
-from millrace_server.agent.sinks.files.targets.remote import FileSystem, RemoteTarget, open_file_system
+from millrace_server.agent.sinks.files.targets import FileSystem, LocalTarget, RemoteTarget, open_file_system
 from tests.fake_s3 import FakeS3, fake_s3
 
 ROOT = "memory://bucket/logs"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.agent.backoff import Backoff
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.exec.command import Job, RunningCommand
 from millrace_server.agent.sources.exec.complaints import ComplaintLog
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
+from millrace_server.agent.supervision import Backoff
 from tests.agent_parts import registry_with, until
 from tests.process_figures import is_running
 from tests.sources_at_work import at_work, bodies_in, take
@@ -66,7 +66,7 @@ async def test_run_of_a_command_that_ends_again_and_again_says_so_once(
     tmp_path: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never worked, so the log has nothing new to tell."""
-    monkeypatch.setattr("millrace_server.agent.running.Backoff", lambda: Backoff(0.01, 0.01))
+    monkeypatch.setattr("millrace_server.agent.runners.Backoff", lambda: Backoff(0.01, 0.01))
     async with at_work(shell("exit 1", restart="always"), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.failure_count >= 5)
         assert component.state is ComponentState.BACKING_OFF

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from millrace.columns import ColumnsCutter, columns_from_events
 from millrace.v1 import event_pb2
@@ -14,6 +14,21 @@ SMALL_COUNT = 64
 
 _CONSTANT_BYTES_MAX = 16 << 20
 """A header that all events have stands in each of them, once they are in a file; a chunk has at most so much of it."""
+
+
+ItemT = TypeVar("ItemT")
+
+Rows: TypeAlias = Sequence[int]
+"""Events of a chunk by their indexes, ascending; a range where they are neighbours."""
+
+
+def chosen(items: Sequence[ItemT], rows: Rows) -> Sequence[ItemT]:
+    """Those of a chunk's items that belong to the events at these indexes."""
+    if len(rows) == len(items):
+        return items
+    if isinstance(rows, range):
+        return items[rows.start : rows.stop]
+    return [items[row] for row in rows]
 
 
 class EventChunk:

@@ -9,18 +9,13 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sinks.files.event_times import TimeRule, zone_named
-from millrace_server.agent.sinks.files.formats.text import JsonWriter, TextWriter
-from millrace_server.agent.sinks.files.formats.writer import Compression, EventWriter
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
-from millrace_server.agent.sinks.files.partitions import Partitioner, PathRules
-from millrace_server.agent.sinks.files.path_template import PathTemplate
+from millrace_server.agent.sinks.files.paths import Partitioner, PathRules, PathTemplate, TimeRule, zone_named
 from millrace_server.agent.sinks.files.sink import FilesSink, SinkTraits
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
 from millrace_server.agent.sinks.files.store import EventFiles, FileNames
-from millrace_server.agent.sinks.files.targets.local import LocalTarget
-from millrace_server.agent.sinks.files.targets.remote import RemoteTarget, open_file_system
-from millrace_server.agent.sinks.files.targets.target import FileTarget
+from millrace_server.agent.sinks.files.targets import FileTarget, LocalTarget, RemoteTarget, open_file_system
+from millrace_server.agent.sinks.files.writers import Compression, EventWriter, JsonWriter, TextWriter
 from millrace_server.agent.sinks.sink import Sink, SinkPlace, TakingSinkConfig
 
 _KIB = 1 << 10
@@ -194,11 +189,11 @@ class FilesSinkConfig(TakingSinkConfig):
             case "json":
                 return partial(JsonWriter, compression=self.compression, is_body_text=is_body_text)
             case "avro":
-                from millrace_server.agent.sinks.files.formats.avro import AvroWriter
+                from millrace_server.agent.sinks.files.avro_writer import AvroWriter
 
                 return partial(AvroWriter, compression=self.compression, is_body_text=is_body_text)
             case "parquet":
-                from millrace_server.agent.sinks.files.formats.parquet import ParquetWriter
+                from millrace_server.agent.sinks.files.parquet_writer import ParquetWriter
 
                 return partial(ParquetWriter, compression=self.compression, is_body_text=is_body_text)
 

@@ -1,16 +1,115 @@
-"""The life of a sink of type `files`: from its reader to settled deliveries."""
+"""Deliveries that a sink holds until the files with their events are finished."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from millrace_server.agent.channel_reader import ChannelReader, Delivery
+from millrace_server.agent.channel_reader import ChannelReader, Delivery, UnsettledLimits
 from millrace_server.agent.sinks.files.store import EventFiles, Progress
-from millrace_server.agent.sinks.files.unsettled import UnsettledDeliveries
-from millrace_server.agent.sinks.files.worker import FileWorker, ResultT
 from millrace_server.agent.supervision import ComponentError
+from millrace_server.agent.worker_thread import WorkThread
 from millrace_server.errors import MillraceError
+
+
+class UnsettledDeliveries:
+    """What is held, by numbers that count from 1 in the order in which it came.
+
+    Args:
+        join_events_max: Small deliveries that follow each other are joined as long as they have no more events.
+
+    Attributes:
+        end_sequence: One past the highest sequence that was ever added.
+    """
+
+    def __init__(self, join_events_max: int) -> None:
+        self._join_events_max = join_events_max
+        self._deliveries: dict[int, Delivery] = {}
+        self._next_number = 1
+        self._event_count = 0
+        self._body_bytes = 0
+        self.end_sequence = 0
+
+    def __len__(self) -> int:
+        """Deliveries that are held."""
+        return len(self._deliveries)
+
+    @property
+    def oldest(self) -> int:
+        """The number of the delivery that is held for longest."""
+        return next(iter(self._deliveries))
+
+    def add(self, delivery: Delivery) -> int:
+        """Holds a delivery, as a part of the one before it where both are small; returns its number."""
+        self._event_count += delivery.count
+        self._body_bytes += delivery.body_bytes
+        self.end_sequence = max(self.end_sequence, delivery.batches[-1].end_sequence)
+        if self._deliveries:
+            number, last = next(reversed(self._deliveries.items()))
+            if last.count + delivery.count <= self._join_events_max and last.channel_id == delivery.channel_id:
+                last.join(delivery)
+                return number
+        number = self._next_number
+        self._next_number += 1
+        self._deliveries[number] = delivery
+        return number
+
+    def remove(self, numbers: Iterable[int]) -> list[Delivery]:
+        """Holds deliveries no more; returns them."""
+        removed = [self._deliveries.pop(number) for number in numbers]
+        self._event_count -= sum(delivery.count for delivery in removed)
+        self._body_bytes -= sum(delivery.body_bytes for delivery in removed)
+        return removed
+
+    def exceeds(self, holdable: UnsettledLimits) -> bool:
+        """Whether more is held than may be."""
+        return (
+            self._event_count > holdable.event_count
+            or self._body_bytes > holdable.body_bytes
+            or len(self._deliveries) > holdable.delivery_count
+        )
+
+    @property
+    def low_sequence(self) -> int:
+        """Below it nothing is held."""
+        return min((delivery.first_sequence for delivery in self._deliveries.values()), default=self.end_sequence)
+
+
+ResultT = TypeVar("ResultT")
+
+
+class FileWorker:
+    """Does one job after the other on a thread of its own, and waits for none too long.
+
+    Args:
+        name: The thread's name.
+        stall_seconds: A job that takes longer is not waited for.
+        stalled: Says what does not answer, for the component's state.
+    """
+
+    def __init__(self, name: str, stall_seconds: float, stalled: str) -> None:
+        self._stall_seconds = stall_seconds
+        self._stalled = stalled
+        self._thread = WorkThread(name)
+
+    async def do(self, job: Callable[[], ResultT]) -> ResultT:
+        """Does a job; returns what it returns, or raises what it raises.
+
+        Raises:
+            ComponentError: It takes too long. It goes on nevertheless, and what was asked for next waits for its end.
+        """
+        done = self._thread.do(job)
+        await asyncio.wait({done}, timeout=self._stall_seconds)
+        if not done.done():
+            raise ComponentError(self._stalled)
+        return done.result()
+
+    async def close(self, last: Callable[[], None], timeout_seconds: float) -> None:
+        """Does a last job, after that which it is at; waits for it, but not too long."""
+        done = self._thread.do(last)
+        self._thread.end()
+        await asyncio.wait({done}, timeout=timeout_seconds)
+
 
 ROOM_CHECK_SECONDS = 1.0
 """How often a sink that waits for more events looks whether others wait for the room that it holds."""

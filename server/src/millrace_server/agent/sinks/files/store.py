@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millrace.wire_format import Buffer
-from millrace_server.agent.sinks.files.chunks import EventChunk, chunks_of
+from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chunks_of
 from millrace_server.agent.sinks.files.open_files import OpenFile, OpenFiles
-from millrace_server.agent.sinks.files.partitions import Partitioner, Rows
-from millrace_server.agent.sinks.files.receipts import FileReceipt, ReceiptBook
-from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
-from millrace_server.agent.sinks.files.targets.target import FileTarget
+from millrace_server.agent.sinks.files.paths import Partitioner
+from millrace_server.agent.sinks.files.sink_directory import FileReceipt, ReceiptBook, SinkDirectory
+from millrace_server.agent.sinks.files.targets import FileTarget
 from millrace_server.channels.stamps import IntervalSet
 
 _CHANNEL_ID_LENGTH = 12

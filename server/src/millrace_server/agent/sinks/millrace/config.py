@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.channel_names import ChannelName
+from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
 from millrace_server.network.addresses import Address
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from millrace_server.agent.line_allowance import LineAllowance
+from millrace_server.agent.rate_limited_log import LineAllowance
 from millrace_server.agent.sources.exec.pipes import PipeReader
 
 LINES_AT_ONCE = 20

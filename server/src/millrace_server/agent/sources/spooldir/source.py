@@ -21,7 +21,7 @@ from millrace_server.agent.sources.spooldir.looking import FILES_MAX, Found, Loo
 from millrace_server.agent.sources.spooldir.pieces import Piece, PieceLimits, open_pieces
 from millrace_server.agent.sources.spooldir.stored import StoredRanges
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.agent.work_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _ATTEMPTS_MAX = 3

@@ -10,7 +10,7 @@ from millrace_server.agent.sources.taildir.file_scheduler import FileScheduler, 
 from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges
 from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
-from millrace_server.agent.work_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
 
 _ANSWER_SECONDS_MAX = 60.0

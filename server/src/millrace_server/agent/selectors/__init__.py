@@ -1,1 +1,0 @@
-"""Channel selectors: which of a source's channels an event goes to."""

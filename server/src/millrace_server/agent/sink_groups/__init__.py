@@ -1,1 +1,0 @@
-"""Sink groups: several sinks that empty one channel together."""

@@ -1,1 +1,0 @@
-"""How events are written into one file, for each format."""

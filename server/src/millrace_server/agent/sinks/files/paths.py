@@ -1,0 +1,290 @@
+"""When an event happened, as far as the path of its file is concerned."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
+
+from millrace.setting_problems import shown_value
+from millrace_server.agent.sinks.files.chunks import EventChunk, Rows
+
+_DAY_SECONDS = 86_400
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def read_time(text: str) -> int | None:
+    """The time that a header tells, in whole seconds since 1970; None where it tells none that a calendar has.
+
+    Args:
+        text: Milliseconds since 1970, or a date and time as ISO 8601 writes them. Without an offset they are UTC.
+    """
+    try:
+        seconds = int(text) // 1_000 if text.isdecimal() else _seconds_of(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+    return seconds if _SECONDS_MIN <= seconds <= _SECONDS_MAX else None
+
+
+def _seconds_of(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(seconds=1)
+
+
+# A day less at both ends than Python's calendar has, for the zones in which they are shown.
+_SECONDS_MIN = _seconds_of(datetime.min.replace(tzinfo=UTC)) + _DAY_SECONDS
+_SECONDS_MAX = _seconds_of(datetime.max.replace(tzinfo=UTC)) - _DAY_SECONDS
+
+
+def zone_named(name: str) -> tzinfo:
+    """A time zone; UTC is there even on machines that know of no other.
+
+    Raises:
+        KeyError, OSError, ValueError: There is none of that name.
+    """
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
+class TimeRule(NamedTuple):
+    """How a time is written in a path."""
+
+    zone: tzinfo
+    """Whose clocks it is shown by."""
+    round_seconds: int
+    """It is rounded down to a multiple of this, counted from midnight of its day."""
+
+    def show(self, seconds: int, strftime_format: str) -> str:
+        """A time of the calendar, in whole seconds since 1970, as text."""
+        moment = (_EPOCH + timedelta(seconds=seconds)).astimezone(self.zone)
+        # By the clock on the wall, so that quarters of an hour are where that clock has them, in every zone.
+        passed = moment.hour * 3_600 + moment.minute * 60 + moment.second
+        rest = passed % min(self.round_seconds, _DAY_SECONDS)
+        return (moment.replace(tzinfo=None, microsecond=0) - timedelta(seconds=rest)).strftime(strftime_format)
+
+
+VALUE_BYTES_MAX = 100
+"""A header's value in a path is cut to so many bytes of UTF-8."""
+
+_COMPONENT_BYTES_MAX = 255
+"""What file systems take as one name of a path."""
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{(?P<kind>header|time):(?P<what>[^{}]+)\}|[{}]")
+_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://")
+_TIME_LETTERS = "YymdjHIMSpGVuwUWaAbB%"
+_TIME_DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
+
+
+class HeaderPlace(NamedTuple):
+    """Where a header's value stands."""
+
+    key: str
+
+
+class TimePlace(NamedTuple):
+    """Where a time stands."""
+
+    strftime_format: str
+
+
+Part: TypeAlias = str | HeaderPlace | TimePlace
+
+
+class PathTemplate(NamedTuple):
+    """A path with places in it."""
+
+    scheme: str
+    """Of an address, as `s3`; empty for a path of this machine."""
+    parts: Sequence[Part]
+    """What stands in it, one behind the other; the scheme is a part of the first."""
+
+    @classmethod
+    def parse(cls, text: str) -> "PathTemplate":
+        """Reads a template; `{{` and `}}` stand for braces.
+
+        Raises:
+            ValueError: It is none; a sentence for the configuration's problems.
+        """
+        match = _SCHEME.match(text)
+        scheme = match["scheme"] if match and match["scheme"] != "file" else ""
+        parts = list(_parts(text, text.removeprefix("file://")))
+        _check_components(text, parts)
+        template = cls(scheme, parts)
+        if scheme and len(template.root) <= len(f"{scheme}://"):
+            raise ValueError(f"is {shown_value(text)}; a directory's name must come before the first brace")
+        return template
+
+    @property
+    def root(self) -> str:
+        """The directory that all paths have in common: what stands before the first place."""
+        first = self.parts[0]
+        if not isinstance(first, str):
+            return "."
+        directory = first if len(self.parts) == 1 else first[: first.rfind("/") + 1]
+        return directory.rstrip("/") or ("/" if directory else ".")
+
+    @property
+    def header_keys(self) -> list[str]:
+        """The headers that stand in it, each once."""
+        return list(dict.fromkeys(part.key for part in self.parts if isinstance(part, HeaderPlace)))
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a time stands in it."""
+        return any(isinstance(part, TimePlace) for part in self.parts)
+
+    def fill(self, headers: dict[str, str | None], seconds: int | None, rule: TimeRule, missing: str) -> str:
+        """The path for events that have these headers and this time.
+
+        Args:
+            headers: The value of each of `header_keys`.
+            seconds: The time in seconds since 1970.
+            rule: How it is written.
+            missing: What stands for a header or a time that there is not.
+        """
+
+        def show(part: Part) -> str:
+            match part:
+                case HeaderPlace(key):
+                    return safe_value(headers[key] or "") or missing
+                case TimePlace(strftime_format):
+                    return (None if seconds is None else rule.show(seconds, strftime_format)) or missing
+                case literal:
+                    return literal
+
+        return "".join(map(show, self.parts))
+
+
+def safe_value(value: str) -> str:
+    """A header's value as a part of a name: within one directory, visible, and not too long."""
+    safe = "".join(letter if letter.isprintable() and letter not in "/\\" else "_" for letter in value)
+    if safe.startswith((".", "_")):
+        # Readers such as Spark pass over what begins so; and "." and ".." are no names at all.
+        safe = "-" + safe[1:]
+    return safe.encode(errors="replace")[:VALUE_BYTES_MAX].decode(errors="ignore")
+
+
+def _parts(text: str, path: str) -> "list[Part]":
+    parts: list[Part] = []
+    end = 0
+
+    def add(literal: str) -> None:
+        if parts and isinstance(last := parts[-1], str):
+            parts[-1] = last + literal
+        elif literal:
+            parts.append(literal)
+
+    for token in _TOKEN.finditer(path):
+        add(path[end : token.start()])
+        end = token.end()
+        match token["kind"]:
+            case "header":
+                parts.append(HeaderPlace(token["what"]))
+            case "time":
+                parts.append(_time_place(text, token["what"]))
+            case _ if token[0] in {"{{", "}}"}:
+                add(token[0][0])
+            case _:
+                raise ValueError(
+                    f"is {shown_value(text)}; a brace must begin {{header:NAME}} or {{time:FORMAT}}, or come twice"
+                )
+    add(path[end:])
+    if not parts or "\0" in text:
+        raise ValueError(f"is {shown_value(text)}; it must be a directory's path")
+    return parts
+
+
+def _time_place(text: str, strftime_format: str) -> TimePlace:
+    for letter in _TIME_DIRECTIVE.findall(strftime_format):
+        if not letter or letter not in _TIME_LETTERS:
+            allowed = " ".join(f"%{known}" for known in _TIME_LETTERS)
+            raise ValueError(f"is {shown_value(text)}; %{letter} is not a part of a time, those are {allowed}")
+    return TimePlace(strftime_format)
+
+
+def _check_components(text: str, parts: Sequence[Part]) -> None:
+    """Makes sure that no event can make a path of which one name is longer than a file system takes."""
+    longest = "".join(part if isinstance(part, str) else "v" * VALUE_BYTES_MAX for part in parts)
+    for component in longest.split("/"):
+        if component == "..":
+            raise ValueError(f'is {shown_value(text)}; ".." must not be a part of it')
+        if len(component.encode()) > _COMPONENT_BYTES_MAX:
+            raise ValueError(
+                f"is {shown_value(text)}; a name in it could have {len(component.encode())} bytes, since a place takes "
+                f"up to {VALUE_BYTES_MAX}, and at most {_COMPONENT_BYTES_MAX} are allowed"
+            )
+
+
+PATHS_REMEMBERED_MAX = 10_000
+"""Paths that need not be made anew for the next event with the same headers and time."""
+
+
+class PathRules(NamedTuple):
+    """How an event's path is made."""
+
+    template: PathTemplate
+    """The path."""
+    times: TimeRule
+    """How times are written in it."""
+    time_header: str
+    """The header that tells an event's time."""
+    missing: str
+    """What stands for a header, or a time, that an event does not have."""
+    is_clock_used: bool
+    """Take the clock's time for an event that has none of its own."""
+
+
+class Partitioner:
+    """Sorts events by the directories that their paths lead to.
+
+    Args:
+        rules: How the paths are made.
+        clock: The time in seconds since 1970.
+    """
+
+    def __init__(self, rules: PathRules, clock: Callable[[], float] = time.time) -> None:
+        self._rules = rules
+        self._keys = rules.template.header_keys
+        self._clock = clock
+        self._path_of = lru_cache(PATHS_REMEMBERED_MAX)(self._make_path)
+
+    def split(self, chunk: EventChunk) -> dict[str, Rows]:
+        """For each directory the events that go to it."""
+        constants = [value for key in self._keys if not isinstance(value := chunk.headers.get(key), list)]
+        seconds = self._seconds(chunk)
+        if not isinstance(seconds, list) and len(constants) == len(self._keys):
+            return {self._path_of(seconds, *constants): range(chunk.count)}
+        columns = [chunk.header_values(key) for key in self._keys]
+        times = seconds if isinstance(seconds, list) else [seconds] * chunk.count
+        # By headers and times first, since many events have the same and a path costs more than a comparison.
+        rows_by_values: dict[tuple[Any, ...], list[int]] = {}
+        for row, values in enumerate(zip(times, *columns, strict=True)):
+            rows_by_values.setdefault(values, []).append(row)
+        rows_by_path: dict[str, list[int]] = {}
+        for (moment, *others), rows in rows_by_values.items():
+            rows_by_path.setdefault(self._path_of(moment, *others), []).extend(rows)
+        if len(rows_by_path) == 1:
+            return dict.fromkeys(rows_by_path, range(chunk.count))
+        if len(rows_by_path) < len(rows_by_values):
+            for rows in rows_by_path.values():
+                rows.sort()
+        return dict(rows_by_path)
+
+    def _seconds(self, chunk: EventChunk) -> "int | list[int | None] | None":
+        """The time of all events where they have the same, else of each."""
+        if not self._rules.template.has_time:
+            return None
+        now = int(self._clock()) if self._rules.is_clock_used else None
+        told = chunk.headers.get(self._rules.time_header)
+        if isinstance(told, list):
+            return [now if text is None or (seconds := read_time(text)) is None else seconds for text in told]
+        if told is None or (seconds := read_time(told)) is None:
+            return now
+        return seconds
+
+    def _make_path(self, seconds: int | None, *values: str | None) -> str:
+        rules = self._rules
+        headers = dict(zip(self._keys, values, strict=True))
+        return rules.template.fill(headers, seconds, rules.times, rules.missing)

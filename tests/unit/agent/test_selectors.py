@@ -1,0 +1,183 @@
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from millrace_server.agent.events import EventTable
+from millrace_server.agent.selectors import (
+    AnySelectorConfig,
+    Balancer,
+    Choice,
+    LeastFull,
+    RandomPick,
+    RoundRobin,
+    SelectorConfig,
+)
+from tests.channel_events import append, open_channel
+from tests.source_writers import table_of
+
+NAMES = ("a", "b", "c")
+MULTIPLEXING = {
+    "type": "multiplexing",
+    "header": "kind",
+    "mapping": {"x": ["a"], "y": ["b", "c"], "": ["c"]},
+    "default": ["b"],
+}
+
+
+def config_of(**table: Any) -> SelectorConfig:
+    config: SelectorConfig = TypeAdapter(AnySelectorConfig).validate_python(table)
+    return config
+
+
+def chosen(table: EventTable, **config: Any) -> dict[str, list[bytes]]:
+    """For each channel the bodies that a selector sends there."""
+    selector = config_of(**config).make(NAMES)
+    assert not isinstance(selector, Balancer)
+    return bodies_by_channel(table, selector.select(table))
+
+
+def bodies_by_channel(table: EventTable, choices: Mapping[str, Choice]) -> dict[str, list[bytes]]:
+    bodies = {}
+    for name, choice in choices.items():
+        goes = [choice] * table.count if isinstance(choice, bool) else choice
+        assert len(goes) == table.count
+        if any(goes):
+            bodies[name] = [body for body, is_mine in zip(table.bodies, goes, strict=True) if is_mine]
+    return bodies
+
+
+def test_replicating_sends_every_event_to_every_channel() -> None:
+    """Optional channels too."""
+    everywhere = {name: [b"1", b"2"] for name in NAMES}
+    assert chosen(table_of(b"1", b"2"), type="replicating") == everywhere
+    assert chosen(table_of(b"1", b"2"), type="replicating", optional=["c"]) == everywhere
+    assert config_of(type="replicating", optional=["c"]).optional_channels == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["x", "y", "z", None, ""], {"a": [b"0"], "b": [b"1", b"2", b"3"], "c": [b"1", b"4"]}),
+        (["X", " x", "x ", "xx", "x"], {"a": [b"4"], "b": [b"0", b"1", b"2", b"3"]}),
+        (["y"] * 5, {name: [b"0", b"1", b"2", b"3", b"4"] for name in "bc"}),
+        ([None] * 5, {"b": [b"0", b"1", b"2", b"3", b"4"]}),
+        ("y", {name: [b"0", b"1", b"2", b"3", b"4"] for name in "bc"}),
+        ("z", {"b": [b"0", b"1", b"2", b"3", b"4"]}),
+    ],
+)
+def test_multiplexing_sends_events_where_their_value_says(kinds: Any, expected: dict[str, list[bytes]]) -> None:
+    """Values are compared letter by letter; whoever has none, or another one, goes the default way."""
+    assert chosen(table_of(b"0", b"1", b"2", b"3", b"4", kind=kinds), **MULTIPLEXING) == expected
+
+
+def test_multiplexing_of_events_without_the_header_sends_them_the_default_way() -> None:
+    """None of the batch need have it."""
+    assert chosen(table_of(b"1"), **MULTIPLEXING) == {"b": [b"1"]}
+
+
+@pytest.mark.parametrize("kinds", ["z", ["z", "z"], [None, "x"]])
+def test_multiplexing_without_default_sends_the_others_nowhere(kinds: Any) -> None:
+    """The writer counts them."""
+    sent = chosen(table_of(b"1", b"2", kind=kinds), **{**MULTIPLEXING, "default": []})
+    assert sent == ({"a": [b"2"]} if "x" in kinds else {})
+
+
+def test_multiplexing_sends_optional_copies_besides() -> None:
+    """A value may have optional channels only; it goes the default way as well."""
+    config = {**MULTIPLEXING, "mapping": {"x": ["a"]}, "optional": {"x": ["c"], "z": ["c"]}}
+    sent = chosen(table_of(b"1", b"2", b"3", kind=["x", "y", "z"]), **config)
+    assert sent == {"a": [b"1"], "b": [b"2", b"3"], "c": [b"1", b"3"]}
+    made = config_of(**config)
+    assert made.optional_channels == {"c"}
+    assert made.required_channels == {"a", "b"}
+
+
+def test_key_hash_sends_events_of_one_key_to_one_channel() -> None:
+    """In whatever batch, with whatever others they come; the keys are spread over all channels."""
+    config = {"type": "load_balancing", "policy": "key_hash", "header": "user"}
+    seen: dict[str, set[str]] = {}
+    for batch in range(20):
+        users = [f"user-{(batch * 7 + index) % 30}" for index in range(1 + batch % 5)]
+        table = EventTable([user.encode() for user in users], {"user": users})
+        for name, bodies in chosen(table, **config).items():
+            for body in bodies:
+                seen.setdefault(body.decode(), set()).add(name)
+    assert {len(names) for names in seen.values()} == {1}
+    spread = Counter(name for names in seen.values() for name in names)
+    assert set(spread) == set(NAMES)
+
+
+def test_key_hash_of_one_value_for_all_is_that_of_each() -> None:
+    """How a header is kept changes nothing."""
+    config = {"type": "load_balancing", "policy": "key_hash", "header": "user"}
+    for user in ("alice", "bob", "größe", "\udc80"):
+        constant = chosen(EventTable([b"1", b"2"], {"user": user}), **config)
+        assert constant == chosen(EventTable([b"1", b"2"], {"user": [user, user]}), **config)
+
+
+def test_key_hash_without_the_header_takes_the_body() -> None:
+    """An event without a key is not lost, and goes the same way each time."""
+    by_body = {"type": "load_balancing", "policy": "key_hash"}
+    bodies = [b"%d" % number for number in range(50)]
+    expected = chosen(EventTable(bodies), **by_body)
+    assert chosen(EventTable(bodies), **by_body, header="user") == expected
+    assert chosen(EventTable(bodies, {"user": [None] * 50}), **by_body, header="user") == expected
+    assert set(expected) == set(NAMES)
+    assert sorted(body for mine in expected.values() for body in mine) == sorted(bodies)
+
+
+async def test_round_robin_goes_to_whoever_waits_longest() -> None:
+    """Whoever is no candidate for a while gets its turn when it is one again."""
+    a, b, c = (open_channel(name) for name in NAMES)
+    balancer = RoundRobin()
+    picks = [balancer.pick(candidates).name for candidates in ([a, b, c], [a, c], [a, b, c], [a, b, c], [a, b, c])]
+    assert picks == ["a", "c", "b", "a", "c"]
+
+
+async def test_random_pick_takes_each_now_and_then() -> None:
+    """No channel is left out."""
+    channels = [open_channel(name) for name in NAMES]
+    balancer = RandomPick()
+    spread = Counter(balancer.pick(channels).name for _ in range(600))
+    assert min(spread[name] for name in NAMES) > 100
+
+
+async def test_least_full_compares_shares_of_the_capacity() -> None:
+    """Both of events and of bytes: the one that is nearer to its limit counts."""
+    small, large = open_channel("a", capacity=4), open_channel("b", capacity=100)
+    tight = open_channel("c", capacity=100, body_bytes_max=10)
+    balancer = LeastFull()
+    assert balancer.pick([small, large, tight]) is small
+    await append(small, b"1")
+    assert balancer.pick([small, large, tight]) is large
+    await append(large, *[b"x"] * 24)
+    assert balancer.pick([small, large]) is large
+    await append(tight, bytes(5))
+    await append(large, *[b"x"] * 3)
+    assert balancer.pick([small, large, tight]) is small
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "must return a mapping, not NoneType"),
+        ({"z": True}, "named \\['z'\\], which are no channels"),
+        ({"a": [True]}, "gave 1 choices for channel 'a', not 2"),
+    ],
+)
+def test_own_selector_that_answers_nonsense_is_told_so(answer: object, said: str) -> None:
+    """What cannot be followed is an error, never a loss."""
+    selector = config_of(type="custom", factory="tests.own_steps:Answers", options={"answer": answer}).make(NAMES)
+    assert not isinstance(selector, Balancer)
+    with pytest.raises((TypeError, ValueError), match=said):
+        selector.select(table_of(b"1", b"2"))
+
+
+def test_own_selector_gets_the_channels_and_its_options() -> None:
+    """The factory is called with both; what it makes is asked for each batch."""
+    table = table_of(b"a1", b"", b"b1")
+    sent = chosen(table, type="custom", factory="tests.own_steps:FirstLetter", options={"lost": "c"})
+    assert sent == {"a": [b"a1"], "b": [b"b1"], "c": [b""]}

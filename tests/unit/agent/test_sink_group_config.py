@@ -1,0 +1,68 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
+from millrace_server.configuration.settings import SettingsError, check_settings
+
+SINKS = {name: {"type": "null", "channel": "others" if name == "c" else "orders"} for name in "abc"}
+KNOWN = '"a", "b", "c"'
+SAME = 'all sinks of a group must empty the same, here "orders"'
+
+
+def group_of(*sinks: str) -> SinkGroupConfig:
+    return SinkGroupConfig(sinks=list(sinks))
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [([], "at least 2 items"), (["a"], "at least 2 items"), (["a", "b", "a"], 'has "a" twice'), (["a", "B"], "match")],
+)
+def test_config_of_a_group_that_is_none_is_refused(sinks: list[str], words: str) -> None:
+    """It has two sinks or more, each once."""
+    with pytest.raises(ValidationError, match=words):
+        SinkGroupConfig(sinks=sinks)
+
+
+def test_config_without_a_policy_fails_over() -> None:
+    """In the order of the list; nothing else has to be said."""
+    assert group_of("b", "a") == SinkGroupConfig(sinks=["b", "a"], policy="failover", backoff_seconds_max=30.0)
+
+
+def problems_of(**groups: Any) -> list[str]:
+    tables = {"channels": {"orders": {"type": "memory"}, "others": {"type": "memory"}}, "sinks": SINKS}
+    try:
+        check_settings({**tables, "sink_groups": groups}, "test")
+    except SettingsError as error:
+        return error.problems
+    return []
+
+
+def test_settings_with_good_groups_have_them() -> None:
+    """All sinks are there, each in one group at most, and those of a group empty one channel."""
+    assert problems_of(all={"sinks": ["b", "a"], "policy": "load_balancing"}) == []
+
+
+def test_settings_with_bad_groups_tell_all_that_is_wrong_with_them() -> None:
+    """Which group and which of its sinks, what was named, and what may be."""
+    assert problems_of(one={"sinks": ["a", "nobody", "c"]}, two={"sinks": ["b", "a"], "policy": "none"}) == [
+        'sink_groups.two.policy: is "none"; it must be "failover" or "load_balancing"',
+        f'sink_groups.one.sinks[1]: is "nobody"; it must be a sink of the configuration, of which there are: {KNOWN}',
+        f'sink_groups.one.sinks[2]: is "c", which empties channel "others"; {SAME}',
+        'sink_groups.two.sinks[1]: is "a", which is in group "one" already; a sink is in one group at most',
+    ]
+
+
+@pytest.mark.parametrize("group", [{"sinks": "a"}, {"sinks": [1, ["a"]]}, {}, "a", {"sinks": ["a"]}])
+def test_settings_with_something_else_for_a_group_say_so_once(group: object) -> None:
+    """Whatever stands there."""
+    assert len({problem.partition(":")[0] for problem in problems_of(all=group)}) >= 1
+
+
+def test_group_problems_of_tables_that_are_none_are_none() -> None:
+    """That they are none is told elsewhere."""
+    assert group_problems({"sink_groups": 7, "sinks": []}) == []
+    assert (
+        group_problems({"sink_groups": {"all": {"sinks": ["a", "b"]}}, "sinks": {"a": {}, "b": {"channel": 7}}}) == []
+    )
