@@ -20,8 +20,8 @@ from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import SegmentFiles
-from millrace_server.wal.writer import LogFullError, LogPosition, Record, Submission
 from tests.simulated_disk import SimulatedDisk
 
 CHANNEL_ID = bytes(range(16))

@@ -24,7 +24,8 @@ from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.txn_directory import TxnDirectory
 from millrace_server.wal import log
-from millrace_server.wal.writer import LogWriter, Submission
+from millrace_server.wal.records import Submission
+from millrace_server.wal.writer import LogWriter
 from tests.channel_events import ANSWER_BYTES_MAX, numbered
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk

@@ -14,8 +14,8 @@ from millrace_server.grpc_services.requests import parse_apart, stamp_of
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.records import Record, Submission
 from millrace_server.wal.segments import SegmentFiles
-from millrace_server.wal.writer import Record, Submission
 
 _COMMIT_BYTES = bytes(16)
 _SEGMENT_BYTES_MAX = 256 << 20

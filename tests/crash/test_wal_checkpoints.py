@@ -10,7 +10,7 @@ import pytest
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
-from millrace_server.wal.writer import LogPosition
+from millrace_server.wal.records import LogPosition
 from tests.log_histories import CHANNEL_ID, DATA, PLAIN, SEALERS, Account, Recording
 from tests.simulated_disk import SimulatedDisk
 

@@ -19,8 +19,8 @@ from millrace_server.wal.format import (
     payload_checksum,
 )
 from millrace_server.wal.log import WriteAheadLog
+from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError, segment_name
-from millrace_server.wal.writer import Location, LogPosition
 from tests.log_histories import DATA, TWO_DIRECTORIES, Found, RunningLog, files_on, make_small, replay
 from tests.simulated_disk import SimulatedDisk
 

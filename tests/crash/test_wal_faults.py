@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from millrace_server.wal.writer import LogFailedError, LogFullError
+from millrace_server.wal.records import LogFailedError, LogFullError
 from tests.log_histories import DATA, TWO_DIRECTORIES, Moment, RunningLog, check_recovery, recorded, replay
 from tests.simulated_disk import Call, SimulatedDisk
 

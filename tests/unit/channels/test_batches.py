@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, columns_from_events
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 from tests.channel_events import batch, bodies_of, numbered, stored, stored_rows, window
 from tests.event_rows import Row, rows
 

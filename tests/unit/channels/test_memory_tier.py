@@ -3,7 +3,7 @@ from millrace_server.channels.contents import BegunChange, Change, Receipt
 from millrace_server.channels.memory_tier import RESERVED_AHEAD, MemoryTier
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transactions import Outcome, TxnState
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 from tests.channel_events import batch
 from tests.simulated_channels import small_spillable_limits
 

@@ -15,7 +15,7 @@ from millrace_server.channels import queue as queue_module
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
 from millrace_server.channels.queue import EventQueue, Portion, PortionMeter
 from millrace_server.errors import ChannelCorruptError
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 from tests.channel_events import batch, bodies_of, numbered
 
 

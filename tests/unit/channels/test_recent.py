@@ -4,7 +4,7 @@ from typing import cast
 
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.recent import READ_BYTES_MAX, WRITTEN_BYTES_MAX, RecentColumns, RecentMemory
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 from tests.channel_events import stored
 
 

@@ -26,7 +26,7 @@ from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 from tests.channel_events import SEQUENCE_MAX, batch, bodies_of, stored
 
 NUMBERS = st.one_of(st.integers(0, 50), st.integers(SEQUENCE_MAX - 50, SEQUENCE_MAX))

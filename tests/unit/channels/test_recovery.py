@@ -16,8 +16,8 @@ from millrace_server.errors import LeaseExpiredError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import Kind
+from millrace_server.wal.records import Record, Submission
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Record, Submission
 from tests.channel_events import (
     append,
     begin,

@@ -17,7 +17,7 @@ from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, UnknownVersionError
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
-from millrace_server.wal.writer import LogFullError
+from millrace_server.wal.records import LogFullError
 from tests.channel_events import append, begin_with_takes
 from tests.unit.log_tools.full_disk import FullDisk
 from tests.unit.log_tools.kept_channels import (

@@ -10,8 +10,8 @@ from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.format import Flags, Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
-from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, Record, Submission
 from tests.log_histories import CHANNEL_ID, DATA, KEYS, SEALERS, TWO_DIRECTORIES, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 

@@ -6,8 +6,8 @@ import pytest
 from millrace_server.wal import reading
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError, Payload, PayloadCodec
+from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Location
 from tests.log_histories import DATA, KEYS, SEALERS, RunningLog, files_on
 from tests.simulated_disk import SimulatedDisk
 

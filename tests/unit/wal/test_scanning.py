@@ -5,9 +5,9 @@ import pytest
 from millrace_server.log_tools.walking import SegmentWalker
 from millrace_server.wal import scanning
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind
+from millrace_server.wal.records import Location, Submission
 from millrace_server.wal.scanning import SegmentScanner
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Location, Submission
 from tests.log_histories import CHANNEL_ID, DATA, RunningLog, files_on
 from tests.simulated_disk import SimulatedDisk
 

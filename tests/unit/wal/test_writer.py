@@ -11,8 +11,9 @@ from millrace_server.wal import writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Submission
 from millrace_server.wal.segments import Segment
-from millrace_server.wal.writer import LogFailedError, LogFullError, LogPosition, LogWriter, Submission
+from millrace_server.wal.writer import LogWriter
 from tests.log_histories import DATA, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 

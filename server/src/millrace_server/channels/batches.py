@@ -13,7 +13,7 @@ from millrace.columns import HEADER_KEYS_MAX, ColumnsCutter, check_columns
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 from millrace_server.channels.plain_columns import count_plain
-from millrace_server.wal.writer import Location
+from millrace_server.wal.records import Location
 
 # Upper bounds of what protobuf adds: to a batch in an answer; to one row for its headers' tags and lengths.
 _BATCH_BYTES = 64

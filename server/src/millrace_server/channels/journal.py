@@ -33,7 +33,7 @@ from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.errors import ChannelLogFailedError, DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.log import WriteAheadLog
-from millrace_server.wal.writer import LogFullError, Record, Submission
+from millrace_server.wal.records import LogFullError, Record, Submission
 
 STALL_SECONDS = 2.0
 """When the disk has not answered for so long, that is told."""

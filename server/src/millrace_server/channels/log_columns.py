@@ -9,8 +9,8 @@ from millrace_server.channels.recent import RecentMemory
 from millrace_server.errors import ChannelCorruptError, MillraceError, SequenceGoneError
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError
+from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Location
 
 
 class LogColumns:

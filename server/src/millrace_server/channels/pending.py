@@ -13,7 +13,7 @@ from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.records import claim_record, commit_records, keep_record, put_records
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.writer import Location, LogPosition, Record
+from millrace_server.wal.records import Location, LogPosition, Record
 
 
 class Pending:

@@ -12,7 +12,7 @@ from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
-from millrace_server.wal.writer import Location, Record
+from millrace_server.wal.records import Location, Record
 
 _ROLLED_BACK = 0
 _EXPIRED = 1

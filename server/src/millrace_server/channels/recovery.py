@@ -20,8 +20,8 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
 from millrace_server.wal.log import LogRecord, WriteAheadLog
+from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import Location, LogPosition
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ from millrace_server.wal.disk import Disk, OsDisk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import Record, Submission
 from millrace_server.wal.segments import SegmentFiles
-from millrace_server.wal.writer import Record, Submission
 
 _PUT_COUNT_MAX = 1_000_000
 """Sequences that one record skips."""

@@ -20,8 +20,8 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogPosition
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
-from millrace_server.wal.writer import LogPosition
 
 
 class CheckpointState(enum.Enum):

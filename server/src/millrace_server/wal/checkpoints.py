@@ -26,8 +26,8 @@ from pathlib import Path
 from millrace_server.wal.disk import Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import LogPosition
 from millrace_server.wal.segments import LogCorruptError
-from millrace_server.wal.writer import LogPosition
 
 NEWEST = "checkpoint"
 PREVIOUS = "checkpoint.previous"

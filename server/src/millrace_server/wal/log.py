@@ -10,9 +10,10 @@ from itertools import zip_longest
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.reading import RecordReader
+from millrace_server.wal.records import Done, Location, LogPosition, Record, Submission
 from millrace_server.wal.scanning import SegmentScanner
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
-from millrace_server.wal.writer import Done, Location, LogPosition, LogWriter, Record, Submission
+from millrace_server.wal.writer import LogWriter
 
 Deliver = Callable[[Callable[[], None]], object]
 """Has something called where answers are awaited."""

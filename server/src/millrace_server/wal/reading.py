@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 from millrace_server.wal.format import RECORD_HEAD_BYTES, RecordHead, payload_checksum
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
+from millrace_server.wal.records import Location
 from millrace_server.wal.scanning import ScannedRecord
 from millrace_server.wal.segments import LogCorruptError, Segment
-from millrace_server.wal.writer import Location
 
 RUN_BYTES_MAX = 1 << 20
 """Bytes that one system call reads, unless a single record has more. Much more would not stay in a cache meanwhile."""

@@ -12,9 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Never
+from typing import Never
 
 from zlib_ng.zlib_ng import crc32
 
@@ -28,6 +27,7 @@ from millrace_server.wal.format import (
     encode_record_head,
 )
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Submission
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 
 RESERVE_BYTES_MIN = 1 << 20
@@ -54,63 +54,6 @@ _FOREVER = -1
 
 # What passes once somebody has freed something: space, or descriptors.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
-
-
-class LogFailedError(Exception):
-    """Returned when a write or sync failed, now or before: the log takes nothing more until it is opened anew."""
-
-
-class LogFullError(Exception):
-    """Returned when there was no room for the records: none of them is in the log, and the log goes on."""
-
-
-class Location(NamedTuple):
-    """Where a record lies."""
-
-    segment_id: int
-    position: int
-    """Byte offset of its head in the segment."""
-    payload_length: int
-
-
-class LogPosition(NamedTuple):
-    """A place between two records."""
-
-    segment_id: int
-    position: int
-    """Byte offset in the segment."""
-    write_number: int
-    """That of the record that comes next."""
-
-
-Record = tuple[Kind, Sequence[Piece]]
-"""Its kind, and its payload in pieces."""
-
-Done = Callable[["Submission", Exception | None], None]
-
-
-@dataclass(slots=True, eq=False)
-class Submission:
-    """Records that go in together, side by side: all of them, or none where the submission is refused.
-
-    A crash may leave the first of them without the others.
-    """
-
-    records: Sequence[Record]
-    needs_sync: bool
-    begins_segment: bool
-    generation: int
-    """Which submissions it is built on: see `LogWriter`."""
-    done: Done
-    """Called when the records are written, and synced where that was asked for; not on the writer's thread."""
-    locations: Sequence[Location] = ()
-    end: LogPosition | None = None
-    """Where the log ended behind these records."""
-    byte_count: int = field(init=False)
-    """Bytes that the records take in a segment, before they are sealed."""
-
-    def __post_init__(self) -> None:
-        self.byte_count = sum([RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, pieces in self.records])
 
 
 class LogWriter:

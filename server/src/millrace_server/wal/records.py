@@ -1,0 +1,67 @@
+"""The value types of the log: places in it, and the records that callers submit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millrace_server.wal.disk import Piece
+from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
+
+
+class LogFailedError(Exception):
+    """Raised when a write or sync failed, now or before. The log accepts nothing until replay reopens it."""
+
+
+class LogFullError(Exception):
+    """Raised when the disk had no room. None of the submission's records is in the log, and the log stays usable."""
+
+
+class Location(NamedTuple):
+    """Where a record lies."""
+
+    segment_id: int
+    position: int
+    """Byte offset of its head in the segment."""
+    payload_length: int
+
+
+class LogPosition(NamedTuple):
+    """A position between two records."""
+
+    segment_id: int
+    position: int
+    """Byte offset in the segment."""
+    write_number: int
+    """LSN of the next record."""
+
+
+Record = tuple[Kind, Sequence[Piece]]
+"""Its kind, and its payload in pieces."""
+
+Done = Callable[["Submission", Exception | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """Records that are appended side by side: all of them, or none if the submission is refused.
+
+    A crash may leave a prefix of them, so the record that gives the others effect comes last.
+    """
+
+    records: Sequence[Record]
+    needs_sync: bool
+    begins_segment: bool
+    generation: int
+    """A refusal extends to all later submissions of the same generation; see `LogWriter`."""
+    done: Done
+    """Called once the records are written, and synced if `needs_sync`; never on the writer's thread."""
+    locations: Sequence[Location] = ()
+    """Where the records lie. Set by the writer."""
+    end: LogPosition | None = None
+    """The log's end behind these records. Set by the writer."""
+    byte_count: int = field(init=False)
+    """Size of the records in a segment before their payloads are encoded."""
+
+    def __post_init__(self) -> None:
+        # A list comprehension, not a generator: this runs once for each commit, on the event loop.
+        self.byte_count = sum([RECORD_HEAD_BYTES + sum(map(len, pieces)) for _, pieces in self.records])
