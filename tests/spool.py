@@ -6,7 +6,7 @@ from typing import Any
 
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.spooldir.content import SpoolFile
-from millrace_server.agent.sources.spooldir.looking import Found, Shape
+from millrace_server.agent.sources.spooldir.scanner import Found, Shape
 
 
 def spool_config(directory: Path, **settings: Any) -> SpooldirSourceConfig:

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from millrace_server.agent.sinks.files.paths import PathTemplate
-from millrace_server.flume_import.patterns import glob_of, path_template_of, replacement_of, strptime_format_of
+from millrace_server.flume_import.options import glob_of, path_template_of, replacement_of, strptime_format_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.interceptors.static import StaticConfig
+from millrace_server.agent.interceptors.headers import StaticConfig
 from millrace_server.agent.selectors import MultiplexingConfig, ReplicatingConfig
 from millrace_server.configuration.settings import Settings, SettingsError, load_settings
 

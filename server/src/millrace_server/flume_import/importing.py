@@ -1,13 +1,99 @@
-"""A Flume agent as a configuration of Millrace."""
+"""Java's properties files, as Flume's configurations are written."""
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from millrace_server.flume_import.channels import convert_channel
 from millrace_server.flume_import.options import ANY_HOST, Options, Remark, Table
-from millrace_server.flume_import.properties import parse_properties
 from millrace_server.flume_import.sinks import convert_group, convert_sink
 from millrace_server.flume_import.sources import convert_source
-from millrace_server.flume_import.toml import written
+
+_SEPARATOR = re.compile(r"(?P<key>(?:\\.|[^\s=:\\])*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.)|$)", re.DOTALL)
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The properties of a file; where a key comes twice, the last one counts, as in Java."""
+    properties = {}
+    for line in _logical_lines(text):
+        match = _SEPARATOR.fullmatch(line)
+        assert match is not None, "the pattern takes any text"
+        properties[_unescaped(match["key"])] = _unescaped(match["value"])
+    return properties
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines without comments, those that end in a backslash joined with the next."""
+    lines: list[str] = []
+    is_continued = False
+    for natural in re.split(r"\r\n|\r|\n", text):
+        line = natural.lstrip(" \t\f")
+        if not is_continued and (not line or line[0] in "#!"):
+            continue
+        is_next_continued = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        line = line[:-1] if is_next_continued else line
+        if is_continued:
+            lines[-1] += line
+        else:
+            lines.append(line)
+        is_continued = is_next_continued
+    return lines
+
+
+def _unescaped(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        if match["code"]:
+            return chr(int(match["code"], 16))
+        letter = match["letter"] or ""
+        return _LETTERS.get(letter, letter)
+
+    return _ESCAPE.sub(character, text)
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def written(tables: Mapping[str, Mapping[str, Mapping[str, object]]]) -> str:
+    """A TOML file of named tables, such as `[channels.orders]`, by the kind and then the name; empty for one alone."""
+    return "\n".join(_pieces(tables))
+
+
+def _pieces(tables: Mapping[str, Mapping[str, Mapping[str, object]]]) -> Iterator[str]:
+    for kind, named in tables.items():
+        for name, table in named.items():
+            yield f"[{kind}.{_key(name)}]" if name else f"[{kind}]"
+            for key, value in table.items():
+                yield f"{_key(key)} = {_value(value)}"
+            yield ""
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _text(key)
+
+
+def _text(text: str) -> str:
+    # JSON's escapes are TOML's too, but for the letters beyond 16 bits, which may stand as they are.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            return _text(value)
+        case dict():
+            return f"{{ {', '.join(f'{_key(key)} = {_value(part)}' for key, part in value.items())} }}"
+        case list():
+            return f"[{', '.join(map(_value, value))}]"
+        case _:
+            raise TypeError(f"a {type(value).__name__} has no place in TOML")
+
 
 _RPC_SOURCES = {"avro", "thrift"}
 _LOOPBACK = ("127.", "localhost")

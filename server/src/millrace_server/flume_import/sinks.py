@@ -1,7 +1,6 @@
 """Flume's sinks and sink groups."""
 
-from millrace_server.flume_import.options import Options, Table, set_known
-from millrace_server.flume_import.patterns import path_template_of
+from millrace_server.flume_import.options import Options, Table, path_template_of, set_known
 
 _NEVER_SECONDS = 86_400.0
 _LOWEST_RANK = -(1 << 31)

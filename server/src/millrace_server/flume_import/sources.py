@@ -3,10 +3,8 @@
 import os
 import shlex
 
-from millrace_server.flume_import.interceptors import convert_interceptors
-from millrace_server.flume_import.options import ANY_HOST, Options, Table, set_known
-from millrace_server.flume_import.patterns import glob_of
-from millrace_server.flume_import.selectors import convert_selector
+from millrace_server.flume_import.interceptors import convert_interceptors, convert_selector
+from millrace_server.flume_import.options import ANY_HOST, Options, Table, glob_of, set_known
 
 _WITHOUT_COUNTERPART = {
     "netcat": "use the source syslog, which takes lines over TCP, or the source exec with netcat",

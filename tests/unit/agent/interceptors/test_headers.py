@@ -9,10 +9,8 @@ import pytest
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
-from millrace_server.agent.interceptors.host import own_address
+from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, own_address, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
-from millrace_server.agent.interceptors.timestamp import Timestamp, TimestampConfig
-from millrace_server.agent.interceptors.uuid import random_uuids
 from tests.made_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
 

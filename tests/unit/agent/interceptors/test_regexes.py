@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.interceptors import regexes, search_replace
+from millrace_server.agent.interceptors import regexes
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from tests.made_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
@@ -102,7 +102,7 @@ def test_search_replace_that_makes_a_text_too_long_refuses_that_event(replacemen
     with pytest.raises(EventsRefusedError) as caught:
         interceptor(type="search_replace", pattern="x|x+$", replacement=replacement).intercept(table)
     assert list(caught.value.reasons) == [1]
-    assert f"more than {search_replace.GROWTH_MAX} characters longer" in caught.value.reasons[1]
+    assert f"more than {regexes.GROWTH_MAX} characters longer" in caught.value.reasons[1]
     assert table.bodies == [b"1", b"x" * 100_000, b"2"]
 
 

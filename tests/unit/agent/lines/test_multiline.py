@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.lines.config import MultilineConfig
 from millrace_server.agent.lines.lines import Lines
-from millrace_server.agent.lines.multiline import EventJoiner
+from millrace_server.agent.lines.splitter import EventJoiner
 
 
 def joined(*lines: bytes, **settings: Any) -> list[bytes]:

@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.agent.sinks.http_requests import encode, idempotency_key
 from millrace_server.agent.sinks.http_sink import HttpProgress
-from millrace_server.agent.sources.http_events import read_events
+from millrace_server.agent.sources.http.events import read_events
 from millrace_server.channels.batches import StoredBatch, Window
 from tests.channel_events import batch, numbered, stored_rows
 

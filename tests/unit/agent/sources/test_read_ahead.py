@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from millrace_server.agent.sources.read_ahead import ReadAhead
+from millrace_server.agent.sources.line_stream import ReadAhead
 from millrace_server.agent.worker_thread import WorkThread
 from tests.agent_parts import until
 

@@ -4,15 +4,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from millrace_server.agent.interceptors.custom import CustomInterceptorConfig
-from millrace_server.agent.interceptors.host import HostConfig
+from millrace_server.agent.interceptors.headers import (
+    HostConfig,
+    RemoveHeaderConfig,
+    StaticConfig,
+    TimestampConfig,
+    UuidConfig,
+)
+from millrace_server.agent.interceptors.interceptor import CustomInterceptorConfig
 from millrace_server.agent.interceptors.regex_extractor import RegexExtractorConfig
-from millrace_server.agent.interceptors.regex_filter import RegexFilterConfig
-from millrace_server.agent.interceptors.remove_header import RemoveHeaderConfig
-from millrace_server.agent.interceptors.search_replace import SearchReplaceConfig
-from millrace_server.agent.interceptors.static import StaticConfig
-from millrace_server.agent.interceptors.timestamp import TimestampConfig
-from millrace_server.agent.interceptors.uuid import UuidConfig
+from millrace_server.agent.interceptors.regexes import RegexFilterConfig, SearchReplaceConfig
 
 AnyInterceptorConfig = Annotated[
     TimestampConfig

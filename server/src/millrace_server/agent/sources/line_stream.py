@@ -1,9 +1,9 @@
-"""Lines that come once and cannot be read again, brought into channels in batches."""
+"""Reads on a thread, one portion ahead of its use."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NoReturn
+from typing import Generic, NoReturn, TypeVar
 
 import structlog
 
@@ -15,6 +15,38 @@ from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.agent.worker_thread import WorkThread
 from millrace_server.channels.stamps import Stamp
+
+PortionT = TypeVar("PortionT")
+
+
+class ReadAhead(Generic[PortionT]):
+    """Has the next portion read while the one before it is used.
+
+    Args:
+        read: The next portion, None at the end.
+        thread: Where it is called.
+    """
+
+    def __init__(self, read: Callable[[], PortionT | None], thread: WorkThread) -> None:
+        self._read = read
+        self._thread = thread
+        self._reading = self._begin()
+
+    def _begin(self) -> "asyncio.Future[PortionT | None]":
+        return self._thread.do(self._read)
+
+    async def next(self) -> PortionT | None:
+        """The next portion, None at the end; raises what reading it has raised. May be cancelled and called again."""
+        # Shielded, since a thread goes on whatever happens to those who wait for it.
+        portion = await asyncio.shield(self._reading)
+        if portion is not None:
+            self._reading = self._begin()
+        return portion
+
+    async def close(self) -> None:
+        """Waits until nothing is being read any more; what was read and not used is forgotten."""
+        await asyncio.wait({self._reading})
+
 
 _BATCH_BYTES = 4 << 20
 """A batch with so many bytes of bodies is stored, however few events it has."""

@@ -1,10 +1,11 @@
 """Where a program hands its events to the sources of type `embedded`."""
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
@@ -12,7 +13,11 @@ from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.interceptors.config import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
-from millrace_server.agent.setting_types import KnownChannelName
+from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
+from millrace_server.agent.supervision import ComponentError
+from millrace_server.errors import StartError
+from millrace_server.network.addresses import Address
+from millrace_server.network.sockets import open_socket
 
 
 class EmbeddedSources:
@@ -108,3 +113,61 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     @abstractmethod
     def make(self, place: SourcePlace) -> Source:
         """The source."""
+
+
+class ListeningSourceConfig(SourceConfig, ABC):
+    """What sources have that others connect to."""
+
+    allow_plaintext: bool = False
+    """Listen where other machines can connect, although nothing is encrypted and nobody is asked who they are."""
+
+
+def check_reach(shown: str, address: Address, *, allow_plaintext: bool | None) -> None:
+    """Raises ValueError where other machines can reach an address and nobody has said that they may.
+
+    Args:
+        shown: The address as the configuration has it.
+        address: The same, parsed.
+        allow_plaintext: What was said; None where that was no answer, which is told already.
+    """
+    if not address.is_loopback and allow_plaintext is False:
+        raise ValueError(
+            f"is {shown_value(shown)}, which other machines can reach, and nothing is encrypted; it must be a loopback "
+            "address, or allow_plaintext must be true"
+        )
+
+
+async def open_source_socket(
+    address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
+    """A socket that is bound for a source.
+
+    Raises:
+        ComponentError: It cannot be had now.
+    """
+    try:
+        return await open_socket(address, f"sources.{source}.listen", kind)
+    except StartError as error:
+        raise ComponentError(str(error)) from None
+
+
+def address_of(bound: socket.socket) -> Address:
+    """Where a socket is bound."""
+    return Address(*bound.getsockname()[:2])
+
+
+class CustomSourceConfig(SourceConfig):
+    """A source that is made by a factory of the user's."""
+
+    type: Literal["custom"]
+    """A user's own."""
+
+    factory: FactoryPath
+    """Called with the source's place and `options`, returns the source."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What the factory gets as keyword arguments."""
+
+    def make(self, place: SourcePlace) -> Source:
+        source: Source = load_factory(self.factory)(place, **self.options)
+        return source

@@ -8,8 +8,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sources.exec.command import Job, RunningCommand
-from millrace_server.agent.sources.exec.complaints import ComplaintLog
+from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
 from millrace_server.agent.supervision import ComponentError
 from tests.agent_parts import until
 from tests.process_figures import is_running

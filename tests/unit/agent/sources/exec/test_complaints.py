@@ -3,7 +3,7 @@ from typing import Any
 import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sources.exec.complaints import LINE_BYTES_MAX, LINE_SECONDS, LINES_AT_ONCE, ComplaintLog
+from millrace_server.agent.sources.exec.command import LINE_BYTES_MAX, LINE_SECONDS, LINES_AT_ONCE, ComplaintLog
 
 
 class Told:

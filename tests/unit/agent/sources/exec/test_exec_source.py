@@ -9,8 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
-from millrace_server.agent.sources.exec.command import Job, RunningCommand
-from millrace_server.agent.sources.exec.complaints import ComplaintLog
+from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
 from millrace_server.agent.supervision import Backoff
 from tests.agent_parts import registry_with, until

@@ -11,10 +11,9 @@ import fastavro
 import pytest
 
 from millrace_server.agent.sources.spooldir import avro as avro_module
+from millrace_server.agent.sources.spooldir.chunks import Piece, PieceLimits, StoredRanges, open_pieces
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
-from millrace_server.agent.sources.spooldir.pieces import Piece, PieceLimits, open_pieces
-from millrace_server.agent.sources.spooldir.stored import StoredRanges
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import opened, put
 

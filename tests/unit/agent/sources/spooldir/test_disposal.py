@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from millrace_server.agent.sources.spooldir.disposing import Disposal
+from millrace_server.agent.sources.spooldir.source import Disposal
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import found_at, names_in, put, spool_config
 

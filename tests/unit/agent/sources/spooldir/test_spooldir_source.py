@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.sources.spooldir import pieces as pieces_module
+from millrace_server.agent.sources.spooldir import chunks as pieces_module
 from millrace_server.agent.sources.spooldir import source as source_module
-from millrace_server.agent.sources.spooldir.looking import Lookout
+from millrace_server.agent.sources.spooldir.scanner import Lookout
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from tests.agent_parts import registry_with, until

@@ -1,6 +1,6 @@
 import structlog
 
-from millrace_server.agent.sources.syslog.losses import Loss, Losses
+from millrace_server.agent.sources.syslog.listeners import Loss, Losses
 
 
 def test_note_of_a_flood_is_told_at_once_and_then_now_and_then() -> None:

@@ -6,8 +6,7 @@ from itertools import chain
 
 import pytest
 
-from millrace_server.agent.sources.syslog.parsing import HEADERS, Parsed, SyslogParser
-from millrace_server.agent.sources.syslog.times import TimeReader
+from millrace_server.agent.sources.syslog.parsing import HEADERS, Parsed, SyslogParser, TimeReader
 
 SEED = 31_640_005
 NOW = datetime(2026, 10, 12, tzinfo=UTC)

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from millrace_server.agent.sources.syslog import backlog, source, tcp
-from millrace_server.agent.sources.syslog.backlog import Backlog
+from millrace_server.agent.sources.syslog import listeners, source
+from millrace_server.agent.sources.syslog import message_queue as backlog
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
-from millrace_server.agent.sources.syslog.losses import Loss
+from millrace_server.agent.sources.syslog.listeners import Loss
+from millrace_server.agent.sources.syslog.message_queue import Backlog
 from millrace_server.agent.sources.syslog.source import SyslogSource
 from millrace_server.agent.supervision import ComponentError
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
@@ -264,7 +265,7 @@ async def test_run_with_broken_framing_keeps_the_beginning_and_closes_the_connec
 
 async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who never ends a message is cut off; who ends each of them, or is silent between two, is not."""
-    monkeypatch.setattr(tcp, "MESSAGE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(listeners, "MESSAGE_SECONDS_MAX", 0.2)
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (reader, slow), sender(made) as (_, quiet):
         quiet.write(b"first\n")
@@ -282,7 +283,7 @@ async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeyp
 
 async def test_run_with_a_busy_sender_does_not_take_it_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has its own time, however the network cuts them."""
-    monkeypatch.setattr(tcp, "MESSAGE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(listeners, "MESSAGE_SECONDS_MAX", 1.0)
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (_, writer):
         for _ in range(150):

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from millrace_server.agent.sources.syslog.times import TimeReader
+from millrace_server.agent.sources.syslog.parsing import TimeReader
 
 
 def milliseconds(text: str) -> str:

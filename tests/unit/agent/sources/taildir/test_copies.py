@@ -6,8 +6,8 @@ import pytest
 
 from millrace_server.agent.sources.taildir import copies
 from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
-from millrace_server.agent.sources.taildir.fingerprints import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
-from millrace_server.agent.sources.taildir.globs import FoundFile
+from millrace_server.agent.sources.taildir.discovery import FoundFile
+from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
 from tests.unit.agent.sources.taildir.tailing import append, numbered
 
 

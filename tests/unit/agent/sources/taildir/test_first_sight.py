@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges, FirstSight
-from millrace_server.agent.sources.taildir.globs import FoundFile
+from millrace_server.agent.sources.taildir.discovery import AcceptedRanges, FirstSight, FoundFile
 from millrace_server.agent.sources.taildir.positions import FilePosition
 from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
 

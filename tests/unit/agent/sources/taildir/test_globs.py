@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir.globs import PathPatterns
+from millrace_server.agent.sources.taildir.discovery import PathPatterns
 
 FILES = ("a.log", "b.log", "b.txt", ".hidden.log", "x/a.log", "x/y/a.log", "x/y/z/b.log", ".git/a.log", "[1].log")
 

@@ -9,8 +9,8 @@ import pytest
 
 from millrace_server.agent.sources.taildir import file_scheduler as scheduler
 from millrace_server.agent.sources.taildir.copies import HOLD_SECONDS
+from millrace_server.agent.sources.taildir.discovery import FoundFile, PathPatterns
 from millrace_server.agent.sources.taildir.file_scheduler import DELETED_CLOSE_SECONDS
-from millrace_server.agent.sources.taildir.globs import FoundFile, PathPatterns
 from millrace_server.agent.sources.taildir.register import FileRegister
 from tests.unit.agent.sources.taildir.tailing import Tailing, append, config_of, numbered
 

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir.fingerprints import FileKey, Fingerprint
-from millrace_server.agent.sources.taildir.positions import FilePosition
+from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, Fingerprint
 from millrace_server.agent.sources.taildir.tailed_file import FileReplacedError, Start, TailedFile
 from tests.unit.agent.sources.taildir.tailing import config_of
 

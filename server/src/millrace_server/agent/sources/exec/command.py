@@ -1,4 +1,4 @@
-"""A running command, as the daemon sees it."""
+"""Reading a pipe from the event loop."""
 
 import asyncio
 import fcntl
@@ -8,14 +8,114 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from millrace_server.agent.sources.exec.complaints import ComplaintLog
-from millrace_server.agent.sources.exec.pipes import PipeReader
+import structlog
+
+from millrace_server.agent.rate_limited_log import LineAllowance
 from millrace_server.agent.supervision import ComponentError
+
+
+class PipeReader:
+    """The end of a pipe that is read; closed once all has been read.
+
+    No transport of the event loop's: uvloop's keeps a pipe open behind its end, and when it closes it, closes its
+    number twice, which may be another thread's file by then.
+
+    Args:
+        pipe: Belongs to the reader from now on; unbuffered.
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+
+    async def read(self, bytes_max: int) -> bytes:
+        """The next bytes, as soon as there are any; none at the end. Nothing is lost where this is cancelled."""
+        if self._pipe.closed:
+            return b""
+        # Waits even where there is something: a flood must not keep the loop from all else.
+        await self._wait_readable()
+        while (data := self._pipe.read(bytes_max)) is None:
+            await self._wait_readable()
+        if not data:
+            self._pipe.close()
+        return data
+
+    async def _wait_readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._pipe, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._pipe)
+
+
+LINES_AT_ONCE = 20
+"""So many lines are told as they come."""
+
+LINE_SECONDS = 1.0
+"""Beyond these, one more is told after so long."""
+
+LINE_BYTES_MAX = 1_000
+"""The rest of a longer line is left out."""
+
+_READ_BYTES = 1 << 16
+
+
+class ComplaintLog:
+    """Logs lines, but never a flood of them: what is too much is counted, and the count is told with the next line.
+
+    Args:
+        log: Where to.
+        clock: Seconds on a clock that only goes forward.
+    """
+
+    def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._allowance = LineAllowance(LINES_AT_ONCE, LINE_SECONDS, clock)
+        self._begun_line = b""
+        self._untold_count = 0
+
+    async def follow(self, errors: PipeReader) -> None:
+        """Logs what comes until there will be no more; reads it even where it is too much, so that nobody waits."""
+        while data := await errors.read(_READ_BYTES):
+            self.add(data)
+        self.end()
+
+    def add(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        *lines, self._begun_line = (self._begun_line + data).split(b"\n")
+        for line in lines:
+            self._tell(line)
+        # One byte more than is told, so that it is known to be too long.
+        self._begun_line = self._begun_line[: LINE_BYTES_MAX + 1]
+
+    def end(self) -> None:
+        """There will be no more: tells a last line without its end, and what was left out."""
+        if self._begun_line:
+            self._tell(self._begun_line)
+            self._begun_line = b""
+        if self._untold_count:
+            self._log.warning("the command said more", lines_not_told=self._untold_count)
+            self._untold_count = 0
+
+    def _tell(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        if not self._allowance.take():
+            self._untold_count += 1
+            return
+        text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
+        untold = {"lines_not_told": self._untold_count} if self._untold_count else {}
+        self._untold_count = 0
+        self._log.warning("the command says", line=f"{text}..." if len(line) > LINE_BYTES_MAX else text, **untold)
+
 
 OUTPUT_BYTES_MAX = 1 << 18
 """Output that its pipe holds, where the system grants that much; beyond it the command waits."""

@@ -7,8 +7,7 @@ from contextlib import suppress
 import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.sources.exec.command import Job, RunningCommand
-from millrace_server.agent.sources.exec.complaints import ComplaintLog
+from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError

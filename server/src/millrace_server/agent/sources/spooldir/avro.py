@@ -11,10 +11,9 @@ from typing import Any
 
 import fastavro
 
+from millrace_server.agent.sources.spooldir.chunks import PIECE_BYTES, Piece, PieceLimits, StoredRanges
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
-from millrace_server.agent.sources.spooldir.pieces import PIECE_BYTES, Piece, PieceLimits
-from millrace_server.agent.sources.spooldir.stored import StoredRanges
 from millrace_server.agent.supervision import ComponentError
 
 BLOCK_BYTES_MAX = 64 << 20

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import zstandard
 
-from millrace_server.agent.sources.spooldir.looking import Found, Shape
+from millrace_server.agent.sources.spooldir.scanner import Found, Shape
 
 _HEAD_BYTES = 4096
 _ORDER_BYTES = 4

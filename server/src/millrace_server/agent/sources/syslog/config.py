@@ -8,8 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.listening import ListeningSourceConfig, check_reach
-from millrace_server.agent.sources.source import Source, SourcePlace
+from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourcePlace, check_reach
 from millrace_server.network.addresses import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024

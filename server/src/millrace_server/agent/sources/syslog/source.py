@@ -10,15 +10,18 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.sources.listening import open_source_socket
-from millrace_server.agent.sources.syslog.backlog import Backlog, Message
+from millrace_server.agent.sources.source import open_source_socket
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
-from millrace_server.agent.sources.syslog.listener import ListenerParts, OpenListener
-from millrace_server.agent.sources.syslog.losses import Loss, Losses
-from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser
-from millrace_server.agent.sources.syslog.tcp import TcpListener
-from millrace_server.agent.sources.syslog.times import TimeReader
-from millrace_server.agent.sources.syslog.udp import UdpListener
+from millrace_server.agent.sources.syslog.listeners import (
+    ListenerParts,
+    Loss,
+    Losses,
+    OpenListener,
+    TcpListener,
+    UdpListener,
+)
+from millrace_server.agent.sources.syslog.message_queue import Backlog, Message
+from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser, TimeReader
 from millrace_server.channels.stamps import Stamp
 
 FINISH_SECONDS_MAX = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace_server.agent.sources.taildir.fingerprints import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
-from millrace_server.agent.sources.taildir.globs import FoundFile
+from millrace_server.agent.sources.taildir.discovery import FoundFile
+from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
 
 HOLD_SECONDS = 10.0
 """A file that may be a copy is read all the same once it has not grown for so long and its original is still there."""

@@ -10,10 +10,14 @@ import structlog
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
-from millrace_server.agent.sources.taildir.fingerprints import FileKey, open_file
-from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges, FirstSight
-from millrace_server.agent.sources.taildir.globs import Directories, FoundFile, PathPatterns
-from millrace_server.agent.sources.taildir.positions import FilePosition, PositionsFile
+from millrace_server.agent.sources.taildir.discovery import (
+    AcceptedRanges,
+    Directories,
+    FirstSight,
+    FoundFile,
+    PathPatterns,
+)
+from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, PositionsFile, open_file
 from millrace_server.agent.sources.taildir.tailed_file import Start, TailedFile
 
 RESTING_MAX = 1_000

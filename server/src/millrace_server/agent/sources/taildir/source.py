@@ -6,8 +6,8 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.sources.source import SourcePlace
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
+from millrace_server.agent.sources.taildir.discovery import AcceptedRanges
 from millrace_server.agent.sources.taildir.file_scheduler import FileScheduler, Portion
-from millrace_server.agent.sources.taildir.first_sight import AcceptedRanges
 from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
 from millrace_server.agent.worker_thread import WorkThread

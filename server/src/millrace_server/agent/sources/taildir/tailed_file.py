@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
-from millrace_server.agent.sources.taildir.fingerprints import (
+from millrace_server.agent.sources.taildir.positions import (
     HEAD_BYTES_MAX,
     TAIL_BYTES_MAX,
     FileKey,
+    FilePosition,
     Fingerprint,
     open_file,
 )
-from millrace_server.agent.sources.taildir.positions import FilePosition
 
 BLOCK_BYTES = 1024 * 1024
 """So much of a file is read before the next one has its turn."""

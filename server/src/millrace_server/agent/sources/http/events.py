@@ -9,7 +9,7 @@ from email.message import Message
 
 from millrace.columns import HEADER_KEYS_MAX
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.http_refusals import HttpRefusalError, bad_request, too_large
+from millrace_server.agent.sources.http.bodies import HttpRefusalError, bad_request, too_large
 
 Event = tuple[dict[str, str], bytes]
 """An event's headers and its body."""

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from millrace_server.agent.sources.http_events import Event, read_events
-from millrace_server.agent.sources.http_refusals import HttpRefusalError
+from millrace_server.agent.sources.http.bodies import HttpRefusalError
+from millrace_server.agent.sources.http.events import Event, read_events
 
 SEED = 94_113
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sources.spooldir import looking
-from millrace_server.agent.sources.spooldir.looking import Lookout
+from millrace_server.agent.sources.spooldir import scanner as looking
+from millrace_server.agent.sources.spooldir.scanner import Lookout
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import put, spool_config
 

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.listening import ListeningSourceConfig, check_reach
-from millrace_server.agent.sources.source import Source, SourcePlace
+from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourcePlace, check_reach
 from millrace_server.network.addresses import Address
 
 _MIB = 1024 * 1024
@@ -85,6 +84,6 @@ class HttpSourceConfig(ListeningSourceConfig):
         return bytes_max
 
     def make(self, place: SourcePlace) -> Source:
-        from millrace_server.agent.sources.http_source import HttpSource
+        from millrace_server.agent.sources.http.source import HttpSource
 
         return HttpSource(place.name, self)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from millrace_server.agent.sources.http_packing import find_packing
-from millrace_server.agent.sources.http_refusals import HttpRefusalError
+from millrace_server.agent.sources.http.bodies import HttpRefusalError, find_packing
 
 SEED = 1_031_904
 MIB = 1024 * 1024

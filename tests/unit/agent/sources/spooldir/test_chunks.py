@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from millrace_server.agent.sources.spooldir import pieces as pieces_module
+from millrace_server.agent.sources.spooldir import chunks as pieces_module
+from millrace_server.agent.sources.spooldir.chunks import Piece, PieceLimits, StoredRanges, open_pieces
 from millrace_server.agent.sources.spooldir.config import AnyFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
-from millrace_server.agent.sources.spooldir.pieces import Piece, PieceLimits, open_pieces
-from millrace_server.agent.sources.spooldir.stored import StoredRanges
 from tests.spool import opened, put
 
 _FORMATS: TypeAdapter[AnyFormat] = TypeAdapter(AnyFormat)

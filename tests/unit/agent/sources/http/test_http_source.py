@@ -14,11 +14,11 @@ import structlog
 from pydantic import ValidationError
 
 from millrace.setting_problems import describe_problems
-from millrace_server.agent.sources import http_bodies, http_source
-from millrace_server.agent.sources.http_config import HttpSourceConfig
-from millrace_server.agent.sources.http_events import Event
-from millrace_server.agent.sources.http_keys import fingerprint
-from millrace_server.agent.sources.http_source import HttpSource
+from millrace_server.agent.sources.http import bodies as http_bodies
+from millrace_server.agent.sources.http import source
+from millrace_server.agent.sources.http.config import HttpSourceConfig
+from millrace_server.agent.sources.http.events import Event
+from millrace_server.agent.sources.http.source import HttpSource, fingerprint
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import (
     BadArgumentError,
@@ -414,7 +414,7 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
 
 async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that cannot be stored in time is told that nobody knows."""
-    monkeypatch.setattr(http_source, "CLOSING_SECONDS_MAX", 1)
+    monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 1)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with running(made, channel_writer) as work, connected(made) as (reader, writer):
@@ -427,7 +427,7 @@ async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeyp
 
 async def test_post_that_channels_do_not_take_in_time_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel that waits for room for an hour does not keep its sender for an hour."""
-    monkeypatch.setattr(http_source, "STORING_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(source, "STORING_SECONDS_MAX", 0.05)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with running(made, channel_writer):

@@ -1,0 +1,1 @@
+"""The `http` source: events sent by POST."""
