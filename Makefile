@@ -69,8 +69,8 @@ lint: setup ## checks style, the one-way imports, the wire contract, and that wh
 type: setup ## checks the types of code and tests
 	@$(BIN)/mypy
 
-bench: setup ## measures against a bare gRPC echo
-	@$(BIN)/python tests/bench/run.py
+bench: setup ## measures against a bare gRPC echo, or another checkout: make bench [AGAINST=path]
+	@$(BIN)/python tests/bench/run.py $(if $(AGAINST),--against "$(AGAINST)")
 
 torture: setup ## runs the tests that take long: crashes, and random histories
 	@$(BIN)/python -m pytest $(TESTS) -m torture --timeout 3600

@@ -30,14 +30,20 @@ class Millraced:
         other_output: Lines of its standard error that are no log entries; a good server writes none.
     """
 
-    def __init__(self, arguments: Sequence[str], data_dir: Path, stdin: int = subprocess.DEVNULL) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        data_dir: Path,
+        stdin: int = subprocess.DEVNULL,
+        python: str = sys.executable,
+    ) -> None:
         self.data_dir = data_dir
         self.log: list[dict[str, Any]] = []
         self.other_output: list[str] = []
         self._news = threading.Condition()
         self._is_closed = False
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "millrace_server", "serve", *arguments],
+            [python, "-m", "millrace_server", "serve", *arguments],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 # Run as a script: the repository's folder is where `tests` is found.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.bench import comparing
 from tests.bench.measuring import ROUNDS, measure
 from tests.bench.report import Report
 from tests.bench.scenarios.append import append_scenario
@@ -90,12 +92,24 @@ def main() -> None:
         default=Path(__file__).resolve().parents[2] / "build",
         help="where file channels are, on the disk that is to be measured",
     )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="measure the server of this checkout beside that of another one, which `make setup` has prepared",
+    )
     arguments = parser.parse_args()
     # Where it is not shown on a terminal, nothing is to be wrapped.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     names = arguments.only or [*SCENARIOS, *_OTHERS]
     arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.dir) as scratch:
+        if arguments.against is not None:
+            results = asyncio.run(_compare(names, console, Path(scratch), arguments.against, is_quick=arguments.quick))
+            comparing.show(results, console)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps(comparing.document(results), indent=2) + "\n")
+            return
         report = asyncio.run(_run(names, console, Path(scratch), is_quick=arguments.quick))
     report.show(console)
     if arguments.json is not None:
@@ -131,6 +145,16 @@ async def _run(names: Sequence[str], console: Console, scratch: Path, *, is_quic
             on_step = partial(progress.advance, shown)
             report.spark = await asyncio.to_thread(measure_spark, _made(scratch / "spark"), spark_plan, on_step)
     return report
+
+
+async def _compare(
+    names: Sequence[str], console: Console, scratch: Path, checkout: Path, *, is_quick: bool
+) -> comparing.Results:
+    python = comparing.python_of(checkout)
+
+    async with running_world(_made(scratch / "world")) as world:
+        plan = comparing.Plan(_QUICK_ROUNDS, _QUICK_SCALE) if is_quick else comparing.Plan()
+        return await comparing.compare(world, python, comparing.chosen(names, SCENARIOS), plan, console.print)
 
 
 async def _measure_world(names: Sequence[str], world: World, report: Report, progress: Progress, scale: float) -> None:

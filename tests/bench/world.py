@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -57,6 +58,8 @@ class World:
     """Ends further servers with this one."""
     channel: str = MEMORY_CHANNEL
     """Which channel is measured."""
+    python: str = sys.executable
+    """The interpreter that runs the servers: that of another checkout measures its code."""
 
     def on(self, channel: str) -> "World":
         """The same, measuring another channel."""
@@ -65,7 +68,7 @@ class World:
     def start_server(self, config_toml: str) -> Millraced:
         """Starts one more server, which ends when the world does."""
         scratch = Path(tempfile.mkdtemp(dir=self.scratch))
-        server = _started(scratch, config_toml)
+        server = _started(scratch, config_toml, self.python)
         self.running.callback(server.kill)
         return server
 
@@ -142,7 +145,7 @@ async def running_world(scratch: Path) -> AsyncGenerator[World]:
         scratch: An empty directory on the disk that is measured.
     """
     with bare_server() as bare, log_server(scratch) as logs, ExitStack() as running:
-        server = _started(scratch, _CONFIG_TOML)
+        server = _started(scratch, _CONFIG_TOML, sys.executable)
         running.callback(server.kill)
         async with (
             connect(server.grpc) as millrace_connection,
@@ -152,8 +155,19 @@ async def running_world(scratch: Path) -> AsyncGenerator[World]:
             yield World(server, millrace_connection, bare, bare_connection, logs, log_connection, scratch, running)
 
 
-def _started(scratch: Path, config_toml: str) -> Millraced:
+@asynccontextmanager
+async def server_of(world: World, python: str) -> AsyncGenerator[World]:
+    """The same world with a server that another interpreter runs, which is up at the same time."""
+    scratch = Path(tempfile.mkdtemp(dir=world.scratch))
+    server = _started(scratch, _CONFIG_TOML, python)
+    world.running.callback(server.kill)
+    async with connect(server.grpc) as connection:
+        yield replace(world, server=server, millrace=connection, scratch=scratch, python=python)
+
+
+def _started(scratch: Path, config_toml: str, python: str) -> Millraced:
     config, data_dir = scratch / "millrace.toml", scratch / "data"
     config.write_text(config_toml)
     free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    return Millraced(("--config", str(config), "--data-dir", str(data_dir), *free_ports), data_dir)
+    arguments = ("--config", str(config), "--data-dir", str(data_dir), *free_ports)
+    return Millraced(arguments, data_dir, python=python)

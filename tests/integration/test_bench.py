@@ -49,6 +49,19 @@ def test_bench_of_file_channels_measures_beside_bare_loops(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [tmp_path / "bench.json"]
 
 
+def test_bench_against_another_checkout_tells_the_ratio_of_each_way(tmp_path: Path) -> None:
+    """Two servers run at once, and each way of the first is measured as a share of the second's."""
+    saved = tmp_path / "ratios.json"
+    checkout = tmp_path / "other"
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (checkout / ".venv" / "bin" / "python").chmod(0o755)
+    scratch = tmp_path / "scratch"
+    arguments = ("--quick", "--only", "file_lone_call", "--against", checkout, "--json", saved, "--dir", scratch)
+    subprocess.run([sys.executable, RUN, *arguments], capture_output=True, check=True, timeout=100)
+    assert set(json.loads(saved.read_text())) == {"file_lone_call: Append"}
+
+
 @pytest.mark.torture
 def test_bench_of_restarts_tells_how_soon_a_channel_is_back(tmp_path: Path) -> None:
     """It tells of memory and of openings by what is behind the checkpoint, by what is queued, and of the whole log."""

@@ -1,0 +1,100 @@
+"""Measures this checkout's server beside that of another checkout, both up at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.measuring import Figures, Scenario, measure
+from tests.bench.world import World, server_of
+
+_BASE = "{}, base"
+
+MakeScenario = Callable[[World], Scenario]
+Results = dict[str, tuple[Scenario, dict[str, Figures]]]
+
+
+class Plan(NamedTuple):
+    """How long to measure."""
+
+    rounds: int = 11
+    """More than beside bare servers, since differences of a hundredth count."""
+    scale: float = 1.0
+    """The share of the scenario's operations in each round."""
+
+
+def python_of(checkout: Path) -> str:
+    """Returns the interpreter of a checkout in which `make setup` has run.
+
+    Raises:
+        SystemExit: There is none.
+    """
+    python = checkout / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"{python} does not exist: run `make setup` in {checkout} first")
+    return str(python)
+
+
+async def compare(
+    world: World, python: str, scenarios: Mapping[str, MakeScenario], plan: Plan, on_scenario: Callable[[str], None]
+) -> Results:
+    """Measures each scenario with both servers in alternation.
+
+    Args:
+        world: This checkout's server and the bare ones.
+        python: The other checkout's interpreter.
+        scenarios: What to measure, by name.
+        plan: How long.
+        on_scenario: Called before each scenario with its title.
+    """
+    results: Results = {}
+    async with server_of(world, python) as base_world:
+        for name, make in scenarios.items():
+            scenario = _with_base(make(world), make(base_world))
+            on_scenario(scenario.title)
+            results[name] = (scenario, await measure(scenario, plan.rounds, plan.scale, lambda: None))
+    return results
+
+
+def _with_base(ours: Scenario, base: Scenario) -> Scenario:
+    """Leaves out the yardsticks, so that the turns of the two servers are as close in time as can be."""
+    renamed = [replace(contender, name=_BASE.format(contender.name)) for contender in base.ours]
+    return replace(ours, ours=[*ours.ours, *renamed], one_way=None, logs=(), loops=(), peers=(), target=None)
+
+
+def ratios(results: Results) -> dict[str, float]:
+    """Returns each way's rate as a share of the other checkout's: the median of what each round says."""
+    shares = {}
+    for name, (scenario, figures) in results.items():
+        for contender in scenario.ours:
+            if (base := figures.get(_BASE.format(contender.name))) is not None:
+                shares[f"{name}: {contender.name}"] = figures[contender.name].share_of(base)
+    return shares
+
+
+def show(results: Results, console: Console) -> None:
+    """Prints the table."""
+    table = Table(title="This checkout beside the other, medians", title_justify="left")
+    table.add_column("")
+    for heading in ("events/s", "base events/s", "ratio", "CPU us", "base CPU us"):
+        table.add_column(heading, justify="right")
+    for title, ratio in ratios(results).items():
+        name, _, contender = title.partition(": ")
+        scenario, figures = results[name]
+        ours, base = figures[contender], figures[_BASE.format(contender)]
+        rates = (f"{ours.rate:,.0f}", f"{base.rate:,.0f}", f"{ratio:.3f}")
+        table.add_row(f"{scenario.title}: {contender}", *rates, f"{ours.cost:.0f}", f"{base.cost:.0f}")
+    console.print(table)
+
+
+def document(results: Results) -> dict[str, float]:
+    """Returns the ratios as JSON-ready figures."""
+    return {title: round(ratio, 4) for title, ratio in ratios(results).items()}
+
+
+def chosen(names: Sequence[str], scenarios: Mapping[str, MakeScenario]) -> dict[str, MakeScenario]:
+    """Returns those scenarios that run on a world's server."""
+    return {name: scenarios[name] for name in names if name in scenarios}
