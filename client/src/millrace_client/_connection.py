@@ -12,9 +12,9 @@ import grpc
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
 from millrace_client._calls import Call
-from millrace_client._failures import Failures
 from millrace_client._flows import Flow
 from millrace_client._forks import FORKS, forked_error
+from millrace_client._grpc_errors import ErrorTranslator
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
 from millrace_client._watchdog import Watchdog
@@ -34,7 +34,7 @@ class _Opened:
     """What belongs to one process."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        FORKS.refuse_if_spoiled()
+        FORKS.check_usable()
         self.process_id = os.getpid()
         self.numbering = Numbering()
         self.watchdog = Watchdog()
@@ -67,7 +67,7 @@ class Connection:
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
-        self.failures = Failures(settings.endpoint)
+        self.errors = ErrorTranslator(settings.endpoint)
         self._opening = threading.Lock()
         self._opened: _Opened | None = None
         self._is_closed = False
@@ -113,7 +113,7 @@ class Connection:
         try:
             answer = make(call.request, timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
         except grpc.RpcError as failure:
-            raise self.failures.error_of(failure, call.channel, call.txn_id) from None
+            raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except ValueError as error:
             raise self.error_if_closed(error) from None
         finally:
@@ -154,8 +154,8 @@ class Connection:
                     return
                 except grpc.RpcError as failure:
                     if watch.has_fired:
-                        raise self.failures.deadline_error(call.channel) from None
-                    raise self.failures.error_of(failure, call.channel) from None
+                        raise self.errors.deadline(call.channel) from None
+                    raise self.errors.from_rpc(failure, call.channel) from None
                 finally:
                     watch.disarm()
                 yield call.decode(answer)

@@ -162,8 +162,8 @@ class ConsumeStream:
         except grpc.RpcError as failure:
             self._has_ended = True
             if self._watch.has_fired:
-                raise self._connection.failures.deadline_error(self._channel) from None
-            raise self._connection.failures.error_of(failure, self._channel) from None
+                raise self._connection.errors.deadline(self._channel) from None
+            raise self._connection.errors.from_rpc(failure, self._channel) from None
         finally:
             self._watch.disarm()
 

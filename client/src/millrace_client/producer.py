@@ -12,78 +12,78 @@ from millrace_client._forks import forked_error
 from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Event, Events
+from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.config import Overflow, ProducerConfig, Routing
 from millrace_client.producing.engine import EngineSettings
-from millrace_client.producing.intake import Intake
-from millrace_client.producing.lanes import Gathering
 from millrace_client.producing.metrics import (
     Latencies,
+    ProducerCounters,
     ProducerHooks,
     ProducerMetrics,
     ProducerRates,
     ServerMetrics,
-    Tally,
 )
 from millrace_client.producing.pages import SendFuture
 from millrace_client.producing.results import Callback, SendAttempt, SendResult
 from millrace_client.producing.send_many import SendFutures, SendSummary, put_many
-from millrace_client.producing.sending import parts_of, refuse_body, refuse_key
-from millrace_client.producing.servers import Credentials
+from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
+from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport, ThreadedEngine
 
 CLOSE_SECONDS = 60.0
-"""How long `close` waits, unless it is told otherwise."""
+"""How long `close` waits by default."""
 
 
 class Producer:
-    """Sends events to one or several servers. `send` returns at once; the rest happens in the background.
+    """Sends events to one or several servers in the background. `send` returns at once.
 
         with Producer("127.0.0.1:7070", channel="orders") as producer:
             future = producer.send(b"one", key="customer-1")
             print(future.result().sequence)
 
-    All methods may be called by any thread, and from callbacks too.
+    All methods may be called from any thread, and from callbacks.
 
     **Exactly once.** A batch is numbered and encoded once, and every further attempt sends the same bytes. So whatever
-    breaks (a reply, a connection, a server that starts anew), the channel of one server holds one copy of an event
-    whose future tells that it is stored. An event whose future fails is not stored where `is_outcome_known` says so;
-    otherwise it may be, once. A batch of which it is not known whether its server has it stays with that server. Where
-    `move_after_seconds` lets it go to another, it may be stored on both, and on the first one as late as that comes
-    back: at least once across servers then, and still at most once on each.
+    fails (a reply, a connection, a server that restarts), the channel of one server holds one copy of an event whose
+    future says that it is stored. An event whose future fails is not stored if `is_outcome_known` is true; otherwise it
+    may be stored, once. A batch that its server may have stored stays with that server. If `move_after_seconds` lets it
+    go to another server, it may be stored on both, and on the first one as late as that server returns: then delivery
+    is at least once across servers, and still at most once on each.
 
-    **Order.** Events of one key stand in each channel in the order in which `send` was called, whatever has to be sent
-    again: nothing of a key is sent before all that was sent before it under that key is settled or in the same batch.
-    To keep the pipe full, other keys go on meanwhile; keys are spread over 32 lanes for that. Events without a key
-    stand in the order of `send` as long as nothing has to be sent again. An event that fails for good leaves a gap, and
-    those behind it go on. On several servers, each server's channel by itself has this order.
+    **Order.** Events of one key have the order of the `send` calls in each channel, also after retries: an event of a
+    key is sent only when all earlier events of that key are settled or in the same batch. Other keys continue
+    meanwhile; for that, keys are distributed over 32 buckets. Events without a key have the order of `send` as long as
+    nothing must be sent again. An event that fails leaves a gap, and later events are stored all the same. With several
+    servers, the order holds in each server's channel.
 
-    **Resuming.** A producer whose configuration has a `producer_id` can be followed by another one of the same id, in
-    another process too: what both send is stored once. For that, events are numbered in the order of `send`, in each
-    channel from `first_number`, and stand in it in that order, whatever their keys. There is one endpoint, which stands
-    for one server. The first event that fails for good stops the producer: nothing behind it is stored, their futures
-    fail and `send` raises with ProducerClosedError. (What `send` itself refuses has no number.) So what is stored has
-    no gap, and whoever goes on gives `first_number` and sends again from there: any event not known to be stored, or
-    one before it. The delivery time of an event counts only from when those before it are stored, for one batch
-    of a channel is under way at a time. At most one producer of an id may be at work.
+    **Resuming.** A producer with a `producer_id` can be followed by another one with the same id, also in another
+    process: events that both send are stored once. For that, events are numbered in the order of `send`, in each
+    channel from `first_number`, and stored in that order, whatever their keys. There must be one endpoint, for one
+    server. The first event that fails stops the producer: nothing behind it is stored, the futures of later events fail
+    and `send` raises ProducerClosedError. (An event that `send` refuses has no number.) So the stored events have no
+    gap, and the next producer sets `first_number` and sends again from there: from the first event that is not known
+    to be stored, or an earlier one. The delivery time of an event starts when all events before it are stored, since
+    one batch of a channel is in progress at a time. At most one producer of an id may run at a time.
 
-    **Memory** is bounded by `buffer_bytes_max`, and what happens then is the `overflow` policy's choice.
+    **Memory** is bounded by `buffer_bytes_max`; the `overflow` policy decides what a send does when it is used up.
 
-    **Callbacks** run on two threads of their own, one for what was stored and one for what was not, in the order in
-    which batches were settled. One that raises is logged and counted. One that blocks holds up those behind it, but no
-    event: only what callbacks themselves take of the buffer waits for them.
+    **Callbacks** run on two threads of their own, one for stored events and one for failed events, in the order in
+    which batches were settled. A callback that raises is logged and counted. A callback that blocks delays the
+    callbacks behind it, but no event: only the callbacks' own share of the buffer stays in use.
 
-    A process that is forked cannot use its parent's producer (ClientForkedError).
+    A forked process cannot use its parent's producer (ClientForkedError).
 
     Args:
-        endpoints: `host:port`, or several. Each address that a name resolves to is a server of its own.
-        channel: Where events go when `send` does not say.
+        endpoints: `host:port`, or several. Each address that a name resolves to is one server.
+        channel: The default channel of `send`.
         config: The limits; see `ProducerConfig`.
         credentials: For TLS. None: plain text.
-        options: Options of the gRPC channels, which win over the client's own.
-        hooks: Is told what happens while the producer works.
+        options: Options of the gRPC channels; they override the client's own.
+        hooks: Called as the producer works.
 
     Raises:
-        BadArgumentError: There is no endpoint, or there are several and a `producer_id`.
+        BadArgumentError: There is no endpoint, or several of them with a `producer_id`.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first have defaults
@@ -100,27 +100,27 @@ class Producer:
         self._channel = channel
         self._producer_id = self._config.producer_id or new_txn_id()
         self._endpoints = check_endpoints(endpoints)
-        tally = Tally()
-        self._intake = Intake(self._config, self._producer_id, tally)
+        counters = ProducerCounters()
+        self._accumulator = Accumulator(self._config, self._producer_id, counters)
         settings = EngineSettings(
             endpoints=self._endpoints,
-            how=Credentials(credentials=credentials, options=tuple(options)),
+            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
             config=self._config,
             hooks=hooks,
         )
-        self._threaded = ThreadedEngine(settings, self._intake, tally)
-        self._put = self._intake.put
-        self._gatherings: dict[str, Gathering] = {}
+        self._threaded = ThreadedEngine(settings, self._accumulator, counters)
+        self._put = self._accumulator.put
+        self._buffers: dict[str, ChannelBuffer] = {}
         self._process_id = os.getpid()
-        self._is_foreign = False
+        self._is_forked = False
         _PRODUCERS.add(self)
-        self._finalizer = weakref.finalize(self, self._threaded.abandon)
-        # At a program's end the engine closes itself, and waits.
+        self._finalizer = weakref.finalize(self, self._threaded.close_in_background)
+        # When the program exits, the engine closes itself and waits.
         self._finalizer.atexit = False
 
     @property
     def producer_id(self) -> str:
-        """Names this producer in the headers of the context, and in its stamps where the configuration names it."""
+        """The producer's id, in context headers, and in its stamps if it was configured."""
         return self._producer_id
 
     @property
@@ -135,105 +135,104 @@ class Producer:
         channel: str = "",
         callback: Callback | None = None,
     ) -> SendFuture:
-        """Takes an event to be stored, and returns what will tell of it. Waits only where the buffer is full.
+        """Accepts an event to be stored and returns its future. Waits only if the buffer is full.
 
         Args:
-            event: An event, or a body alone; text becomes UTF-8. What is in it now is sent, whatever becomes of the
-                caller's objects.
-            key: Events of one key keep their order; with by-key routing it also chooses the server. It is not stored.
-            channel: Where it goes. Empty: to the producer's channel.
-            callback: Is called once with the event's result, whatever that is.
+            event: An event, or a body alone; text becomes UTF-8. Later changes of the object have no effect.
+            key: Events of one key keep their order; with by-key routing it also decides the server. It is not stored.
+            channel: The channel. Empty: the producer's default channel.
+            callback: Called once with the event's result.
 
         Raises:
-            BufferFullError: The buffer is full, and was for as long as the policy lets this wait.
-            EventTooLargeError: The event alone is larger than events may be.
-            BadArgumentError, TypeError: It is no event, or there is no channel.
+            BufferFullError: The buffer was full for as long as the overflow policy lets this wait.
+            EventTooLargeError: The event is larger than the limit.
+            BadArgumentError, TypeError: The event or the key is malformed, or there is no channel.
             ProducerClosedError: The producer is closed.
-            ClientForkedError: It belongs to another process.
+            ClientForkedError: The producer belongs to another process.
         """
         headers: Mapping[str, str]
         if isinstance(event, Event):
             body, headers = event.body, event.headers
             if body.__class__ is not bytes:
-                refuse_body(body)
+                check_body(body)
         elif isinstance(event, bytes):
-            body, headers = event, _NO_HEADERS
+            body, headers = event, NO_HEADERS
         else:
             body, headers = parts_of(event)
         if key is not None and key.__class__ is not str and key.__class__ is not bytes:
-            refuse_key(key)
-        gathering = self._gatherings.get(channel) or self._open_gathering(channel)
-        page, index = self._put(gathering, key, body, headers, callback, True)
+            check_key(key)
+        buffer = self._buffers.get(channel) or self._open_buffer(channel)
+        page, index = self._put(buffer, key, body, headers, callback, True)
         return SendFuture(page, index)
 
     def send_many(self, events: Events, key: str | bytes | None = None, channel: str = "") -> SendFutures:
-        """Takes many events, each as `send` does, and returns what will tell of them.
+        """Accepts many events, each as `send` does, and returns their futures.
 
-        Events that are alike (the same header names, values in ASCII) cost a fraction of as many calls of `send`. One
-        that cannot be taken has failed when this returns, and harms none of the others.
+        Events with the same header names and ASCII values cost a fraction of as many calls of `send`. An event that is
+        not accepted has failed when this returns; the others are not affected.
 
         Args:
-            events: Events or bodies, in the order in which they are to stand.
-            key: The same for all of them.
-            channel: Where they go. Empty: to the producer's channel.
+            events: Events or bodies, in order.
+            key: The key of all of them.
+            channel: The channel. Empty: the producer's default channel.
 
         Raises:
-            BadArgumentError, TypeError: There is no channel, or the key or something among the events is none; those
-                before it are on their way.
+            BadArgumentError, TypeError: There is no channel, or the key or an event is malformed; the events before
+                it are accepted.
             ProducerClosedError: The producer is closed.
-            ClientForkedError: It belongs to another process.
+            ClientForkedError: The producer belongs to another process.
         """
         if isinstance(events, (str, bytes, bytearray)):
             raise TypeError(f"events: is one {type(events).__name__}; give several, or use send")
         if key is not None:
-            refuse_key(key)
-        gathering = self._gatherings.get(channel) or self._open_gathering(channel)
-        if self._intake.refusal is not None:
-            raise self._intake.refusal
-        return put_many(self._intake, gathering, key, events)
+            check_key(key)
+        buffer = self._buffers.get(channel) or self._open_buffer(channel)
+        if self._accumulator.refusal is not None:
+            raise self._accumulator.refusal
+        return put_many(self._accumulator, buffer, key, events)
 
-    def _open_gathering(self, channel: str) -> Gathering:
-        if self._is_foreign:
+    def _open_buffer(self, channel: str) -> ChannelBuffer:
+        if self._is_forked:
             raise forked_error(self._process_id)
         name = channel or self._channel
         if not name:
             raise BadArgumentError("channel: is empty; name one here, or when making the producer")
         self._threaded.open()
-        gathering = self._gatherings[channel] = self._intake.gathering(name)
-        return gathering
+        buffer = self._buffers[channel] = self._accumulator.buffer(name)
+        return buffer
 
     def flush(self, timeout_seconds: float | None = None) -> int:
-        """Sends what has gathered at once, and waits until all that was sent before is settled.
+        """Sends buffered events at once, and waits until all events sent before are settled.
 
         Returns:
-            How many of these events are not settled after that time; 0 where all are.
+            How many of these events are not settled after the timeout; 0 if all are.
         """
-        if self._is_foreign:
+        if self._is_forked:
             raise forked_error(self._process_id)
-        return self._intake.wait_settled(self._intake.close_pages(), timeout_seconds)
+        return self._accumulator.wait_settled(self._accumulator.close_pages(), timeout_seconds)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> ProducerCloseReport:
-        """Sends and settles all that was sent, runs the callbacks, and ends the threads.
+        """Sends and settles all accepted events, runs the callbacks, and ends the threads.
 
-        May be called often, from many threads, and from callbacks. What is not settled when the time has run out fails
-        with ProducerClosedError; with several calls the latest time counts. Where it is called from a callback, it
-        does not wait for the end of that callback, nor for those behind it.
+        May be called several times, from many threads, and from callbacks. Events that are not settled after the
+        timeout fail with ProducerClosedError; of several calls the latest deadline counts. A call from a callback does
+        not wait for the end of that callback, nor for the callbacks behind it.
 
         Returns:
-            What was left after that time.
+            What was left after the timeout.
         """
-        if self._is_foreign:
+        if self._is_forked:
             return ProducerCloseReport(0, 0)
         return self._threaded.close(timeout_seconds)
 
     def metrics(self) -> ProducerMetrics:
-        """How the producer stands, and what it has done."""
+        """Returns the producer's current metrics."""
         return self._threaded.metrics()
 
     def _note_fork(self) -> None:
-        """Runs in a process that was forked: locks may be held for ever by threads that are not there."""
-        self._is_foreign = True
-        self._gatherings = {}
+        """Runs in a forked process, where threads that do not exist may hold locks for ever."""
+        self._is_forked = True
+        self._buffers = {}
         self._finalizer.detach()
 
     def __enter__(self) -> Self:
@@ -248,7 +247,6 @@ class Producer:
         return f"<Producer of {', '.join(self._endpoints)}>"
 
 
-_NO_HEADERS: Mapping[str, str] = {}
 _PRODUCERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 

@@ -2,7 +2,7 @@ from zlib import crc32
 
 from millrace_client import Event
 from millrace_client.cli.line_routing import LineRouting
-from millrace_client.producing.lanes import LANES
+from millrace_client.producing.channel_buffer import BUCKETS
 from millrace_client.producing.routing import ranked
 
 ENDPOINTS = ["a:1", "b:1", "c:1"]
@@ -28,4 +28,4 @@ def test_places_of_keys_are_the_homes_that_producers_give_them() -> None:
     for endpoint, its_places in zip(ENDPOINTS, places, strict=True):
         assert its_places
         for place in its_places:
-            assert ranked(crc32(keys[place].encode()) % LANES, ENDPOINTS)[0] == endpoint
+            assert ranked(crc32(keys[place].encode()) % BUCKETS, ENDPOINTS)[0] == endpoint

@@ -12,9 +12,9 @@ from grpc import aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
 from millrace_client._calls import Call
-from millrace_client._failures import Failures
 from millrace_client._flows import Flow
 from millrace_client._forks import FORKS, forked_error
+from millrace_client._grpc_errors import ErrorTranslator
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
 from millrace_client.errors import ClientClosedError, MillraceError
@@ -33,7 +33,7 @@ class _Opened:
     """What belongs to one process and one event loop."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        FORKS.refuse_if_spoiled()
+        FORKS.check_usable()
         self.process_id = os.getpid()
         self.numbering = Numbering()
         options = settings.all_options()
@@ -64,7 +64,7 @@ class Connection:
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
-        self.failures = Failures(settings.endpoint)
+        self.errors = ErrorTranslator(settings.endpoint)
         self._opened: _Opened | None = None
         self._is_closed = False
         self._apart: set[asyncio.Task[Any]] = set()
@@ -99,7 +99,7 @@ class Connection:
         try:
             answer = await make(call.request, timeout=timeout_seconds, wait_for_ready=self.settings.wait_for_ready)
         except grpc.RpcError as failure:
-            raise self.failures.error_of(failure, call.channel, call.txn_id) from None
+            raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except asyncio.CancelledError:
             raise self.error_if_cut_off(call.channel, call.txn_id) from None
         return call.decode(answer)
@@ -157,9 +157,9 @@ class Connection:
             async with asyncio.timeout(seconds):
                 answer = await answers.read()
         except TimeoutError:
-            raise self.failures.deadline_error(channel) from None
+            raise self.errors.deadline(channel) from None
         except grpc.RpcError as failure:
-            raise self.failures.error_of(failure, channel) from None
+            raise self.errors.from_rpc(failure, channel) from None
         except asyncio.CancelledError:
             raise self.error_if_cut_off(channel) from None
         return None if answer is aio.EOF else cast("T", answer)
@@ -168,7 +168,7 @@ class Connection:
         """What to raise where an await was cancelled: closing the client cancels too, and that is no task's end."""
         task = asyncio.current_task()
         if self._is_closed and not (task and task.cancelling()):
-            return self.failures.closed_error(channel, txn_id)
+            return self.errors.cancelled(channel, txn_id)
         return asyncio.CancelledError()
 
     async def close(self) -> None:

@@ -213,7 +213,7 @@ class ConsumeStream:
     def _cut_off(self) -> DeadlineError:
         self._call.cancel()
         self._note_end()
-        return self._connection.failures.deadline_error(self._channel)
+        return self._connection.errors.deadline(self._channel)
 
     def _note_end(self) -> None:
         self._has_ended = True

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,17 +16,16 @@ from millrace_client._settings import check_endpoints, new_txn_id
 from millrace_client.errors import BadArgumentError, BufferFullError, ProducerClosedError
 from millrace_client.events import Event
 from millrace_client.producer import CLOSE_SECONDS
+from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.callbacks import Job, run_guarded
+from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.config import Overflow, ProducerConfig
-from millrace_client.producing.engine import Engine, EngineSettings
-from millrace_client.producing.intake import Intake
-from millrace_client.producing.lanes import Gathering
-from millrace_client.producing.looking import metrics_of
-from millrace_client.producing.metrics import ProducerHooks, ProducerMetrics, Tally
+from millrace_client.producing.engine import Engine, EngineSettings, metrics_of
+from millrace_client.producing.metrics import ProducerCounters, ProducerHooks, ProducerMetrics
 from millrace_client.producing.pages import AsyncSendFuture, Page
 from millrace_client.producing.results import Callback
-from millrace_client.producing.sending import parts_of, refuse_body, refuse_key
-from millrace_client.producing.servers import Credentials
+from millrace_client.producing.sending import check_body, check_key, parts_of
+from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport
 
 
@@ -35,8 +36,8 @@ class AsyncProducer:
             future = await producer.send(b"one", key="customer-1")
             print((await future).sequence)
 
-    It promises what `Producer` promises, by the same engine, without a thread: the event loop of the first `send` is
-    its own from then on. Callbacks and hooks run on that loop, apart from each other, and must not block it.
+    It gives the guarantees of `Producer`, by the same engine, on the event loop of the first `send`. Callbacks and
+    hooks run on that loop, each in a call of its own, and must not block it.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first have defaults
@@ -52,23 +53,23 @@ class AsyncProducer:
         self._config = config or ProducerConfig()
         self._channel = channel
         self._producer_id = self._config.producer_id or new_txn_id()
-        self._tally = Tally()
-        self._intake = Intake(self._config, self._producer_id, self._tally)
+        self._counters = ProducerCounters()
+        self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
         self._settings = EngineSettings(
             endpoints=check_endpoints(endpoints),
-            how=Credentials(credentials=credentials, options=tuple(options)),
+            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
             config=self._config,
             hooks=hooks,
         )
-        self._callbacks = _LoopCallbacks(self._tally)
+        self._callbacks = _LoopCallbacks(self._counters)
         self._engine: Engine | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._gatherings: dict[str, Gathering] = {}
+        self._buffers: dict[str, ChannelBuffer] = {}
         self._process_id = os.getpid()
 
     @property
     def producer_id(self) -> str:
-        """Names this producer in the headers of the context, and in its stamps where the configuration names it."""
+        """The producer's id, in context headers, and in its stamps if it was configured."""
         return self._producer_id
 
     @property
@@ -78,7 +79,7 @@ class AsyncProducer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether gRPC works for it: a thread of grpc.aio polls for all connections."""
+        """Whether a thread may be inside gRPC."""
         return self._engine is not None and not (self._ending is not None and self._ending.done())
 
     async def send(
@@ -88,9 +89,10 @@ class AsyncProducer:
         channel: str = "",
         callback: Callback | None = None,
     ) -> AsyncSendFuture:
-        """Takes an event to be stored, and returns what will tell of it; see `millrace_client.Producer.send`.
+        """Accepts an event to be stored and returns its future; see `millrace_client.Producer.send`.
 
-        Waits only where the buffer is full and the policy is to wait. Cancelled while it waits, it has taken nothing.
+        Waits only if the buffer is full and the policy is to block. If it is cancelled while it waits, the event is not
+        accepted.
         """
         try:
             return self.send_nowait(event, key, channel, callback)
@@ -104,17 +106,17 @@ class AsyncProducer:
     ) -> AsyncSendFuture:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        give_up = began + self._config.max_block_seconds
+        deadline = began + self._config.max_block_seconds
         try:
             while True:
-                freed = self._intake.room_freed()
-                await asyncio.wait((freed,), timeout=max(give_up - loop.time(), 0.0))
+                freed = self._accumulator.room_freed()
+                await asyncio.wait((freed,), timeout=max(deadline - loop.time(), 0.0))
                 with suppress(BufferFullError):
                     return self.send_nowait(event, key, channel, callback)
-                if loop.time() >= give_up:
+                if loop.time() >= deadline:
                     return self.send_nowait(event, key, channel, callback)
         finally:
-            self._tally.blocked_seconds += loop.time() - began
+            self._counters.blocked_seconds += loop.time() - began
 
     def send_nowait(
         self,
@@ -123,7 +125,7 @@ class AsyncProducer:
         channel: str = "",
         callback: Callback | None = None,
     ) -> AsyncSendFuture:
-        """The same without ever waiting.
+        """Does the same as `send`, but never waits.
 
         Raises:
             BufferFullError: The buffer is full.
@@ -132,39 +134,39 @@ class AsyncProducer:
         if isinstance(event, Event):
             body, headers = event.body, event.headers
             if body.__class__ is not bytes:
-                refuse_body(body)
+                check_body(body)
         else:
             body, headers = parts_of(event)
         if key is not None and key.__class__ is not str:
-            refuse_key(key)
-        gathering = self._gatherings.get(channel) or self._open_gathering(channel)
-        page, index = self._intake.put(gathering, key, body, headers, callback, False)
+            check_key(key)
+        buffer = self._buffers.get(channel) or self._open_buffer(channel)
+        page, index = self._accumulator.put(buffer, key, body, headers, callback, False)
         return AsyncSendFuture(page, index)
 
-    def _open_gathering(self, channel: str) -> Gathering:
-        self._refuse_other_process()
+    def _open_buffer(self, channel: str) -> ChannelBuffer:
+        self._check_process()
         name = channel or self._channel
         if not name:
             raise BadArgumentError("channel: is empty; name one here, or when making the producer")
-        if self._engine is None and self._intake.refusal is None:
-            FORKS.refuse_if_spoiled()
+        if self._engine is None and self._accumulator.refusal is None:
+            FORKS.check_usable()
             FORKS.watch(self)
             loop = asyncio.get_running_loop()
             self._callbacks.loop = loop
-            self._engine = engine = Engine(self._settings, self._intake, self._tally, self._callbacks)
-            self._intake.wake = lambda: _call_soon(loop, engine)
+            self._engine = engine = Engine(self._settings, self._accumulator, self._counters, self._callbacks)
+            self._accumulator.wake = partial(_wake, loop, engine)
             engine.start()
-        gathering = self._gatherings[channel] = self._intake.gathering(name)
-        return gathering
+        buffer = self._buffers[channel] = self._accumulator.buffer(name)
+        return buffer
 
     async def flush(self, timeout_seconds: float | None = None) -> int:
-        """Sends what has gathered at once, and waits until all that was sent before is settled.
+        """Sends buffered events at once, and waits until all events sent before are settled.
 
         Returns:
-            How many of these events are not settled after that time; 0 where all are.
+            How many of these events are not settled after the timeout; 0 if all are.
         """
-        self._refuse_other_process()
-        return await self._wait_settled(self._intake.close_pages(), timeout_seconds)
+        self._check_process()
+        return await self._wait_settled(self._accumulator.close_pages(), timeout_seconds)
 
     async def _wait_settled(self, pages: set[Page], timeout_seconds: float | None) -> int:
         with suppress(TimeoutError):
@@ -175,28 +177,28 @@ class AsyncProducer:
         return sum(page.open_count for page in pages)
 
     async def close(self, timeout_seconds: float = CLOSE_SECONDS) -> ProducerCloseReport:
-        """Settles all that was sent and disconnects; see `millrace_client.Producer.close`."""
-        self._intake.refuse(ProducerClosedError("the producer is closed"))
+        """Settles all accepted events and disconnects; see `millrace_client.Producer.close`."""
+        self._accumulator.refuse(ProducerClosedError("the producer is closed"))
         engine = self._engine
         if engine is None or self._process_id != os.getpid():
             return ProducerCloseReport(0, 0)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        pages = self._intake.close_pages()
-        engine.give_up_at(deadline)
+        pages = self._accumulator.close_pages()
+        engine.close_by(deadline)
         if self._ending is None:
             self._ending = loop.create_task(_end(engine))
         events_left = await self._wait_settled(pages, max(deadline - loop.time(), 0.0))
         await asyncio.wait((self._ending,), timeout=max(deadline - loop.time(), 0.0))
-        # Callbacks of the last batch run in the loop's next turn.
+        # Callbacks of the last batch run in the next iteration of the loop.
         await asyncio.sleep(0)
-        return ProducerCloseReport(max(events_left, engine.given_up_count), self._callbacks.waiting_count)
+        return ProducerCloseReport(max(events_left, engine.abandoned_count), self._callbacks.waiting_count)
 
     def metrics(self) -> ProducerMetrics:
-        """How the producer stands, and what it has done."""
-        return metrics_of(self._intake, self._tally, self._engine, self._callbacks)
+        """Returns the producer's current metrics."""
+        return metrics_of(self._accumulator, self._counters, self._engine, self._callbacks, time.monotonic())
 
-    def _refuse_other_process(self) -> None:
+    def _check_process(self) -> None:
         if self._process_id != os.getpid():
             raise forked_error(self._process_id)
 
@@ -213,10 +215,10 @@ class AsyncProducer:
 
 
 class _LoopCallbacks:
-    """Runs callbacks on the event loop, each in a turn of its own."""
+    """Runs callbacks on the event loop, each in a call of its own."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, counters: ProducerCounters) -> None:
+        self._counters = counters
         self._waiting_count = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -231,11 +233,11 @@ class _LoopCallbacks:
 
     def _run(self, job: Job, is_counted: bool) -> None:  # noqa: FBT001 - as call_soon passes it
         self._waiting_count -= is_counted
-        run_guarded(job, self._tally)
+        run_guarded(job, self._counters)
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
-    loop.call_soon(engine.look)
+def _wake(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+    loop.call_soon(engine.run_once)
 
 
 async def _end(engine: Engine) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from millrace_client import Event
-from millrace_client.producing.lanes import LANES
+from millrace_client.producing.channel_buffer import BUCKETS
 from millrace_client.producing.routing import ranked
 
 
@@ -24,7 +24,7 @@ class LineRouting:
         self.server_count = len(endpoints)
         """How many there are."""
         self._key_header = key_header
-        self._homes = [endpoints.index(ranked(lane, endpoints)[0]) for lane in range(LANES)]
+        self._homes = [endpoints.index(ranked(lane, endpoints)[0]) for lane in range(BUCKETS)]
 
     def places(self, events: Sequence[Event | bytes], first_line: int) -> list[Sequence[int]]:
         """For each server the places of its events among these, in order.
@@ -44,5 +44,5 @@ class LineRouting:
         if self._key_header is not None and isinstance(event, Event):
             key = event.headers.get(self._key_header)
             if key is not None:
-                return self._homes[crc32(key.encode()) % LANES]
+                return self._homes[crc32(key.encode()) % BUCKETS]
         return line % self.server_count

@@ -1,5 +1,4 @@
-"""The engine of `Producer` and `AsyncProducer`: events gather in pages, pages become batches, batches go up streams.
+"""The engine of `Producer` and `AsyncProducer`: events are added to pages, pages become batches, batches are sent.
 
-`intake` is the only part that threads share; all else runs on one event loop. What is promised stands in
-`millrace_client.producer`.
+Only `accumulator` is shared by threads; everything else runs on one event loop. `Producer` documents the guarantees.
 """

@@ -1,8 +1,8 @@
-"""Batches: what is sent, answered and sent again as a whole."""
+"""Batches: events that are sent, answered and sent again together."""
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from millrace.columns import ColumnsCutter
 from millrace_client.errors import MillraceError
 from millrace_client.events import Stamp
+from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBucket
 from millrace_client.producing.encoding import columns_of_request, request_of_columns, request_of_pages
-from millrace_client.producing.lanes import Gathering, Lane
 from millrace_client.producing.pages import Page
 from millrace_client.producing.results import SendAttempt
 
 if TYPE_CHECKING:
-    from millrace_client.producing.servers import Outlet
+    from millrace_client.producing.servers import ServerChannel
 
 
 class Part(NamedTuple):
-    """Events of one page that lie side by side in a batch."""
+    """Events of one page that are side by side in a batch."""
 
     page: Page
     start: int
@@ -30,39 +30,49 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Encoded once, with a stamp that never changes: so the server that stored it knows it again.
+    """Events that are encoded once, with a stamp that never changes, so that a server recognises a repeat.
 
-    It holds the lanes of its keys until it is settled, and those that follow it on the same lanes wait for it.
+    A batch holds the buckets of its keys until it is settled, and later events in the same buckets wait for it.
     """
 
-    gathering: Gathering
+    buffer: ChannelBuffer
     parts: Sequence[Part]
     stamp: Stamp
     request: bytes
-    born: float
-    """When its first event came."""
+    created_at: float
+    """When its first event was sent."""
     timed_from: float
-    """From when its delivery time counts."""
+    """When its delivery time began."""
     held_bytes: int
-    """What it takes of the buffer."""
+    """Bytes of the buffer that it takes."""
     attempts: deque[SendAttempt]
-    lanes: list[Lane] = field(default_factory=list)
+    buckets: list[OrderingBucket] = field(default_factory=list)
     followers: deque["Batch"] = field(default_factory=deque)
-    """Parts of a batch that was split: they take over its lanes one after the other."""
+    """The later parts of a batch that was split; they take over its buckets one after the other."""
     attempt_count: int = 0
-    doubted: "Outlet | None" = None
-    """Where it may have been stored, for all that is known."""
+    doubted: "ServerChannel | None" = None
+    """The channel that may have stored it, because an attempt there was not answered."""
     doubted_at: float = 0.0
     sent_at: float = 0.0
     last_error: MillraceError | None = None
 
     @property
     def count(self) -> int:
-        """Events in it."""
+        """The number of its events."""
         return self.stamp.last_sequence - self.stamp.first_sequence + 1
 
+    @property
+    def channel(self) -> str:
+        """The name of the channel that it goes to."""
+        return self.buffer.channel
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether nothing behind it may be stored unless it is."""
+        return self.buffer.is_ordered
+
     def note_attempt(self, server: str, error: MillraceError | None) -> SendAttempt:
-        """Remembers how an attempt ended."""
+        """Records how an attempt ended."""
         attempt = SendAttempt(
             time=datetime.now(UTC),
             server=server,
@@ -75,35 +85,40 @@ class Batch:
         return attempt
 
 
-def seal(  # noqa: PLR0913, PLR0917 - what the engine knows of a batch, each once
-    gathering: Gathering, pages: Sequence[Page], lanes: list[Lane], stamp: Stamp, attempts_kept_max: int, now: float
+def seal(  # noqa: PLR0913, PLR0917 - all that a batch consists of
+    buffer: ChannelBuffer,
+    pages: Sequence[Page],
+    buckets: list[OrderingBucket],
+    stamp: Stamp,
+    attempts_kept_max: int,
+    now: float,
 ) -> Batch:
-    """Makes a batch of pages, and lets go of what they held."""
-    born = min(page.born for page in pages)
-    request = request_of_pages(gathering.channel, stamp, pages)
+    """Returns the batch of these pages, and drops the pages' events."""
+    created_at = min(page.created_at for page in pages)
+    request = request_of_pages(buffer.channel, stamp, pages)
     for page in pages:
         page.drop_content()
     return Batch(
-        gathering=gathering,
+        buffer=buffer,
         parts=[Part(page, page.dropped_count, page.count) for page in pages],
         stamp=stamp,
         request=request,
-        born=born,
-        # What is ordered waits for what was before it; only from here on it is its own failures that take time.
-        timed_from=now if gathering.is_ordered else born,
+        created_at=created_at,
+        # An ordered batch has waited for those before it; only from now on it takes time itself.
+        timed_from=now if buffer.is_ordered else created_at,
         held_bytes=sum(page.held_bytes for page in pages),
         attempts=deque(maxlen=attempts_kept_max),
-        lanes=lanes,
+        buckets=buckets,
     )
 
 
 def split_in_halves(batch: Batch) -> list[Batch]:
-    """Two batches of half the events each, which keep their numbers."""
+    """Returns two batches of half the events each, which keep their numbers."""
     return _cut(batch, [0, batch.count // 2, batch.count])
 
 
 def split_by_size(batch: Batch, bytes_max: int) -> list[Batch]:
-    """Parts of about so many bytes, at least two; where one event has most of the bytes, it and what is around it."""
+    """Returns at least two batches of about so many bytes; if one event has most of them, it and its neighbours."""
     sizes = columns_of_request(batch.request).body_sizes[:]
     if 2 * max(sizes) > sum(sizes):
         return split_around_largest(batch)
@@ -112,14 +127,14 @@ def split_by_size(batch: Batch, bytes_max: int) -> list[Batch]:
 
 
 def split_around_largest(batch: Batch) -> list[Batch]:
-    """The events before the largest one, that one alone, and those behind it."""
+    """Returns batches of the events before the largest one, of that one alone, and of those behind it."""
     sizes = columns_of_request(batch.request).body_sizes[:]
     index = sizes.index(max(sizes))
     return _cut(batch, sorted({0, index, index + 1, batch.count}))
 
 
 def _cut(batch: Batch, borders: Sequence[int]) -> list[Batch]:
-    """Batches that take the place of one. The first has its lanes and is followed by the others."""
+    """Returns the batches that replace one. The first has its buckets and is followed by the others."""
     cutter = ColumnsCutter(columns_of_request(batch.request))
     first_number = batch.stamp.first_sequence
     pieces = []
@@ -130,11 +145,11 @@ def _cut(batch: Batch, borders: Sequence[int]) -> list[Batch]:
         held_left -= held
         pieces.append(
             Batch(
-                gathering=batch.gathering,
+                buffer=batch.buffer,
                 parts=_parts_between(batch.parts, start, stop),
                 stamp=stamp,
-                request=request_of_columns(batch.gathering.channel, stamp, cutter.cut(start, stop)),
-                born=batch.born,
+                request=request_of_columns(batch.channel, stamp, cutter.cut(start, stop)),
+                created_at=batch.created_at,
                 timed_from=batch.timed_from,
                 held_bytes=held,
                 attempts=batch.attempts.copy(),
@@ -144,7 +159,7 @@ def _cut(batch: Batch, borders: Sequence[int]) -> list[Batch]:
                 last_error=batch.last_error,
             )
         )
-    pieces[0].lanes = batch.lanes
+    pieces[0].buckets = batch.buckets
     pieces[0].followers = deque([*pieces[1:], *batch.followers])
     return pieces
 
@@ -159,3 +174,28 @@ def _parts_between(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
             chosen.append(Part(part.page, part.start + first, part.start + last))
         offset += count
     return chosen
+
+
+class RetryQueue:
+    """The batches that wait for another attempt, each with the time of that attempt."""
+
+    def __init__(self) -> None:
+        self._due: dict[Batch, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __iter__(self) -> Iterator[tuple[Batch, float]]:
+        return iter(list(self._due.items()))
+
+    def add(self, batch: Batch, due: float) -> None:
+        """Adds a batch."""
+        self._due[batch] = due
+
+    def discard(self, batch: Batch) -> None:
+        """Removes a batch, if it is here."""
+        self._due.pop(batch, None)
+
+    def due(self, now: float) -> list[Batch]:
+        """Returns the batches whose time has come, earliest first."""
+        return [batch for batch, due in sorted(self._due.items(), key=lambda entry: entry[1]) if due <= now]

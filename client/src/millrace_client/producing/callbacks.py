@@ -1,4 +1,4 @@
-"""Where callbacks run: apart from all input and output, those of successes apart from those of failures."""
+"""Runs callbacks apart from all I/O, those of successes apart from those of failures."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.metrics import ProducerCounters
 
 _log = logging.getLogger("millrace_client.producer")
 
@@ -15,21 +15,23 @@ Job: TypeAlias = Callable[[], object]
 
 
 class CallbackRunner(Protocol):
-    """Runs what users want to be called."""
+    """Runs callbacks and hooks."""
 
     def submit(self, job: Job, *, is_success: bool, is_counted: bool = True) -> None:
-        """Has a job run, behind those before it of its kind. May be called by any thread; waits for nothing."""
+        """Runs a job soon, after the earlier jobs of its kind. For any thread; does not wait."""
 
     @property
     def waiting_count(self) -> int:
-        """Jobs that count and have not ended."""
+        """Counted jobs that have not ended."""
 
 
 class CallbackThreads:
-    """Two threads, each begun with its first job. A job that raises is logged and counted, and the next one runs."""
+    """Two threads, each started with its first job. A job that raises is logged and counted, and the next one runs."""
 
-    def __init__(self, tally: Tally) -> None:
-        self._threads = {is_success: _JobThread(is_success=is_success, tally=tally) for is_success in (True, False)}
+    def __init__(self, counters: ProducerCounters) -> None:
+        self._threads = {
+            is_success: _JobThread(is_success=is_success, counters=counters) for is_success in (True, False)
+        }
 
     def submit(self, job: Job, *, is_success: bool, is_counted: bool = True) -> None:
         self._threads[is_success].submit(job, is_counted=is_counted)
@@ -40,30 +42,30 @@ class CallbackThreads:
 
     @property
     def left_count(self) -> int:
-        """The same, without the job that asks."""
+        """The same, without the job that calls this."""
         return self.waiting_count - any(thread.is_current for thread in self._threads.values())
 
     def end(self) -> None:
-        """Ends the threads once the jobs that are there have run."""
+        """Ends the threads once the submitted jobs have run."""
         for thread in self._threads.values():
             thread.end()
 
     def join(self, deadline: float) -> None:
-        """Waits for their end until a time of the monotonic clock, but not for the thread that calls this."""
+        """Waits for the end of the threads until a time of the monotonic clock, but not for the calling thread."""
         for thread in self._threads.values():
             thread.join(deadline)
 
 
 class _JobThread:
-    def __init__(self, *, is_success: bool, tally: Tally) -> None:
+    def __init__(self, *, is_success: bool, counters: ProducerCounters) -> None:
         self._name = f"millrace-producer-{'successes' if is_success else 'failures'}"
-        self._tally = tally
-        # Guards the rest. A thread ends only with no job left, under the lock: so no job is left behind.
+        self._counters = counters
+        # Guards the rest. A thread ends under the lock and only with no job left, so that no job is lost.
         self._changed = threading.Condition(threading.Lock())
         self._jobs: deque[tuple[Job, bool]] = deque()
         self._thread: threading.Thread | None = None
         self.waiting_count = 0
-        """Jobs that count and have not ended."""
+        """Counted jobs that have not ended."""
         self._is_ending = False
 
     @property
@@ -94,8 +96,8 @@ class _JobThread:
     def _run(self) -> None:
         while (next_job := self._next()) is not None:
             job, is_counted = next_job
-            run_guarded(job, self._tally)
-            # Nothing of it is to live on while the thread waits for the next one.
+            run_guarded(job, self._counters)
+            # Drops all references to the job while the thread waits for the next one.
             del job, next_job
             with self._changed:
                 self.waiting_count -= is_counted
@@ -110,10 +112,10 @@ class _JobThread:
             return self._jobs.popleft()
 
 
-def run_guarded(job: Job, tally: Tally) -> None:
-    """Runs a job; what it raises is logged and counted, even where it would end a program: it is not the program's."""
+def run_guarded(job: Job, counters: ProducerCounters) -> None:
+    """Runs a job; logs and counts whatever it raises, also exceptions that would end a program."""
     try:
         job()
-    except BaseException:  # noqa: BLE001 - whatever it is, it is the callback's own
-        tally.callback_errors += 1
+    except BaseException:  # noqa: BLE001 - whatever it is, it comes from the callback
+        counters.callback_errors += 1
         _log.exception("a producer's callback raised")

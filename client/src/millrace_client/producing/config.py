@@ -11,90 +11,92 @@ from millrace_client.errors import BadArgumentError
 _ID_LENGTH_MAX = 128
 _NUMBER_MAX = 1 << 62
 
-_WordT = TypeVar("_WordT", bound=StrEnum)
+_ChoiceT = TypeVar("_ChoiceT", bound=StrEnum)
 
 EVENT_BYTES_MAX = REQUEST_BYTES_MAX - REQUEST_HEAD_BYTES_MAX
-"""No event or batch is larger: a server's default limit for messages."""
+"""The largest event or batch: a server's default limit for messages."""
 
 
 class Overflow(StrEnum):
-    """What becomes of a send when the buffer is full."""
+    """What a send does when the buffer is full."""
 
     BLOCK = "block"
-    """It waits for room, up to `max_block_seconds`; then BufferFullError."""
+    """Waits for room, up to `max_block_seconds`; then raises BufferFullError."""
     RAISE = "raise"
-    """BufferFullError at once."""
+    """Raises BufferFullError at once."""
     DROP_OLDEST = "drop_oldest"
-    """The oldest events that are in no batch yet make room: their futures fail with EventDroppedError. Where all that
-    the buffer holds is in batches, nothing can be dropped, and the send raises BufferFullError."""
+    """Drops the oldest events that are in no batch yet: their futures fail with EventDroppedError. If all buffered
+    events are in batches, the send raises BufferFullError."""
 
 
 class Routing(StrEnum):
-    """Which of several servers gets a batch. Sick servers are passed over until they have recovered."""
+    """Which of several servers gets a batch. Failing servers are skipped until they have recovered."""
 
     ROUND_ROBIN = "round_robin"
-    """One after the other."""
+    """The servers take turns."""
     RANDOM = "random"
-    """Any."""
+    """A random server."""
     BY_KEY = "by_key"
     """Consistent hashing of the event's key: a key keeps its server while that is healthy, and when servers come or
-    go, few keys change theirs. All producers agree about it. Events without a key go to one after the other."""
+    go, few keys change theirs. All producers agree on it. For events without a key the servers take turns."""
     FAILOVER = "failover"
-    """The first of the list that is healthy."""
+    """The first healthy server of the list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerConfig:
-    """Limits of one producer. Checked as a whole when made: a value that is not allowed is a BadArgumentError."""
+    """The limits of one producer.
+
+    Raises:
+        BadArgumentError: A value is not allowed.
+    """
 
     batch_bytes_max: int = 2 * MIB
-    """A batch is sealed before it would pass this encoded size. A server that takes less lowers it by itself."""
+    """A batch is sealed before it exceeds this encoded size. Lowered automatically if a server accepts less."""
     batch_events_max: int = 4_000
-    """A batch is sealed at this many events. A channel whose transaction capacity is lower lowers it by itself."""
+    """A batch is sealed at this many events. Lowered automatically if a channel accepts less at once."""
     linger_seconds: float = 0.01
-    """A batch is sealed this long after its first event, when it is not full before."""
+    """A batch that is not full is sealed this long after its first event."""
     event_bytes_max: int | None = None
-    """A larger event is refused by `send`. None: `batch_bytes_max`. Where it is above that, an event that fits into no
-    batch with others goes alone."""
+    """`send` refuses a larger event. None: `batch_bytes_max`. An event above `batch_bytes_max` is sent alone."""
     buffer_bytes_max: int = 64 * MIB
-    """Memory for all events that are not settled yet, with an estimate of what Python adds to each."""
+    """Memory for all events that are not settled, including an estimate of what Python adds to each."""
     overflow: Overflow = Overflow.BLOCK
-    """What becomes of a send when the buffer is full."""
+    """What a send does when the buffer is full."""
     max_block_seconds: float = 60.0
-    """How long a send waits for room."""
+    """How long a send waits for room in the buffer."""
     inflight_batches_max: int = 8
-    """Batches of one server that are sent and not answered."""
+    """The most batches of one server that are sent and not answered."""
     routing: Routing = Routing.ROUND_ROBIN
     """Which of several servers gets a batch."""
     timeout_seconds: float = 30.0
-    """A server that has not answered a batch for so long is taken for dead: its connection's batches are sent again.
-    Must be above the keep-alive of the channels, which is how long a full channel lets an append wait."""
+    """How long a server may take to answer a batch. After that its unanswered batches are sent again. Must be longer
+    than the channels' keep-alive, which is how long a full channel lets an append wait."""
     delivery_timeout_seconds: float = 120.0
-    """An event that is not stored so long after `send` fails with the error of its last attempt. An attempt that is
-    under way then is waited for. With `producer_id` its time begins when all before it in its channel is stored."""
+    """An event that is not stored this long after `send` fails with the error of its last attempt, once an attempt in
+    progress has ended. With `producer_id` the time starts when everything before the event in its channel is stored."""
     attempts_max: int | None = None
-    """A batch fails after so many attempts. None: only time counts."""
+    """A batch fails after this many attempts. None: no limit."""
     backoff_seconds: float = 0.1
-    """The pause before the second attempt, and how long a server is left alone that failed once. It doubles with each
-    further failure. What is waited is drawn from the upper half of it, and never less than the server asked for."""
+    """The pause before the second attempt, and how long a server gets no batches after a failure. It doubles with each
+    further failure. The actual pause is random between its half and its whole, never less than the server asks."""
     backoff_seconds_max: float = 5.0
     """The longest such pause."""
     attempts_kept_max: int = 10
-    """A result tells of the last so many attempts."""
+    """The most attempts that a result keeps, the last ones."""
     move_after_seconds: float | None = None
-    """A batch of which it is not known whether its server stored it stays with that server, since only there a repeat
-    is recognized. After so long it may go to another all the same, and then perhaps is stored on both. None: never."""
+    """A batch that its server may have stored stays with that server, since only that server recognises a repeat.
+    After this time it may go to another server, and may then be stored on both. None: never."""
     context_headers: bool = False
-    """Whether each event carries the headers `millrace-producer`, the same for all events of this producer, and
-    `millrace-place`, which counts the events of a channel from 1 in the order of `send`; with `producer_id`, from
-    `first_number` + 1."""
+    """Whether each event gets the headers `millrace-producer`, the producer's id, and `millrace-place`, which counts
+    the events of a channel from 1 in the order of `send`; with `producer_id`, from `first_number` + 1."""
     resolve_seconds: float = 30.0
-    """How often names are looked up anew."""
+    """How often names are resolved again."""
     producer_id: str | None = None
-    """Makes the producer one that can be resumed, see `Producer`: 1 to 128 printable ASCII characters that nobody else
-    uses. None: it has an id that nobody else has."""
+    """Makes the producer resumable, see `Producer`: 1 to 128 printable ASCII characters, unique among producers. None:
+    a random id."""
     first_number: int = 0
-    """With `producer_id`: the number of the first event that is sent to a channel. Each further event has the next."""
+    """With `producer_id`: the number of the first event sent to a channel; each further event has the next number."""
 
     def __post_init__(self) -> None:
         for name in ("batch_events_max", "buffer_bytes_max", "inflight_batches_max", "attempts_kept_max"):
@@ -114,8 +116,8 @@ class ProducerConfig:
         if self.producer_id is not None:
             self._check_resumable(self.producer_id)
         elif self.first_number:
-            raise BadArgumentError("first_number: is of use with producer_id only; give both, or neither")
-        # Words are taken for what they stand for, as configuration files have them.
+            raise BadArgumentError("first_number: needs producer_id; give both, or neither")
+        # Strings are accepted as well, as configuration files have them.
         object.__setattr__(self, "overflow", _one_of("overflow", Overflow, self.overflow))
         object.__setattr__(self, "routing", _one_of("routing", Routing, self.routing))
 
@@ -128,17 +130,17 @@ class ProducerConfig:
             raise BadArgumentError("overflow: is drop_oldest; with producer_id it must be block or raise")
         if self.move_after_seconds is not None:
             raise BadArgumentError(
-                "move_after_seconds: is set; with producer_id an event belongs to one server, so leave it"
+                "move_after_seconds: is set; with producer_id an event belongs to one server, so leave it unset"
             )
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a later producer can go on where this one ends."""
+        """Whether a later producer can continue where this one ends."""
         return self.producer_id is not None
 
     @property
     def event_bytes_limit(self) -> int:
-        """The largest event that is taken."""
+        """The largest event that is accepted."""
         return self.batch_bytes_max if self.event_bytes_max is None else self.event_bytes_max
 
 
@@ -148,8 +150,8 @@ def _check(name: str, value: float, *, at_least: float, at_most: float | None = 
         raise BadArgumentError(f"{name}: is {value}; it must be {allowed}")
 
 
-def _one_of(name: str, words: type[_WordT], word: str) -> _WordT:
+def _one_of(name: str, choices: type[_ChoiceT], value: str) -> _ChoiceT:
     try:
-        return words(word)
+        return choices(value)
     except ValueError:
-        raise BadArgumentError(f"{name}: is {word!r}; it must be {' or '.join(words)}") from None
+        raise BadArgumentError(f"{name}: is {value!r}; it must be {' or '.join(choices)}") from None

@@ -1,14 +1,14 @@
-"""Pages on the wire. Bodies are copied once: from the objects that the caller gave into the request."""
+"""Encodes pages as requests. Bodies are copied once: from the caller's objects into the request."""
 
 from collections.abc import Sequence
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace.wire_format import field, field_head, packed
+from millrace_client.append_session import append_request
 from millrace_client.events import Stamp
 from millrace_client.producing.pages import Page
 
-_COLUMNS_FIELD = pb.AppendStreamRequest.COLUMNS_FIELD_NUMBER
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 _BODY_SIZES_FIELD = event_pb2.EventColumns.BODY_SIZES_FIELD_NUMBER
 _HEADERS_FIELD = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
@@ -18,7 +18,7 @@ _VALUES_FIELD = event_pb2.HeaderColumn.VALUES_FIELD_NUMBER
 
 
 def request_of_pages(channel: str, stamp: Stamp, pages: Sequence[Page]) -> bytes:
-    """An encoded AppendStreamRequest with the events of pages, one page behind the other."""
+    """Encodes an AppendStreamRequest with the events of pages, one page after the other."""
     if len(pages) == 1:
         bodies, columns = pages[0].bodies, pages[0].columns
     else:
@@ -34,26 +34,26 @@ def request_of_pages(channel: str, stamp: Stamp, pages: Sequence[Page]) -> bytes
     )
     body_bytes = sum(sizes)
     bodies_head = field_head(_BODIES_FIELD, body_bytes) if body_bytes else b""
-    columns_head = field_head(_COLUMNS_FIELD, len(events) + len(bodies_head) + body_bytes)
-    return b"".join((_head(channel, stamp), columns_head, events, bodies_head, *bodies))
+    columns_bytes = len(events) + len(bodies_head) + body_bytes
+    return append_request(channel, wire_stamp(stamp), (events, bodies_head, *bodies), columns_bytes)
 
 
 def request_of_columns(channel: str, stamp: Stamp, columns: event_pb2.EventColumns) -> bytes:
-    """An encoded AppendStreamRequest with events that are in a message already."""
+    """Encodes an AppendStreamRequest with events that are in a message already."""
     encoded = columns.SerializeToString()
-    return b"".join((_head(channel, stamp), field_head(_COLUMNS_FIELD, len(encoded)), encoded))
+    return append_request(channel, wire_stamp(stamp), (encoded,), len(encoded))
 
 
 def columns_of_request(request: bytes) -> event_pb2.EventColumns:
-    """The events of a request that was encoded here."""
+    """Returns the events of a request that was encoded here."""
     return pb.AppendStreamRequest.FromString(request).columns
 
 
-def _head(channel: str, stamp: Stamp) -> bytes:
-    wire_stamp = event_pb2.ProducerStamp(
+def wire_stamp(stamp: Stamp) -> event_pb2.ProducerStamp:
+    """Returns a stamp as the wire has it."""
+    return event_pb2.ProducerStamp(
         producer_id=stamp.producer_id, first_sequence=stamp.first_sequence, last_sequence=stamp.last_sequence
     )
-    return pb.AppendStreamRequest(channel=channel, stamp=wire_stamp).SerializeToString()
 
 
 def _joined(pages: Sequence[Page]) -> tuple[list[bytes], dict[str, list[str | None]]]:
@@ -69,11 +69,11 @@ def _joined(pages: Sequence[Page]) -> tuple[list[bytes], dict[str, list[str | No
 
 
 def _column(name: str, values: list[str | None], count: int) -> bytes:
-    """An encoded HeaderColumn."""
+    """Encodes a HeaderColumn."""
     if len(values) == count and values[0] is not None and values.count(values[0]) == count:
         constant = values[0].encode()
         return _encoded_column(name, [len(constant) + 1], constant)
-    # Most often each event has the header, and it is ASCII: then a few passes that make no objects do it.
+    # Most often each event has the header, and it is ASCII: then a few passes that create no objects suffice.
     try:
         text = "".join(values)  # type: ignore[arg-type] # raises where there is a None
     except TypeError:

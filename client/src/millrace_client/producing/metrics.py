@@ -1,8 +1,9 @@
-"""What a producer counts, and what it tells of itself while it works."""
+"""The metrics of a producer, and the hooks that it calls."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from millrace_client.producing.results import SendAttempt
 
@@ -10,15 +11,15 @@ LATENCY_BOUNDS_SECONDS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
     0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
-"""Upper bounds of the latencies' classes; what is longer is in a last one."""
+"""Upper bounds of the latency buckets; a last bucket holds longer latencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """How long it took from `send` until an event was stored; all events of a batch count as its first one."""
+    """The times from `send` until an event was stored; all events of a batch count as its first one."""
 
     counts: tuple[int, ...]
-    """Events for each bound of `LATENCY_BOUNDS_SECONDS`, not summed up, and those beyond the last."""
+    """Events in each bucket of `LATENCY_BOUNDS_SECONDS`, not cumulative, and in the last bucket."""
     total_seconds: float
     """All latencies together."""
 
@@ -28,7 +29,7 @@ class Latencies:
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float | None:
-        """A latency that so many percent of the events did not pass; None where there are none or it has no bound."""
+        """Returns an upper bound of this percentile; None if there are no events or it is in the last bucket."""
         wanted = self.count * percent / 100
         passed = 0
         for count, bound in zip(self.counts, LATENCY_BOUNDS_SECONDS, strict=False):
@@ -40,58 +41,58 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMetrics:
-    """One server as its producer sees it."""
+    """The state of one server."""
 
     server: str
     is_connected: bool
     is_sick: bool
-    """Whether it is left alone for a while, after a failure on one of its channels."""
+    """Whether it cannot be reached, or gets no batches for a while after a failure on one of its channels."""
     inflight_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerMetrics:
-    """A producer at one moment; counters count from its beginning."""
+    """The state of a producer at one moment. Counters start at 0 with the producer."""
 
     time: float
-    """When this was so, on the monotonic clock."""
+    """The moment, on the monotonic clock."""
     open_events: int
-    """Events that were sent and are not settled: gathering, under way or waiting for another attempt."""
+    """Events sent and not settled: buffered, in progress, or waiting for another attempt."""
     buffer_bytes: int
-    """Memory that they take, by the estimate that `buffer_bytes_max` bounds."""
+    """Estimated memory that they take, which `buffer_bytes_max` bounds."""
     buffer_bytes_max: int
     inflight_batches: int
-    """Batches that are sent and not answered."""
+    """Batches sent and not answered."""
     retrying_batches: int
     """Batches that wait for another attempt."""
     waiting_callbacks: int
-    """Callbacks that are to run."""
+    """Callbacks that wait to run."""
     events_stored: int
-    """Deduplicated ones included."""
+    """Includes deduplicated events."""
     events_deduplicated: int
-    """Stored by an earlier attempt whose answer was lost."""
+    """Events stored by an earlier attempt whose answer was lost."""
     events_failed: int
-    """Not stored, dropped ones not included."""
+    """Events not stored, without the dropped ones."""
     events_dropped: int
-    """Given up for newer ones."""
+    """Events dropped to make room for newer ones."""
     bytes_stored: int
-    """Bytes of requests that were stored."""
+    """Bytes of stored requests."""
     batches_stored: int
     attempts_failed: int
-    """Batches that were refused or went unanswered, each time."""
+    """Batches refused or not answered, counted each time."""
     retries: int
-    """Of these, such as were to be sent again."""
+    """Failed attempts after which the batch is sent again."""
     callback_errors: int
     """Callbacks and hooks that raised."""
     blocked_seconds: float
-    """Time that sends have waited for room."""
+    """Time that sends waited for room."""
     latencies: Latencies
     servers: Sequence[ServerMetrics]
 
     def rates_since(self, earlier: "ProducerMetrics") -> "ProducerRates":
-        """What was done since an earlier look."""
+        """Returns the rates since an earlier state."""
         seconds = self.time - earlier.time
-        # Two looks at the same moment show nothing done.
+        # Two states of the same moment show no progress.
         share = 1.0 / seconds if seconds > 0 else 0.0
         return ProducerRates(
             seconds=seconds,
@@ -104,7 +105,7 @@ class ProducerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerRates:
-    """What a producer did in a time."""
+    """The rates of a producer over a period."""
 
     seconds: float
     events_per_second: float
@@ -112,13 +113,13 @@ class ProducerRates:
     batches_per_second: float
     """Batches stored."""
     bytes_per_second: float
-    """Bytes of their requests."""
+    """Bytes of stored requests."""
     retries_per_second: float
 
 
 @dataclass(slots=True)
-class Tally:
-    """The counters. Each is written by one thread or under the intake's lock."""
+class ProducerCounters:
+    """The counters of a producer. Each is written by one thread, or under the accumulator's lock."""
 
     events_stored: int = 0
     events_deduplicated: int = 0
@@ -134,19 +135,84 @@ class Tally:
     latency_seconds: float = 0.0
 
     def note_latency(self, seconds: float, event_count: int) -> None:
-        """Counts the latency of a batch."""
+        """Counts the events of a batch with one latency."""
         self.latency_counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += event_count
         self.latency_seconds += seconds * event_count
 
 
 class ProducerHooks:
-    """What a producer tells while it works; override what is wanted. Runs where callbacks run, and may be late."""
+    """Called by a producer as it works; override what is needed. Hooks run where callbacks run, and may be late."""
 
     def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:
-        """A batch was stored, so long after its first event was sent."""
+        """Called when a batch was stored, so many seconds after its first event was sent."""
 
     def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:
-        """A batch was refused or not answered; it is sent again after so long, or None: never."""
+        """Called when a batch was refused or not answered; it is sent again after `retry_seconds`, or never if None."""
 
     def events_dropped(self, channel: str, event_count: int) -> None:
-        """Events were dropped to make room for newer ones."""
+        """Called when events were dropped to make room for newer ones."""
+
+
+class ReportsMetrics(Protocol):
+    """A `Producer` or an `AsyncProducer`."""
+
+    def metrics(self) -> ProducerMetrics:
+        """Returns the current state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric, as monitoring systems know it."""
+
+    name: str
+    """Its Prometheus name, without the suffix of counters."""
+    is_counter: bool
+    """Whether it only grows."""
+    unit: str
+    help: str
+    read: Callable[[ProducerMetrics], float]
+
+
+METRICS = (
+    Metric("open_events", False, "events", "Events that were sent and are not settled.", lambda m: m.open_events),
+    Metric("buffer_bytes", False, "bytes", "Memory that open events take.", lambda m: m.buffer_bytes),
+    Metric("buffer_bytes_max", False, "bytes", "Memory that they may take.", lambda m: m.buffer_bytes_max),
+    Metric("inflight_batches", False, "batches", "Batches sent and not answered.", lambda m: m.inflight_batches),
+    Metric(
+        "retrying_batches",
+        False,
+        "batches",
+        "Batches that wait for another attempt.",
+        lambda m: m.retrying_batches,
+    ),
+    Metric("waiting_callbacks", False, "callbacks", "Callbacks that are to run.", lambda m: m.waiting_callbacks),
+    Metric("events_stored", True, "events", "Events stored.", lambda m: m.events_stored),
+    Metric(
+        "events_deduplicated",
+        True,
+        "events",
+        "Events stored by an earlier attempt whose answer was lost.",
+        lambda m: m.events_deduplicated,
+    ),
+    Metric("events_failed", True, "events", "Events not stored.", lambda m: m.events_failed),
+    Metric("events_dropped", True, "events", "Events given up for newer ones.", lambda m: m.events_dropped),
+    Metric("bytes_stored", True, "bytes", "Bytes of requests stored.", lambda m: m.bytes_stored),
+    Metric("batches_stored", True, "batches", "Batches stored.", lambda m: m.batches_stored),
+    Metric(
+        "attempts_failed",
+        True,
+        "batches",
+        "Batches refused or not answered, each time.",
+        lambda m: m.attempts_failed,
+    ),
+    Metric("retries", True, "batches", "Batches to be sent again.", lambda m: m.retries),
+    Metric("callback_errors", True, "callbacks", "Callbacks that raised.", lambda m: m.callback_errors),
+    Metric(
+        "blocked_seconds",
+        True,
+        "seconds",
+        "Time that sends waited for room.",
+        lambda m: m.blocked_seconds,
+    ),
+)
+"""All metrics that are single numbers."""

@@ -1,4 +1,4 @@
-"""Producers' figures for OpenTelemetry; needs the extra `opentelemetry`.
+"""Metrics of producers for OpenTelemetry; needs the extra `opentelemetry`.
 
 from opentelemetry.metrics import get_meter
 from millrace_client.producing.opentelemetry import observe
@@ -7,44 +7,34 @@ observe(producer, get_meter("my-program"), {"producer": "orders"})
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from millrace_client._units import unit_name
-from millrace_client.producing.figures import FIGURES, Figure, FigureKind
-from millrace_client.producing.metrics import ProducerMetrics
+from millrace_client.producing.metrics import METRICS, Metric, ReportsMetrics
 
 _PREFIX = "millrace.producer."
 
 
-class Measured(Protocol):
-    """A producer of either face."""
-
-    def metrics(self) -> ProducerMetrics:
-        """How it stands."""
-
-
-def observe(producer: Measured, meter: Meter, attributes: Mapping[str, str] | None = None) -> None:
-    """Has a meter observe a producer's figures for as long as the meter lives.
+def observe(producer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str] | None = None) -> None:
+    """Registers a producer's metrics with a meter, for as long as the meter lives.
 
     Args:
-        producer: Whose figures.
-        meter: Observes them.
-        attributes: What the observations bear, such as the producer's name where there are several.
+        producer: The producer to observe.
+        meter: The meter that observes it.
+        attributes: The attributes of the observations, such as the producer's name.
     """
-    for figure in FIGURES:
-        is_counter = figure.kind is FigureKind.COUNTER
-        create = meter.create_observable_counter if is_counter else meter.create_observable_up_down_counter
+    for metric in METRICS:
+        create = meter.create_observable_counter if metric.is_counter else meter.create_observable_up_down_counter
         create(
-            _PREFIX + figure.name,
-            callbacks=[_observation(producer, figure, dict(attributes or {}))],
-            unit=unit_name(figure.unit),
-            description=figure.text,
+            _PREFIX + metric.name,
+            callbacks=[_observation(producer, metric, dict(attributes or {}))],
+            unit=unit_name(metric.unit),
+            description=metric.help,
         )
 
 
 def _observation(
-    producer: Measured, figure: Figure, attributes: dict[str, str]
+    producer: ReportsMetrics, metric: Metric, attributes: dict[str, str]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _options: [Observation(figure.value(producer.metrics()), attributes)]
+    return lambda _options: [Observation(metric.read(producer.metrics()), attributes)]

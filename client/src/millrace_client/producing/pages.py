@@ -1,27 +1,27 @@
-"""Pages: events as they gather, in columns from the beginning; and the futures that tell what became of each."""
+"""Pages: buffered events in columns; and the futures of their results."""
 
 import asyncio
 import threading
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from millrace_client.producing.results import Callback, Outcome, SendResult, failure_of
+from millrace_client.producing.results import Callback, Outcome, SendResult, failed_error
 
-# What Python adds: to a body its object, its entries in lists and the future; to a value of a header likewise.
+# Estimates of what Python adds: to a body its object, its list entries and the future; to a header value its object.
 EVENT_BYTES = 200
-"""What an event takes of the buffer beside its bytes."""
+"""Bytes of the buffer that an event takes beside its own bytes."""
 HEADER_BYTES = 70
-"""What one header of it takes beside its value's bytes."""
+"""Bytes of the buffer that a header takes beside its value's bytes."""
 SIZE_BYTES = 5
-"""What the wire adds, at most, to a body and to a value of a header."""
+"""The most bytes that the wire adds to a body, and to a header value."""
 HEAD_BYTES = 64
-"""What it adds, at most, to a column or a request, beside what it adds to each event."""
+"""The most bytes that the wire adds to a column, and to a request."""
 
 
 class Page:
-    """Events that gather together and are settled in one or several ranges. Guarded by the intake's lock.
+    """Events that are buffered together and settled in one or several ranges. Guarded by the accumulator's lock.
 
-    Columns are padded late: one that is shorter than the page has no value for its last events.
+    Columns are padded late: a column that is shorter than the page has no values for the last events.
     """
 
     __slots__ = (
@@ -30,9 +30,9 @@ class Page:
         "_settled",
         "_waiters",
         "bodies",
-        "born",
         "callbacks",
         "columns",
+        "created_at",
         "dropped_count",
         "encoded_bytes",
         "held_bytes",
@@ -40,29 +40,29 @@ class Page:
         "settled_count",
     )
 
-    def __init__(self, lock: threading.Lock, born: float) -> None:
+    def __init__(self, lock: threading.Lock, created_at: float) -> None:
         self.lock = lock
-        self.born = born
-        """When its first event came."""
+        self.created_at = created_at
+        """When its first event was sent."""
         self.bodies: list[bytes] = []
         self.columns: dict[str, list[str | None]] = {}
         self.callbacks: list[tuple[int, Callback]] | None = None
-        """By the index of their event."""
+        """Callbacks with the index of their event."""
         self._count: int | None = None
         self.settled_count = 0
-        """Of these, settled."""
+        """Events that are settled."""
         self.dropped_count = 0
-        """Events at the front that were dropped; `bodies` and `columns` begin behind them."""
+        """Events at the front that were dropped; `bodies` and `columns` start after them."""
         self.encoded_bytes = 0
         self.held_bytes = 0
-        """What it takes of the buffer."""
+        """Bytes of the buffer that it takes."""
         self._settled: list[tuple[int, int, int, Outcome]] = []
         self._condition: threading.Condition | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
 
     @property
     def count(self) -> int:
-        """Events that ever came; the next one's index."""
+        """All events that were ever added; the index of the next one."""
         return self.dropped_count + len(self.bodies) if self._count is None else self._count
 
     @property
@@ -71,14 +71,14 @@ class Page:
         return self.count - self.settled_count
 
     def outcome_of(self, index: int) -> tuple[Outcome, int] | None:
-        """What became of an event's batch, and its place in that; None where it is open."""
+        """Returns the outcome of an event's batch and its offset in the batch; None if it is not settled."""
         for start, stop, offset, outcome in self._settled:
             if start <= index < stop:
                 return outcome, index - start + offset
         return None
 
     def settle(self, start: int, stop: int, offset: int, outcome: Outcome) -> list[tuple[Callback, int]]:
-        """Settles a range of events, with the lock held; returns the callbacks to run, with places in the batch."""
+        """Settles a range of events, with the lock held; returns the callbacks to run, with offsets in the batch."""
         self._settled.append((start, stop, offset, outcome))
         self.settled_count += stop - start
         if self._condition is not None:
@@ -93,7 +93,7 @@ class Page:
         return [(callback, index - start + offset) for index, callback in self.callbacks if start <= index < stop]
 
     def wait_settled(self, index: int, timeout_seconds: float | None) -> tuple[Outcome, int]:
-        """Waits until an event is settled; gives what `outcome_of` gives.
+        """Waits until an event is settled; returns the same as `outcome_of`.
 
         Raises:
             TimeoutError: No range of the page was settled for so long.
@@ -103,14 +103,14 @@ class Page:
             with self.lock:
                 if self._condition is None:
                     self._condition = threading.Condition(self.lock)
-                # Ranges of a page are settled one by one, seldom more than one.
+                # A page is settled range by range, most often in one range.
                 while (settled := self.outcome_of(index)) is None:
                     if not self._condition.wait(timeout_seconds):
                         raise TimeoutError(f"the event is not settled after {timeout_seconds} s")
         return settled
 
     def next_settled(self) -> "asyncio.Future[None]":
-        """The same for a task."""
+        """Returns a future that is done when the next range is settled."""
         waiter = asyncio.get_running_loop().create_future()
         if self._waiters is None:
             self._waiters = []
@@ -118,13 +118,13 @@ class Page:
         return waiter
 
     def add_callback(self, index: int, callback: Callback) -> None:
-        """Has a callback run once an event is settled."""
+        """Registers a callback for when an event is settled."""
         if self.callbacks is None:
             self.callbacks = []
         self.callbacks.append((index, callback))
 
     def event_bytes(self, position: int) -> int:
-        """What an event takes of the buffer, but for a callback."""
+        """Returns the bytes of the buffer that an event takes, without a callback."""
         byte_count = EVENT_BYTES + SIZE_BYTES + len(self.bodies[position])
         for column in self.columns.values():
             if position < len(column) and (value := column[position]) is not None:
@@ -132,7 +132,7 @@ class Page:
         return byte_count
 
     def add_alike(self, bodies: list[bytes], columns: Mapping[str, list[str]]) -> bool:
-        """Adds events that all have the same headers; False where others are there that have not."""
+        """Adds events that all have the same headers; returns False if the page holds events with other headers."""
         position = len(self.bodies)
         if not position:
             self.columns = {name: [] for name in columns}
@@ -144,8 +144,13 @@ class Page:
         self.bodies += bodies
         return True
 
+    def discard_headers(self, position: int) -> None:
+        """Removes the headers of an event that was not added after all."""
+        for column in self.columns.values():
+            del column[position:]
+
     def drop_first(self, count: int) -> None:
-        """Lets go of the first events that it has."""
+        """Drops the first events."""
         del self.bodies[:count]
         for name in list(self.columns):
             del self.columns[name][:count]
@@ -154,22 +159,19 @@ class Page:
         self.dropped_count += count
 
     def drop_content(self) -> None:
-        """Lets go of the events, once they are encoded; no more may come."""
+        """Drops all events once they are encoded. No more may be added."""
         self._count = self.count
         self.bodies = []
         self.columns = {}
 
 
 def pad(column: list[str | None], position: int) -> None:
-    """Makes a column ready for the event at a position: those before it had no such header, unless they say so.
-
-    What is there for the event itself already, gives way.
-    """
+    """Prepares a column for the event at a position: fills up with None, and removes a value of that event itself."""
     del column[position:]
     column.extend([None] * (position - len(column)))
 
 
-class _Settling:
+class _BaseFuture:
     __slots__ = ("_index", "_page")
 
     def __init__(self, page: Page, index: int) -> None:
@@ -177,13 +179,13 @@ class _Settling:
         self._index = index
 
     def done(self) -> bool:
-        """Whether it is settled what became of the event."""
+        """Whether the event is settled."""
         return self._page.outcome_of(self._index) is not None
 
     def add_callback(self, callback: Callback) -> None:
-        """Has a callback run once the event is settled, beside the one that `send` was given.
+        """Registers another callback for when the event is settled.
 
-        Where it is settled already, the callback runs here and now.
+        If it is settled already, the callback runs at once, in this thread.
         """
         with self._page.lock:
             settled = self._page.outcome_of(self._index)
@@ -194,17 +196,17 @@ class _Settling:
         callback(outcome.result(offset))
 
     def _settled(self) -> SendResult:
-        """What became of a settled event."""
+        """Returns the result of a settled event."""
         settled = self._page.outcome_of(self._index)
         assert settled is not None, "the event is open"
         outcome, offset = settled
         return outcome.result(offset)
 
     def _result(self) -> SendResult:
-        """The result of an event that is stored."""
+        """Returns the result of a stored event; raises SendFailedError if it is not stored."""
         result = self._settled()
         if result.error is not None:
-            raise failure_of(result)
+            raise failed_error(result)
         return result
 
     def __repr__(self) -> str:
@@ -213,8 +215,8 @@ class _Settling:
         return f"<{type(self).__name__} {state}>"
 
 
-class SendFuture(_Settling):
-    """What will become of one event that a `Producer` was given. Threads may share it."""
+class SendFuture(_BaseFuture):
+    """The future result of one event sent by a `Producer`. Threads may share it."""
 
     __slots__ = ()
 
@@ -222,24 +224,24 @@ class SendFuture(_Settling):
         """Waits until the event is stored.
 
         Raises:
-            SendFailedError: It is not, and will not be; the error's `result` tells all.
-            TimeoutError: It is not settled in time; it may be later.
+            SendFailedError: The event will not be stored; the error's `result` has the details.
+            TimeoutError: The event is not settled in time; it may be later.
         """
         self._page.wait_settled(self._index, timeout_seconds)
         return self._result()
 
     def settled(self, timeout_seconds: float | None = None) -> SendResult:
-        """Waits until it is known whether the event is stored; the result tells.
+        """Waits until the event is settled; the result says whether it is stored.
 
         Raises:
-            TimeoutError: It is not settled in time; it may be later.
+            TimeoutError: The event is not settled in time; it may be later.
         """
         self._page.wait_settled(self._index, timeout_seconds)
         return self._settled()
 
 
-class AsyncSendFuture(_Settling):
-    """What will become of one event that an `AsyncProducer` was given; to be awaited, as often as one likes."""
+class AsyncSendFuture(_BaseFuture):
+    """The future result of one event sent by an `AsyncProducer`. It may be awaited several times."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Producers' figures for Prometheus; needs the extra `prometheus`.
+"""Metrics of producers for Prometheus; needs the extra `prometheus`.
 
 from prometheus_client import REGISTRY
 from millrace_client.producing.prometheus import ProducerCollector
@@ -7,42 +7,39 @@ REGISTRY.register(ProducerCollector({"orders": producer}))
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from millrace_client.producing.figures import FIGURES, FigureKind
-from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, Latencies, ProducerMetrics
+from millrace_client.producing.metrics import (
+    LATENCY_BOUNDS_SECONDS,
+    METRICS,
+    Latencies,
+    ProducerMetrics,
+    ReportsMetrics,
+)
 
 _PREFIX = "millrace_producer_"
 
 
-class Measured(Protocol):
-    """A producer of either face."""
-
-    def metrics(self) -> ProducerMetrics:
-        """How it stands."""
-
-
 class ProducerCollector(Collector):
-    """Tells producers' figures whenever Prometheus asks.
+    """Collects the metrics of producers for Prometheus.
 
     Args:
-        producers: The producers, each by the name that its figures bear as the label `producer`. It may change later.
+        producers: The producers, by the value of their label `producer`. The mapping may change later.
     """
 
-    def __init__(self, producers: Mapping[str, Measured]) -> None:
+    def __init__(self, producers: Mapping[str, ReportsMetrics]) -> None:
         self._producers = producers
 
     def collect(self) -> Iterable[Metric]:
         metrics = {name: producer.metrics() for name, producer in self._producers.items()}
-        for figure in FIGURES:
-            kind = CounterMetricFamily if figure.kind is FigureKind.COUNTER else GaugeMetricFamily
-            family = kind(_PREFIX + figure.name, figure.text, labels=["producer"])
+        for metric in METRICS:
+            kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            family = kind(_PREFIX + metric.name, metric.help, labels=["producer"])
             for name, measured in metrics.items():
-                family.add_metric([name], figure.value(measured))
+                family.add_metric([name], metric.read(measured))
             yield family
         latencies = HistogramMetricFamily(
             _PREFIX + "latency_seconds", "From send until an event was stored.", labels=["producer"]
@@ -54,7 +51,7 @@ class ProducerCollector(Collector):
 
 
 def _buckets(latencies: Latencies) -> list[tuple[str, float]]:
-    """Prometheus sums classes up."""
+    """Returns cumulative buckets."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"), latencies.counts, strict=True):

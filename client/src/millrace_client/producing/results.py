@@ -1,4 +1,4 @@
-"""What became of events."""
+"""The results of events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,66 +10,66 @@ from millrace_client.errors import MillraceError, SendFailedError
 
 @dataclass(frozen=True, slots=True)
 class SendAttempt:
-    """One time that an event was sent, as one of a batch."""
+    """One attempt to send an event, as a part of a batch."""
 
     time: datetime
     """When it ended, UTC."""
     server: str
-    """Where it went."""
+    """The server's address."""
     reason: str
-    """Why it failed; empty where the server stored it, or had stored it before."""
+    """The reason of the error; empty if the server stored the event, or had stored it before."""
     message: str
-    """The same for people."""
+    """The error's message; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one event."""
+    """The result of one event."""
 
     channel: str
-    """Where it was to go."""
+    """The channel that it was sent to."""
     stored: bool
-    """Whether a server has said that the channel holds it."""
+    """Whether a server confirmed that the channel holds it."""
     sequence: int | None
-    """The channel's number for it; None where it is not stored, or where only a repeat was answered: `deduplicated`."""
+    """Its sequence in the channel; None if it is not stored, or if it is `deduplicated`."""
     deduplicated: bool
-    """Whether it was there: from an earlier attempt whose answer was lost, or an earlier producer of the same id."""
+    """Whether an earlier attempt, whose answer was lost, or an earlier producer of the same id had stored it."""
     attempts: tuple[SendAttempt, ...]
-    """The last attempts, at most `attempts_kept_max`, oldest first; none where it was never sent."""
+    """The last attempts, at most `attempts_kept_max`, oldest first; empty if it was never sent."""
     attempt_count: int
-    """All attempts."""
+    """The number of all attempts."""
     error: MillraceError | None
-    """Why it is not stored; None where it is."""
+    """Why it is not stored; None if it is."""
     is_outcome_known: bool
-    """Where it is not stored: whether that is sure. If not, an attempt went unanswered and may have stored it."""
+    """False if an attempt was not answered and may have stored it after all."""
 
 
 Callback: TypeAlias = Callable[[SendResult], object]
-"""Is told what became of an event."""
+"""Called with the result of an event."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch: its events have all but their sequence in common."""
+    """The result of a batch: its events differ only in their sequence."""
 
     channel: str
     first_sequence: int = 0
-    """Sequence of the batch's first event that was not there before; 0 where there is none."""
+    """The sequence of the batch's first event that was not stored before; 0 if there is none."""
     repeated_count: int = 0
-    """Events at its beginning that an earlier attempt had stored."""
+    """The number of events at its start that an earlier attempt had stored."""
     attempts: tuple[SendAttempt, ...] = ()
     attempt_count: int = 0
     error: MillraceError | None = None
     is_known: bool = True
 
     def sequence_of(self, offset: int) -> int | None:
-        """The sequence of the event at this offset in the batch; None where it was there before, or is not stored."""
+        """Returns the sequence of the event at this offset; None if it was stored before, or is not stored."""
         if not self.first_sequence or offset < self.repeated_count:
             return None
         return self.first_sequence + offset - self.repeated_count
 
     def result(self, offset: int) -> SendResult:
-        """The result of the event at this offset in the batch."""
+        """Returns the result of the event at this offset in the batch."""
         return SendResult(
             channel=self.channel,
             stored=self.error is None,
@@ -82,8 +82,8 @@ class Outcome:
         )
 
 
-def failure_of(result: SendResult) -> SendFailedError:
-    """What a future raises."""
+def failed_error(result: SendResult) -> SendFailedError:
+    """Returns the error that a future raises."""
     error = result.error
     assert error is not None, "the event is stored"
     failed = SendFailedError(

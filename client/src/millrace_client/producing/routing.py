@@ -8,59 +8,59 @@ from typing import Protocol, TypeVar
 from millrace_client.producing.config import Routing
 
 
-class Choosable(Protocol):
-    """A server for one channel, as far as choosing goes."""
+class Candidate(Protocol):
+    """A channel at one server, as far as the router needs it."""
 
     @property
-    def name(self) -> str:
-        """Tells it from the others."""
+    def address(self) -> str:
+        """The server's address."""
 
-    def is_well(self, now: float) -> bool:
-        """Whether it is not known to be sick."""
+    def is_healthy(self, now: float) -> bool:
+        """Whether it is not known to fail."""
 
-    def is_well_but_full(self, now: float) -> bool:
-        """Whether nothing but want of room keeps it from taking a batch."""
+    def is_full(self, now: float) -> bool:
+        """Whether it gets no batches only because the channel has no room."""
 
     def has_capacity(self, now: float) -> bool:
-        """Whether it could take a batch now."""
+        """Whether a batch could be sent now."""
 
 
-ChoosableT = TypeVar("ChoosableT", bound=Choosable)
+CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
-def ranked(lane_index: int, names: Iterable[str]) -> list[str]:
-    """Servers in the order in which they stand in for each other for the keys of a lane, its home first.
+def ranked(bucket_index: int, addresses: Iterable[str]) -> list[str]:
+    """Returns the servers in the order in which they replace each other for the keys of a bucket, its home first.
 
-    Each lane ranks each server by a hash of both. So the lanes spread over the servers, those of a sick one over all
-    others, and where a server comes or goes no lane changes its home but to it or from it.
+    Each bucket ranks the servers by a hash of both (rendezvous hashing). So the buckets spread over the servers, those
+    of a failing server spread over all others, and when a server comes or goes only its own buckets change their home.
     """
-    return sorted(names, key=lambda name: blake2b(f"{lane_index} {name}".encode(), digest_size=8).digest())
+    return sorted(addresses, key=lambda address: blake2b(f"{bucket_index} {address}".encode(), digest_size=8).digest())
 
 
 class Router:
-    """Chooses among the servers of one channel, in the order in which they were given. Not for several threads."""
+    """Chooses among the servers of one channel, given by priority. For one thread."""
 
     def __init__(self, routing: Routing, draw: random.Random | None = None) -> None:
         self._routing = routing
-        self._random = draw or random.Random()  # noqa: S311 - spreads attempts and load
+        self._random = draw or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._next = 0
 
-    def choose(self, servers: Sequence[ChoosableT], home_order: Sequence[str], now: float) -> ChoosableT | None:
-        """The server that gets the next batch; None where it has to wait.
+    def choose(self, servers: Sequence[CandidateT], home_order: Sequence[str], now: float) -> CandidateT | None:
+        """Returns the server that gets the next batch; None if the batch must wait.
 
         Args:
-            servers: All of them, by priority.
-            home_order: With by-key routing, the home of the batch's keys and its stand-ins; empty where it has no keys.
+            servers: All servers, by priority.
+            home_order: With by-key routing, the addresses of the keys' home and its replacements; empty without keys.
             now: The time.
         """
         if self._routing is Routing.BY_KEY and home_order:
-            by_name = {server.name: server for server in servers}
+            by_name = {server.address: server for server in servers}
             ranked = [by_name[name] for name in home_order if name in by_name]
-            # A home that is full is waited for: its keys would not find back in order to a queue that empties slowly.
-            first = next((server for server in ranked if server.is_well(now) or server.is_well_but_full(now)), None)
+            # A full home is waited for: its keys could not return in order to a queue that empties slowly.
+            first = next((server for server in ranked if server.is_healthy(now) or server.is_full(now)), None)
             return first if first is not None and first.has_capacity(now) else None
         if self._routing is Routing.FAILOVER:
-            first = next((server for server in servers if server.is_well(now)), None)
+            first = next((server for server in servers if server.is_healthy(now)), None)
             return first if first is not None and first.has_capacity(now) else None
         able = [server for server in servers if server.has_capacity(now)]
         if not able:
@@ -69,7 +69,7 @@ class Router:
             return self._random.choice(able)
         return self._after_last(servers, now)
 
-    def _after_last(self, servers: Sequence[ChoosableT], now: float) -> ChoosableT | None:
+    def _after_last(self, servers: Sequence[CandidateT], now: float) -> CandidateT | None:
         for step in range(len(servers)):
             server = servers[(self._next + step) % len(servers)]
             if server.has_capacity(now):

@@ -1,4 +1,4 @@
-"""Many events at once, and the futures that tell what became of them."""
+"""Sends many events at once; and their futures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,48 +7,47 @@ from typing import overload
 
 from millrace_client.errors import BufferFullError, MillraceError
 from millrace_client.events import Events
-from millrace_client.producing.bulk import bulk_of
-from millrace_client.producing.intake import Intake
-from millrace_client.producing.lanes import Gathering
+from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.pages import Page, SendFuture
 from millrace_client.producing.results import Outcome, SendResult
-from millrace_client.producing.sending import parts_of
+from millrace_client.producing.sending import bulk_of, parts_of
 
 _RUN_EVENTS_MIN = 128
 _RUN_EVENTS_MAX = 512
-"""How many events go into a page together. For 500 the lock is held for some 80 us."""
+"""The most events that go into a page together. For 500 the lock is held for about 80 us."""
 
 Key = str | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class SendSummary:
-    """What became of many events together, as far as it is settled."""
+    """The result of many events together, as far as they are settled."""
 
     stored_count: int
-    """How many are stored, counted from the first: all, or those before `failure`."""
+    """The number of stored events from the first on: all, or those before `failure`."""
     repeated_count: int
-    """Of these, stored by an earlier attempt or an earlier producer of the same id."""
+    """How many of them an earlier attempt, or an earlier producer of the same id, had stored."""
     first_sequence: int | None
-    """Of the others, the first one's sequence in the channel; None where there is none."""
+    """The sequence of the first of the others; None if there is none."""
     last_sequence: int | None
-    """The last one's sequence. Events of other producers may lie between."""
+    """The sequence of the last of them. Events of other producers may be in between."""
     failure: SendResult | None
-    """The first event that is not stored; None: all are."""
+    """The result of the first event that is not stored; None if all are."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Events that lie side by side in a page."""
+    """Events that are side by side in a page."""
 
     page: Page
     first: int
-    """Index of the first."""
+    """The index of the first."""
     count: int
 
 
 class SendFutures(Sequence[SendFuture]):
-    """What will become of many events, in their order: a future for each, made when it is asked for."""
+    """The futures of many events, in their order; each is created when it is accessed."""
 
     def __init__(self, runs: Sequence[_Run]) -> None:
         self._runs = runs
@@ -71,25 +70,25 @@ class SendFutures(Sequence[SendFuture]):
             if 0 <= position < run.count:
                 return SendFuture(run.page, run.first + position)
             position -= run.count
-        raise IndexError(f"there are {self._count} events; index {index} is none of them")
+        raise IndexError(f"index {index} is out of range; there are {self._count} events")
 
     def __iter__(self) -> Iterator[SendFuture]:
         for page, index in self._places():
             yield SendFuture(page, index)
 
     def results(self, timeout_seconds: float | None = None) -> list[SendResult]:
-        """Waits until all are settled; tells of each event whether it is stored.
+        """Waits until all events are settled; returns the result of each.
 
         Raises:
-            TimeoutError: Some are not settled that long after the one before them.
+            TimeoutError: An event was not settled within the timeout after the one before it.
         """
         return [future.settled(timeout_seconds) for future in self]
 
     def summary(self, timeout_seconds: float | None = None) -> SendSummary:
-        """Waits until all are stored or one has failed; tells of all together, for less than what `results` costs.
+        """Waits until all events are stored or one has failed; returns one result for all, at less cost than `results`.
 
         Raises:
-            TimeoutError: Some are not settled that long after those before them.
+            TimeoutError: An event was not settled within the timeout after the one before it.
         """
         stored_count = repeated_count = 0
         first_sequence: int | None = None
@@ -118,8 +117,8 @@ class SendFutures(Sequence[SendFuture]):
         return f"<SendFutures of {self._count} events>"
 
 
-def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> SendFutures:
-    """Takes events, each as `Intake.put` does; what cannot be taken has failed when this returns.
+def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: Events) -> SendFutures:
+    """Adds events, each as `Accumulator.put` does; events that are not accepted have failed when this returns.
 
     Once the time for waiting has passed without room, it has passed for all of them.
     """
@@ -130,24 +129,24 @@ def put_many(intake: Intake, gathering: Gathering, key: Key, events: Events) -> 
     while some := list(islice(remaining, run_events)):
         bulk = bulk_of(some)
         if bulk is not None:
-            run_events = max(_RUN_EVENTS_MIN, min(intake.run_events(gathering, bulk), _RUN_EVENTS_MAX))
-        may_wait = may_wait and (bulk is None or intake.wait_for_room(bulk.held_bytes))
-        place = None if bulk is None else intake.put_bulk(gathering, key, bulk)
+            run_events = max(_RUN_EVENTS_MIN, min(accumulator.run_events(buffer, bulk), _RUN_EVENTS_MAX))
+        may_wait = may_wait and (bulk is None or accumulator.wait_for_room(bulk.held_bytes))
+        place = None if bulk is None else accumulator.put_bulk(buffer, key, bulk)
         if place is not None:
             runs.append(_Run(*place, len(some)))
             continue
         for event in some:
             try:
                 body, headers = parts_of(event)
-                runs.append(_Run(*intake.put(gathering, key, body, headers, None, may_wait), 1))
+                runs.append(_Run(*accumulator.put(buffer, key, body, headers, None, may_wait), 1))
             except MillraceError as error:
                 may_wait = may_wait and not isinstance(error, BufferFullError)
-                runs.append(_refused(intake, gathering.channel, error))
+                runs.append(_refused(accumulator, buffer.channel, error))
     return SendFutures(runs)
 
 
-def _refused(intake: Intake, channel: str, error: MillraceError) -> _Run:
-    intake.refuse_behind(error)
-    page = Page(intake.lock, 0.0)
+def _refused(accumulator: Accumulator, channel: str, error: MillraceError) -> _Run:
+    accumulator.refuse_behind(error)
+    page = Page(accumulator.lock, 0.0)
     page.settle(0, 1, 0, Outcome(channel, error=error))
     return _Run(page, 0, 1)

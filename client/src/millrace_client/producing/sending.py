@@ -1,40 +1,119 @@
-"""What `send` is given, where it is not what it most often is."""
+"""The arguments of `send` and `send_many`, checked and taken apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from millrace_client.errors import BadArgumentError
 from millrace_client.events import Event
+from millrace_client.producing.pages import EVENT_BYTES, HEAD_BYTES, HEADER_BYTES, SIZE_BYTES
 
-_NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: Mapping[str, str] = {}
 
 
 def parts_of(event: object) -> tuple[bytes, Mapping[str, str]]:
-    """An event's body and headers.
+    """Returns an event's body and headers.
 
     Raises:
-        BadArgumentError: It is text that is not UTF-8.
-        TypeError: It is no event.
+        BadArgumentError: The event is text that is not UTF-8.
+        TypeError: It is not an event.
     """
     if isinstance(event, str):
         try:
-            return event.encode(), _NO_HEADERS
+            return event.encode(), NO_HEADERS
         except UnicodeEncodeError:
             raise BadArgumentError(f"event: is {event!r}; it must be UTF-8") from None
     if isinstance(event, bytes):
-        return event, _NO_HEADERS
+        return event, NO_HEADERS
     if isinstance(event, Event):
-        refuse_body(event.body)
+        check_body(event.body)
         return event.body, event.headers
     raise TypeError(f"event: is a {type(event).__name__}; give Event, bytes or str")
 
 
-def refuse_body(body: object) -> None:
-    """Raises TypeError, unless it is bytes after all."""
+def check_body(body: object) -> None:
+    """Raises TypeError if a body is not bytes."""
     if not isinstance(body, bytes):
         raise TypeError(f"body: is a {type(body).__name__}; give bytes")
 
 
-def refuse_key(key: object) -> None:
-    """Raises TypeError, unless it is text or bytes after all."""
+def check_key(key: object) -> None:
+    """Raises TypeError if a key is neither text nor bytes."""
     if not isinstance(key, (str, bytes)):
         raise TypeError(f"key: is a {type(key).__name__}; give str or bytes")
+
+
+def header_value_bytes(name: object, value: object) -> int:
+    """Returns the encoded bytes of a header's value.
+
+    Raises:
+        BadArgumentError: The name or the value is not UTF-8.
+        TypeError: One of them is not text.
+    """
+    if not (isinstance(name, str) and isinstance(value, str)):
+        raise TypeError(f"headers: holds {name!r}: {value!r}; keys and values must be str")
+    try:
+        name.encode()
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        raise BadArgumentError(f"headers: hold {error.object!r}; they must be UTF-8") from None
+
+
+@dataclass(slots=True)
+class Bulk:
+    """Events in columns: all without headers, or all with the same header names and ASCII values.
+
+    A few passes over all events create the columns, instead of several steps for each event.
+    """
+
+    bodies: list[bytes]
+    columns: dict[str, list[str]]
+    """Header name to the value of each event."""
+    encoded_bytes: int
+    """The most bytes that they take on the wire, without the header names, which each page holds once."""
+
+    @property
+    def bytes_on_new_page(self) -> int:
+        """The same with the header names, for a page that does not hold them yet."""
+        return self.encoded_bytes + HEAD_BYTES * (1 + len(self.columns)) + sum(map(len, self.columns))
+
+    @property
+    def event_bytes_bound(self) -> int:
+        """An upper bound of the bytes that any one of them takes on the wire."""
+        longest = [max(map(len, self.bodies)), *[max(map(len, values)) for values in self.columns.values()]]
+        return sum(longest) + SIZE_BYTES * len(longest)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the buffer that they take."""
+        return self.encoded_bytes + len(self.bodies) * (EVENT_BYTES + HEADER_BYTES * len(self.columns))
+
+
+def bulk_of(events: Sequence[object]) -> Bulk | None:
+    """Returns the events in columns; None if their headers differ or one of them is malformed."""
+    kinds = set(map(type, events))
+    columns: dict[str, list[str]] = {}
+    if kinds == {bytes}:
+        bodies = list(cast("Sequence[bytes]", events))
+    elif kinds == {Event}:
+        alike = cast("Sequence[Event]", events)
+        bodies = [event.body for event in alike]
+        headers = [event.headers for event in alike]
+        names = list(headers[0])
+        if set(map(type, bodies)) != {bytes} or sum(map(len, headers)) != len(names) * len(headers):
+            return None
+        try:
+            columns = {name: [each[name] for each in headers] for name in names}
+        except KeyError:
+            return None
+    else:
+        return None
+    try:
+        keys, *texts = "".join(columns), *map("".join, columns.values())
+    except TypeError:
+        # A name or a value is not text.
+        return None
+    if not (keys.isascii() and all(map(str.isascii, texts))):
+        return None
+    sizes_bytes = SIZE_BYTES * len(bodies) * (1 + len(columns))
+    return Bulk(bodies, columns, sum(map(len, bodies)) + sum(map(len, texts)) + sizes_bytes)

@@ -1,125 +1,133 @@
-"""Servers, and for each of their channels an outlet: one stream, its health, and the numbers of what goes up it."""
+"""The servers of a producer, and each server's channels: their sessions, their back-off, and their numbering."""
 
 import asyncio
-import queue
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client._failures import Failures
-from millrace_client._methods import APPEND_STREAM
+from millrace_client._backoff import Backoff
+from millrace_client._grpc_errors import ErrorTranslator
 from millrace_client._service_config import channel_options
 from millrace_client._settings import Numbering
-from millrace_client.errors import DeadlineError, DiskFullError, MillraceError, RetryAdvice, UnavailableError
+from millrace_client.append_session import ThreadedAppendSession
+from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, UnavailableError
 from millrace_client.events import Stamp
 from millrace_client.producing.batches import Batch
 from millrace_client.producing.config import ProducerConfig
-from millrace_client.producing.health import HealthWatch
-from millrace_client.producing.loops import call_in
 from millrace_client.producing.metrics import ServerMetrics
-from millrace_client.producing.retrying import RetrySchedule
+from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
+
+_RETRIED = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE, RetryAdvice.RESTART})
+"""A batch that the server refused for one of these is sent again."""
+
+_FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER})
+"""A batch whose stream ended for one of these is not sent again; any other end may pass, as a restart does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One server's address."""
+class RetryPolicy:
+    """Which batches are sent again, and after how long. For one thread.
 
-    address: str
-    """Where to connect."""
-    authority: str
-    """The name that its certificate must bear, and under which it is addressed; empty: the address itself."""
+    Args:
+        config: The limits.
+        draw: The source of the jitter. None: one of its own.
+    """
 
+    def __init__(self, config: ProducerConfig, draw: random.Random | None = None) -> None:
+        self._attempts_max = config.attempts_max
+        self._backoff = Backoff(config.backoff_seconds, config.backoff_seconds_max, draw)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """How servers are connected to."""
+    def retries_refused(self, error: MillraceError, attempt_count: int) -> bool:
+        """Whether a batch that the server refused is sent again."""
+        return error.advice in _RETRIED and self._has_attempts(attempt_count)
 
-    credentials: grpc.ChannelCredentials | None
-    options: tuple[tuple[str, str | int], ...]
+    def retries_unanswered(self, error: MillraceError, attempt_count: int) -> bool:
+        """Whether a batch is sent again whose stream ended before it was answered."""
+        return error.advice not in _FINAL and self._has_attempts(attempt_count)
 
+    def _has_attempts(self, attempt_count: int) -> bool:
+        return self._attempts_max is None or attempt_count < self._attempts_max
 
-class Answers(Protocol):
-    """Who is told what comes of batches."""
+    def batch_pause_seconds(self, failure_count: int, error: MillraceError | None) -> float:
+        """Returns how long a batch waits after so many failures, at least 1, the last of them this error."""
+        return self._backoff.seconds_after(failure_count, None if error is None else error.retry_delay_seconds)
 
-    def answered(self, outlet: "Outlet", batch: Batch, answer: pb.AppendStreamResponse) -> None:
-        """The server has answered for a batch."""
-
-    def broken(self, outlet: "Outlet", batches: Sequence[Batch], error: MillraceError) -> None:
-        """A stream has ended, and will answer none of these."""
-
-    def look(self) -> None:
-        """Something has changed that may let a batch go."""
+    def server_pause_seconds(self, failure_count: int, error: MillraceError) -> float:
+        """Returns how long a server gets no batches: longer than a batch waits, so that it can go to another server."""
+        return self._backoff.seconds_after(failure_count + 1, error.retry_delay_seconds)
 
 
 class Server:
-    """One server. All of it belongs to one event loop."""
+    """The connection to one server, on one event loop.
 
-    def __init__(self, target: Target, how: Credentials, config: ProducerConfig, answers: Answers) -> None:
+    Args:
+        target: Its address.
+        connection: How to connect.
+        config: The producer's limits.
+        on_change: Called on the event loop when the server becomes reachable or unreachable.
+    """
+
+    def __init__(
+        self, target: Target, connection: ConnectionOptions, config: ProducerConfig, on_change: Callable[[], None]
+    ) -> None:
         self.target = target
         self.config = config
-        self.answers = answers
-        self.failures = Failures(target.address)
-        self.outlets: dict[str, Outlet] = {}
+        self.errors = ErrorTranslator(target.address)
         self.is_ready = False
-        """Whether there is a connection. Nothing is sent without one: so what is sent fails only on the way."""
+        """Whether it is connected and serves. Batches are sent only then, so that none fails before it is sent."""
         self.is_down = False
-        """Whether it could not be reached since there was a connection last."""
+        """Whether the last attempt to reach it failed."""
         self.is_retired = False
-        """Whether its name resolves to other addresses by now: it gets nothing new."""
+        """Whether its name no longer resolves to it: it gets no new batches."""
         self.inflight_count = 0
-        options = [*channel_options(), *_naming_options(target, how), *how.options]
+        options = [*channel_options(), *_naming_options(target, connection), *connection.options]
         self.channel = (
             grpc.insecure_channel(target.address, options)
-            if how.credentials is None
-            else grpc.secure_channel(target.address, how.credentials, options)
-        )
-        # Encoded requests up, parsed answers down.
-        self.append_stream: grpc.StreamStreamMultiCallable[bytes, pb.AppendStreamResponse] = self.channel.stream_stream(
-            APPEND_STREAM.path, None, APPEND_STREAM.parse
+            if connection.credentials is None
+            else grpc.secure_channel(target.address, connection.credentials, options)
         )
         self.loop = asyncio.get_running_loop()
         self.threads: set[threading.Thread] = set()
-        """Those that read from this server. Each of them ends soon after the server is closed."""
-        self._health = HealthWatch(self, RetrySchedule(config))
-
-    def outlet(self, channel: str, schedule: RetrySchedule, numbering: Numbering | None) -> "Outlet":
-        """The way to one of its channels, with numbers of its own unless there are some for all servers."""
-        known = self.outlets.get(channel)
-        if known is None:
-            known = self.outlets[channel] = Outlet(self, channel, schedule, numbering or Numbering())
-        return known
+        """Threads that read from this server. Each of them ends soon after the server is closed."""
+        self._on_change = on_change
+        self.channels: dict[str, ServerChannel] = {}
+        self._health = HealthWatch(
+            self.channel, Backoff(config.backoff_seconds, config.backoff_seconds_max), self._report_health
+        )
+        self.start_thread(self._health.run, "health")
 
     def unreachable_error(self, channel: str) -> MillraceError:
-        """The error for what could not be sent at all."""
+        """Returns the error for events that could not be sent at all."""
         message = f"cannot reach a Millrace server at {self.target.address}; is millraced running there?"
         return UnavailableError(message, channel=channel, code=grpc.StatusCode.UNAVAILABLE)
 
     def metrics(self, now: float) -> ServerMetrics:
-        """How it stands."""
+        """Returns its metrics."""
         return ServerMetrics(
             server=self.target.address,
             is_connected=self.is_ready,
-            is_sick=self.is_down or any(now < outlet.sick_until for outlet in tuple(self.outlets.values())),
+            is_sick=self.is_down or any(now < channel.paused_until for channel in tuple(self.channels.values())),
             inflight_batches=self.inflight_count,
         )
 
-    def note_state(self, *, is_ready: bool, is_down: bool) -> None:
-        """Takes what its watch has found."""
+    def _report_health(self, is_ready: bool, is_down: bool) -> None:  # noqa: FBT001 - passed on by position
+        call_in_loop(self.loop, self._note_health, is_ready, is_down)
+
+    def _note_health(self, is_ready: bool, is_down: bool) -> None:  # noqa: FBT001 - as above
         if (self.is_ready, self.is_down) != (is_ready, is_down):
             self.is_ready, self.is_down = is_ready, is_down
-            self.answers.look()
+            self._on_change()
 
-    def look_after(self) -> None:
-        """Has it looked at whether it can still be reached."""
-        self._health.look()
+    def check_health(self) -> None:
+        """Checks again whether the server can be reached, if it offers no health watch."""
+        self._health.check()
 
-    def begin_thread(self, read: Callable[[], None], name: str) -> None:
-        """Begins a thread that reads."""
+    def start_thread(self, read: Callable[[], None], name: str) -> None:
+        """Starts a daemon thread that reads from this server."""
 
         def run() -> None:
             try:
@@ -132,192 +140,199 @@ class Server:
         thread.start()
 
     def close(self) -> None:
-        """Cuts everything off."""
-        self._health.end()
-        for outlet in self.outlets.values():
-            outlet.end()
+        """Ends its streams without a report, and disconnects."""
+        self._health.stop()
+        for channel in self.channels.values():
+            channel.abort()
         self.channel.close()
 
 
-class Outlet:
-    """The way to one channel of one server.
+class AnswerListener(Protocol):
+    """Learns the outcome of batches, on the event loop."""
 
-    After a failure it is left alone for a pause that grows with each further one, and then gets one batch at a time
+    def on_answer(
+        self, channel: "ServerChannel", batch: Batch, answer: pb.AppendStreamResponse, error: MillraceError | None
+    ) -> None:
+        """Called with the server's answer for a batch, and its error if the batch was refused."""
+
+    def on_stream_end(self, channel: "ServerChannel", batches: Sequence[Batch], error: MillraceError) -> None:
+        """Called when a stream has ended that will answer none of these batches."""
+
+
+class ServerChannel:
+    """One channel of one server.
+
+    After a failure it gets no batches for a pause that grows with each further failure, and then one batch at a time
     until one has succeeded.
     """
 
-    def __init__(self, server: Server, channel: str, schedule: RetrySchedule, numbering: Numbering) -> None:
+    def __init__(
+        self, server: Server, name: str, policy: RetryPolicy, numbering: Numbering, listener: AnswerListener
+    ) -> None:
         self.server = server
-        self.channel = channel
-        self.inflight: deque[Batch] = deque()
-        self.is_careful = False
-        """Whether batches go one by one, because one of them is too large for the server and it is not known which."""
-        self.sick_until = 0.0
-        self._schedule = schedule
-        self._numbering = numbering
+        self.name = name
+        self.sends_singly = False
+        """Whether batches go one by one, because one of them is too large for the server and it is unknown which."""
+        self.paused_until = 0.0
         self.last_error: MillraceError | None = None
-        """Why it was left alone last; None since a batch has succeeded."""
+        """Why it was paused last; None since a batch has succeeded."""
+        self._policy = policy
+        self._numbering = numbering
+        self._listener = listener
         self._failure_count = 0
         self._failed_at = -1.0
-        self._waiting_since = 0.0
-        self._stream: _Stream | None = None
+        self._session: ThreadedAppendSession[Batch] | None = None
 
     @property
-    def name(self) -> str:
-        """Tells it from those of other servers."""
+    def address(self) -> str:
+        """The server's address."""
         return self.server.target.address
 
-    def is_well(self, now: float) -> bool:
-        """Whether it is not known to be sick: a server that is being connected to is waited for."""
-        return not self.server.is_down and now >= self.sick_until
+    def is_healthy(self, now: float) -> bool:
+        """Whether it is not known to fail: a server that is being connected to is waited for."""
+        return not self.server.is_down and now >= self.paused_until
 
-    def is_well_but_full(self, now: float) -> bool:
-        """Whether nothing but want of room keeps it from taking a batch."""
+    def is_full(self, now: float) -> bool:
+        """Whether it is paused only because the channel has no room."""
         return (
             not self.server.is_down
-            and now < self.sick_until
+            and now < self.paused_until
             and self.last_error is not None
             and self.last_error.advice is RetryAdvice.FULL
-            # A server whose disk is full is not well: others stand in for it.
+            # A server whose disk is full is not healthy: others stand in for it.
             and not isinstance(self.last_error, DiskFullError)
         )
 
     def has_capacity(self, now: float) -> bool:
         """Whether a batch could be sent now."""
         server = self.server
-        if not server.is_ready or now < self.sick_until or server.inflight_count >= server.config.inflight_batches_max:
+        if (
+            not server.is_ready
+            or now < self.paused_until
+            or server.inflight_count >= server.config.inflight_batches_max
+        ):
             return False
-        return not self.inflight or not (self._failure_count or self.is_careful)
+        return not (self._failure_count or self.sends_singly) or not self._is_waiting
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._session is not None and bool(self._session.unanswered)
 
     def next_stamp(self, event_count: int) -> Stamp:
-        """The numbers for a batch that is sealed for this outlet."""
-        return self._numbering.next_stamp(self.channel, event_count)
+        """Returns the numbers for a batch that is sealed for this channel."""
+        return self._numbering.next_stamp(self.name, event_count)
 
     def note_gap(self) -> None:
-        """Counts numbers that were given here and perhaps were never stored here."""
-        self._numbering.note_gap(self.channel)
+        """Counts numbers that were assigned here and may never have been stored here."""
+        self._numbering.note_gap(self.name)
 
     def send(self, batch: Batch, now: float) -> None:
-        """Sends a batch behind those before it."""
+        """Sends a batch behind those in progress."""
         batch.sent_at = now
-        if not self.inflight:
-            self._waiting_since = now
-        self.inflight.append(batch)
         self.server.inflight_count += 1
-        if self._stream is None:
-            self._stream = _Stream(self)
-        self._stream.send(batch.request)
+        session = self._session
+        if session is None:
+            session = self._session = ThreadedAppendSession(self.server.channel, self.server.errors, self.name)
+            _Reader(self, session)
+        session.send(batch, batch.request, now)
 
     def note_success(self) -> None:
-        """It is well."""
+        """Ends the pauses."""
         self._failure_count = 0
         self.last_error = None
 
     def note_failure(self, batch: Batch, error: MillraceError, now: float) -> None:
-        """Counts a failure, unless it is one of several batches that failed together."""
+        """Counts a failure and begins a pause, once for batches that failed together."""
         if batch.sent_at > self._failed_at:
             self._failure_count += 1
             self._failed_at = now
-            self.sick_until = now + self._schedule.rest_seconds(self._failure_count, error)
+            self.paused_until = now + self._policy.server_pause_seconds(self._failure_count, error)
             self.last_error = error
 
     def answer_due(self) -> float | None:
-        """By when the next answer must come; None where nothing is under way."""
-        return self._waiting_since + self.server.config.timeout_seconds if self.inflight else None
+        """Returns when the next answer must have come; None if no batch is in progress."""
+        session = self._session
+        if session is None or not session.unanswered:
+            return None
+        return session.waiting_since + self.server.config.timeout_seconds
 
-    def cut_off(self) -> None:
+    def cancel_overdue(self) -> None:
         """Ends a stream that does not answer."""
-        if self._stream is not None:
-            self._stream.cut_off(self.server.failures.deadline_error(self.channel))
+        if self._session is not None:
+            self._session.cancel(self.server.errors.deadline(self.name))
 
-    def end(self) -> None:
-        """Ends the stream; nobody is told."""
-        if self._stream is not None:
-            self._stream.end()
-            self._stream = None
-
-    def take_answer(self, stream: "_Stream", answer: pb.AppendStreamResponse) -> None:
-        """Matches an answer with its batch: they come in the order in which batches were sent."""
-        if self._stream is not stream or not self.inflight:
-            return
-        batch = self.inflight.popleft()
-        self._waiting_since = self.server.loop.time()
-        self.server.inflight_count -= 1
-        self.server.answers.answered(self, batch, answer)
-
-    def take_end(self, stream: "_Stream", error: MillraceError) -> None:
-        """Gives up what a stream has not answered."""
-        if self._stream is not stream:
-            return
-        self._stream = None
-        batches = list(self.inflight)
-        self.inflight.clear()
+    def abort(self) -> list[Batch]:
+        """Ends the stream without a report; returns the batches that it has not answered."""
+        session, self._session = self._session, None
+        if session is None:
+            return []
+        session.cancel()
+        batches = session.take_unanswered()
         self.server.inflight_count -= len(batches)
-        self.server.look_after()
-        self.server.answers.broken(self, batches, error)
+        return batches
+
+    def take_answer(self, session: ThreadedAppendSession[Batch], answer: pb.AppendStreamResponse) -> None:
+        """Reports the answer for the oldest batch in progress."""
+        if self._session is not session or not session.unanswered:
+            return
+        batch, error = session.match(answer, self.server.loop.time())
+        self.server.inflight_count -= 1
+        self._listener.on_answer(self, batch, answer, error)
+
+    def take_end(self, session: ThreadedAppendSession[Batch], error: MillraceError) -> None:
+        """Reports the batches that an ended stream has not answered."""
+        if self._session is not session:
+            return
+        self._session = None
+        batches = session.take_unanswered()
+        self.server.inflight_count -= len(batches)
+        self.server.check_health()
+        self._listener.on_stream_end(self, batches, error)
 
 
-class _Stream:
-    """One AppendStream. gRPC's own thread writes what is queued, one of ours reads; both only hand over.
+class _Reader:
+    """A thread that hands a session's answers over to the event loop.
 
-    The asynchronous face of gRPC would do without threads. But it serves all event loops of a process by one queue, and
-    a program whose own loop uses it as well would find the other loop's noise in its log.
+    gRPC's asyncio API would need no threads. But it serves all event loops of a process through one queue, and a
+    program whose own loop uses it too would find the other loop's noise in its log.
     """
 
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
-        self._loop = outlet.server.loop
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    def __init__(self, channel: ServerChannel, session: ThreadedAppendSession[Batch]) -> None:
+        self._channel = channel
+        self._session = session
+        self._loop = channel.server.loop
         self._answers: deque[pb.AppendStreamResponse] = deque()
-        self._cut_error: DeadlineError | None = None
-        self._call = outlet.server.append_stream(iter(self._requests.get, None))
-        outlet.server.begin_thread(self._read, "answers")
-
-    def send(self, request: bytes) -> None:
-        """Queues a request."""
-        self._requests.put(request)
-
-    def cut_off(self, error: DeadlineError) -> None:
-        """Ends it because of this error."""
-        self._cut_error = error
-        self._call.cancel()
-
-    def end(self) -> None:
-        """Ends it for no reason of its own."""
-        self._call.cancel()
-        self._requests.put(None)
+        channel.server.start_thread(self._read, "answers")
 
     def _read(self) -> None:
-        outlet = self._outlet
+        channel = self._channel
         error: MillraceError = UnavailableError(
-            f"{outlet.name} has ended the stream", channel=outlet.channel, code=grpc.StatusCode.UNAVAILABLE
+            f"{channel.address} has ended the stream", channel=channel.name, code=grpc.StatusCode.UNAVAILABLE
         )
         try:
-            for answer in self._call:
+            for answer in self._session.answers():
                 self._answers.append(answer)
                 if len(self._answers) == 1:
-                    call_in(self._loop, self._hand_over)
-        except grpc.RpcError as failure:
-            error = outlet.server.failures.error_of(failure, outlet.channel)
-        # Lets go the thread that writes.
-        self._requests.put(None)
-        call_in(self._loop, self._finish, error)
+                    call_in_loop(self._loop, self._hand_over)
+        except MillraceError as failure:
+            error = failure
+        call_in_loop(self._loop, self._finish, error)
 
     def _hand_over(self) -> None:
         while self._answers:
-            # Only then is it taken out: so the next one to come sees that a hand-over is under way, or asks for one.
-            self._outlet.take_answer(self, self._answers[0])
+            # The answer is removed only afterwards, so that the reading thread sees that a hand-over is in progress.
+            self._channel.take_answer(self._session, self._answers[0])
             self._answers.popleft()
 
     def _finish(self, error: MillraceError) -> None:
         self._hand_over()
-        self._outlet.take_end(self, self._cut_error or error)
+        self._channel.take_end(self._session, error)
 
 
-def _naming_options(target: Target, how: Credentials) -> list[tuple[str, str]]:
+def _naming_options(target: Target, connection: ConnectionOptions) -> list[tuple[str, str]]:
     if not target.authority:
         return []
     options = [("grpc.default_authority", target.authority)]
-    if how.credentials is not None:
+    if connection.credentials is not None:
         options.append(("grpc.ssl_target_name_override", target.authority.rpartition(":")[0]))
     return options

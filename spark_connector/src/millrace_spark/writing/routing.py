@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.arrow import plain
-from millrace_client.producing.lanes import LANES
+from millrace_client.producing.channel_buffer import BUCKETS
 from millrace_client.producing.routing import ranked
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
@@ -18,7 +18,7 @@ from millrace_spark.writing.options import WriteOptions, WriteRouting
 
 _EVENT_COLUMNS = ("body", "headers")
 
-assert not LANES & (LANES - 1), "lanes are masked out of a hash"
+assert not BUCKETS & (BUCKETS - 1), "lanes are masked out of a hash"
 
 
 class RowRouter:
@@ -88,7 +88,7 @@ class RowRouter:
         hashes = array("I", map(crc32, keys.dictionary.to_pylist()))
         lanes = pc.bit_wise_and(
             pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)]),
-            pa.scalar(LANES - 1, pa.uint32()),
+            pa.scalar(BUCKETS - 1, pa.uint32()),
         )
         homes = _homes(self._endpoints).take(lanes)
         return homes.take(keys.indices).fill_null(self._turn)
@@ -97,7 +97,7 @@ class RowRouter:
 @cache
 def _homes(endpoints: tuple[str, ...]) -> pa.Array:
     """For each lane of keys the number of its server."""
-    return pa.array([endpoints.index(ranked(lane, endpoints)[0]) for lane in range(LANES)], pa.int32())
+    return pa.array([endpoints.index(ranked(lane, endpoints)[0]) for lane in range(BUCKETS)], pa.int32())
 
 
 def _numbers(channels: pa.Array | None, servers: pa.Array | None, turn: int, server_count: int) -> pa.Array:

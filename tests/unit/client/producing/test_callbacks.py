@@ -2,12 +2,12 @@ import threading
 import time
 
 from millrace_client.producing.callbacks import CallbackThreads
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.metrics import ProducerCounters
 
 
 def test_jobs_of_a_kind_run_in_order_on_one_thread() -> None:
     """The two kinds do not wait for each other."""
-    threads = CallbackThreads(Tally())
+    threads = CallbackThreads(ProducerCounters())
     told: list[tuple[int, int]] = []
     unblock = threading.Event()
     threads.submit(lambda: unblock.wait(10), is_success=False)
@@ -28,7 +28,7 @@ def test_jobs_of_a_kind_run_in_order_on_one_thread() -> None:
 
 def test_job_after_the_end_runs_all_the_same() -> None:
     """Nothing that was handed over is forgotten, however late."""
-    threads = CallbackThreads(Tally())
+    threads = CallbackThreads(ProducerCounters())
     threads.end()
     told = threading.Event()
     threads.submit(told.set, is_success=True)
@@ -38,8 +38,8 @@ def test_job_after_the_end_runs_all_the_same() -> None:
 
 def test_job_that_raises_is_counted() -> None:
     """And the next one runs."""
-    tally = Tally()
-    threads = CallbackThreads(tally)
+    counters = ProducerCounters()
+    threads = CallbackThreads(counters)
     told = threading.Event()
 
     def fail() -> None:
@@ -48,14 +48,14 @@ def test_job_that_raises_is_counted() -> None:
     threads.submit(fail, is_success=True)
     threads.submit(told.set, is_success=True)
     assert told.wait(10)
-    assert tally.callback_errors == 1
+    assert counters.callback_errors == 1
     threads.end()
     threads.join(time.monotonic() + 10)
 
 
 def test_end_without_jobs_needs_no_thread() -> None:
     """A producer without callbacks has no threads for them."""
-    threads = CallbackThreads(Tally())
+    threads = CallbackThreads(ProducerCounters())
     threads.end()
     threads.join(time.monotonic() + 1)
     assert (threads.waiting_count, threads.left_count) == (0, 0)

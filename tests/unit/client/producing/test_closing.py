@@ -214,7 +214,7 @@ from millrace_client import ClientForkedError, Producer, ProducerConfig
 used = Producer("127.0.0.1:1", "orders", config=ProducerConfig(delivery_timeout_seconds=1))
 unused = Producer("127.0.0.1:1", "orders")
 used.send(b"a")
-used._intake.lock.acquire()
+used._accumulator.lock.acquire()
 child = os.fork()
 if child == 0:
     codes = []
@@ -225,7 +225,7 @@ if child == 0:
             codes.append(1)
     used.close()
     os._exit(sum(codes))
-used._intake.lock.release()
+used._accumulator.lock.release()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 used.close(0)
 """

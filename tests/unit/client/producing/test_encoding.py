@@ -8,10 +8,10 @@ import pytest
 from millrace.columns import check_columns, columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import Stamp
+from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.encoding import columns_of_request, request_of_columns, request_of_pages
-from millrace_client.producing.intake import Intake
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.pages import Page
 
 Row = tuple[dict[str, str], bytes]
@@ -19,9 +19,9 @@ STAMP = Stamp("p", 1, 5)
 
 
 def page_of(rows: list[Row]) -> Page:
-    intake = Intake(ProducerConfig(batch_events_max=10_000), "p", Tally())
-    gathering = intake.gathering("orders")
-    [page] = {intake.put(gathering, None, body, headers, None, False)[0] for headers, body in rows}
+    accumulator = Accumulator(ProducerConfig(batch_events_max=10_000), "p", ProducerCounters())
+    buffer = accumulator.buffer("orders")
+    [page] = {accumulator.put(buffer, None, body, headers, None, False)[0] for headers, body in rows}
     return page
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from millrace_client import ProducerHooks, SendAttempt, SendFailedError, SendResult
-from millrace_client.producing.intake import PLACE_HEADER, PRODUCER_HEADER
+from millrace_client.producing.accumulator import PLACE_HEADER, PRODUCER_HEADER
 from tests.unit.client.fake_server import RefusalError
 from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 

@@ -4,8 +4,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
 from millrace_client import ProducerMetrics
-from millrace_client.producing.figures import FIGURES
-from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, Latencies, Tally
+from millrace_client.producing.metrics import LATENCY_BOUNDS_SECONDS, METRICS, Latencies, ProducerCounters
 from millrace_client.producing.opentelemetry import observe
 from millrace_client.producing.prometheus import ProducerCollector
 from tests.opentelemetry_figures import observed
@@ -13,10 +12,10 @@ from tests.unit.client.producing.conftest import FakeChannels, MakeProducer
 
 
 def latencies(*seconds: float) -> Latencies:
-    tally = Tally()
+    counters = ProducerCounters()
     for second in seconds:
-        tally.note_latency(second, 1)
-    return Latencies(tuple(tally.latency_counts), tally.latency_seconds)
+        counters.note_latency(second, 1)
+    return Latencies(tuple(counters.latency_counts), counters.latency_seconds)
 
 
 def test_percentiles_are_bounds_that_were_not_passed() -> None:
@@ -44,7 +43,7 @@ def test_rates_compare_two_looks(channels: FakeChannels, producer_of: MakeProduc
 def test_figures_cover_the_numbers_of_the_metrics() -> None:
     """Nothing that is counted is kept from monitoring systems."""
     numbers = set(ProducerMetrics.__dataclass_fields__) - {"time", "latencies", "servers"}
-    assert {figure.name for figure in FIGURES} == numbers
+    assert {metric.name for metric in METRICS} == numbers
 
 
 def test_collector_tells_prometheus_all_figures(channels: FakeChannels, producer_of: MakeProducer) -> None:
@@ -75,7 +74,7 @@ def test_observe_tells_opentelemetry_all_figures(channels: FakeChannels, produce
     assert observed(reader)["millrace.producer.events_stored"] == ("{events}", True, 1, {"producer": "main"})
     producer.send(b"b").result(10)
     told = observed(reader)
-    assert len(told) == len(FIGURES)
+    assert len(told) == len(METRICS)
     assert told["millrace.producer.events_stored"].value == 2
     assert told["millrace.producer.buffer_bytes_max"] == ("By", False, 64 << 20, {"producer": "main"})
     assert told["millrace.producer.blocked_seconds"][:2] == ("s", True)

@@ -16,8 +16,8 @@ from millrace_client import (
     ProducerConfig,
     SendFailedError,
 )
-from millrace_client.producing.intake import PLACE_HEADER, Intake
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.accumulator import PLACE_HEADER, Accumulator
+from millrace_client.producing.metrics import ProducerCounters
 from tests.unit.client.fake_server import RefusalError
 from tests.unit.client.producing.conftest import QUICK, FakeChannels, MakeProducer
 
@@ -177,8 +177,8 @@ def test_numbers_go_on_at_another_address_of_the_name(
 def test_places_of_the_context_go_on() -> None:
     """A reader can restore the order of what several producers of one id have sent."""
     config = ProducerConfig(producer_id="import", first_number=7, context_headers=True)
-    intake = Intake(config, "import", Tally())
-    page, _ = intake.put(intake.gathering("orders"), None, b"a", {}, None, True)
+    accumulator = Accumulator(config, "import", ProducerCounters())
+    page, _ = accumulator.put(accumulator.buffer("orders"), None, b"a", {}, None, True)
     assert page.columns[PLACE_HEADER] == ["8"]
 
 

@@ -18,41 +18,41 @@ from millrace_client import (
     Routing,
 )
 from millrace_client.events import Stamp
-from millrace_client.producing.bulk import bulk_of
+from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.encoding import columns_of_request, request_of_pages
-from millrace_client.producing.intake import Intake
-from millrace_client.producing.lanes import Gathering
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.pages import Page
 from millrace_client.producing.results import Outcome
 from millrace_client.producing.send_many import SendFutures, put_many
+from millrace_client.producing.sending import bulk_of
 
 ALIKE = [Event(b"a", {"host": "web-1", "level": "info"}), Event(b"bc", {"level": "warning", "host": "web-2"})]
 
 
 class Bench:
-    """An intake, whose pages are asked for as soon as they are there."""
+    """An accumulator, whose pages are asked for as soon as they are there."""
 
     def __init__(self, **limits: Any) -> None:
-        self.tally = Tally()
+        self.counters = ProducerCounters()
         self.now = 0.0
         config = ProducerConfig(**{"linger_seconds": 0.0, **limits})
-        self.intake = Intake(config, "p-1", self.tally, lambda: self.now)
-        self.gathering = self.intake.gathering("orders")
+        self.accumulator = Accumulator(config, "p-1", self.counters, lambda: self.now)
+        self.buffer = self.accumulator.buffer("orders")
         self.pages: list[Page] = []
 
     def put_many(self, events: Sequence[Any], key: str | None = None) -> SendFutures:
-        return put_many(self.intake, self.gathering, key, events)
+        return put_many(self.accumulator, self.buffer, key, events)
 
     def put(self, event: Event, key: str | None = None) -> None:
-        self.intake.put(self.gathering, key, event.body, event.headers, None, True)
+        self.accumulator.put(self.buffer, key, event.body, event.headers, None, True)
 
     def take(self) -> list[Page]:
         taken: list[Page] = []
         while True:
-            self.intake.begin_turn()
-            pages, held = self.intake.take(self.gathering, 1e18, lambda _: True)
-            self.intake.free(held)
+            self.accumulator.rearm_wakeup()
+            pages, held = self.accumulator.take_batch(self.buffer, 1e18, lambda _: True)
+            self.accumulator.release_buckets(held)
             if not pages:
                 return taken
             taken += pages
@@ -72,7 +72,7 @@ class Bench:
             act()
             return is_over()
 
-        monkeypatch.setattr(self.intake._has_room, "wait_for", wait_for)
+        monkeypatch.setattr(self.accumulator._has_room, "wait_for", wait_for)
         return waits
 
     def stored(self) -> list[tuple[dict[str, str], bytes]]:
@@ -87,15 +87,15 @@ class Bench:
 class _Lowering:
     """A lock that is taken just after the engine has heard that a batch may have few events only, or few bytes."""
 
-    def __init__(self, gathering: Gathering, **limits: int) -> None:
-        self._gathering = gathering
+    def __init__(self, buffer: ChannelBuffer, **limits: int) -> None:
+        self._buffer = buffer
         self._limits = limits
         self._lock = threading.Lock()
         self.release = self._lock.release
 
     def acquire(self, blocking: bool = True) -> bool:  # noqa: FBT001, FBT002 - as of a lock
         for name, limit in self._limits.items():
-            setattr(self._gathering, name, limit)
+            setattr(self._buffer, name, limit)
         return self._lock.acquire(blocking)
 
     def __enter__(self) -> bool:
@@ -221,20 +221,20 @@ def test_put_many_wakes_the_engine() -> None:
     """For the first event of a page, and for a page that is full, whose time has not come yet."""
     bench = Bench(batch_events_max=128, linger_seconds=60.0)
     woken: list[int] = []
-    bench.intake.wake = lambda: woken.append(bench.intake.held_bytes)
+    bench.accumulator.wake = lambda: woken.append(bench.accumulator.held_bytes)
     bench.put_many([b"a"] * 100)
     assert len(woken) == 1
-    bench.intake.begin_turn()
+    bench.accumulator.rearm_wakeup()
     bench.put_many([b"b"] * 28)
     assert len(woken) == 2
-    [page], _ = bench.intake.take(bench.gathering, 0.0, lambda _: True)
+    [page], _ = bench.accumulator.take_batch(bench.buffer, 0.0, lambda _: True)
     assert page.count == 128
 
 
 def test_put_many_where_nothing_is_taken_any_more_fails_all() -> None:
     """As a single send does, of which the reason is known."""
     bench = Bench()
-    bench.intake.refuse(ProducerClosedError("the producer is closed"))
+    bench.accumulator.refuse(ProducerClosedError("the producer is closed"))
     errors = [future.settled(0).error for future in bench.put_many(ALIKE * 100)]
     assert [type(error) for error in errors] == [ProducerClosedError] * 200
     assert not bench.take()
@@ -261,7 +261,7 @@ def test_put_many_while_batches_become_smaller_closes_no_empty_page(
 ) -> None:
     """The engine lowers what a batch may have whenever a server says so."""
     bench = Bench()
-    monkeypatch.setattr(bench.intake, "lock", _Lowering(bench.gathering, **limits))
+    monkeypatch.setattr(bench.accumulator, "lock", _Lowering(bench.buffer, **limits))
     bench.put_many([b"a"] * 100)
     assert [len(page.bodies) for page in bench.take()] == [100]
 
@@ -281,8 +281,8 @@ def test_put_many_counts_the_memory_that_single_puts_would() -> None:
     many.put_many(ALIKE * 64)
     for event in ALIKE * 64:
         single.put(event)
-    assert many.intake.held_bytes == single.intake.held_bytes
-    assert many.intake.held_bytes == sum(page.held_bytes for page in many.take())
+    assert many.accumulator.held_bytes == single.accumulator.held_bytes
+    assert many.accumulator.held_bytes == sum(page.held_bytes for page in many.take())
 
 
 @pytest.mark.parametrize("body_bytes", [10, 100, 500])
@@ -315,7 +315,7 @@ def test_put_many_beyond_the_buffer_fails_the_rest(monkeypatch: pytest.MonkeyPat
     assert done == sorted(done)
     assert 0 < done.count(True) < 10_000
     assert isinstance(futures[-1].settled(0).error, BufferFullError)
-    assert bench.intake.held_bytes <= 1_000_000
+    assert bench.accumulator.held_bytes <= 1_000_000
     assert not waits
 
 
@@ -323,12 +323,12 @@ def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.
     """Nobody wakes for each single event, and all of them go in columns."""
     bench = Bench(buffer_bytes_max=200_000, max_block_seconds=30.0)
     bench.put_many([bytes(100)] * 500)
-    assert bench.intake.held_bytes > 100_000
+    assert bench.accumulator.held_bytes > 100_000
     [first] = bench.take()
-    monkeypatch.delattr(Intake, "put")
+    monkeypatch.delattr(Accumulator, "put")
     thread = threading.Thread(target=bench.put_many, args=([bytes(100)] * 500,))
     thread.start()
-    bench.intake.release(first.held_bytes)
+    bench.accumulator.release(first.held_bytes)
     thread.join(10)
     assert not thread.is_alive()
     assert sum(page.count for page in bench.take()) == 500
@@ -346,7 +346,7 @@ def test_put_many_into_a_buffer_that_stays_full_waits_no_longer_than_one_send(
     assert len(failed) > 100
     assert all(isinstance(error, BufferFullError) for error in failed)
     assert waits == [30.0]
-    assert bench.tally.blocked_seconds == 30.0
+    assert bench.counters.blocked_seconds == 30.0
 
 
 def test_put_many_with_an_event_that_is_wrong_waits_for_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_put_many_that_never_fit_together_waits_for_each(monkeypatch: pytest.Mon
     bench = Bench(buffer_bytes_max=20_000, max_block_seconds=30.0)
 
     def give_back() -> None:
-        bench.intake.held_bytes = 0
+        bench.accumulator.held_bytes = 0
 
     waits = bench.fake_waiting(monkeypatch, give_back)
     futures = bench.put_many([bytes(100)] * 1_000)
@@ -389,7 +389,7 @@ def test_futures_of_many_tell_of_each_event(batch_events_max: int) -> None:
     expected: list[int] = []
     for first, page in enumerate(bench.take()):
         sequences = range(10_000 * (first + 1), 10_000 * (first + 1) + page.count)
-        bench.intake.settle(page, 0, page.count, 0, Outcome("orders", first_sequence=sequences.start))
+        bench.accumulator.settle(page, 0, page.count, 0, Outcome("orders", first_sequence=sequences.start))
         expected += sequences
     assert [result.sequence for result in futures.results(0)] == expected
     assert [future.result(0).sequence for future in futures[:]] == expected
@@ -410,7 +410,7 @@ def test_futures_of_many_behind_events_that_were_dropped_tell_of_theirs() -> Non
     futures = bench.put_many([bytes(10)] * 100)
     [page] = bench.take()
     assert (page.dropped_count, page.count) == (1, 103)
-    bench.intake.settle(page, 1, page.count, 0, Outcome("orders", first_sequence=1))
+    bench.accumulator.settle(page, 1, page.count, 0, Outcome("orders", first_sequence=1))
     assert [result.sequence for result in futures.results(0)] == list(range(3, 103))
 
 

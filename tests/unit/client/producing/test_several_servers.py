@@ -167,11 +167,11 @@ def test_by_key_while_a_home_is_sick_uses_another(
 def test_ranked_moves_few_lanes_when_a_server_goes() -> None:
     """Those of the others stay, and those of the one that goes spread over all others."""
     names = ["a:1", "b:1", "c:1", "d:1"]
-    before = {lane: ranked(lane, names)[0] for lane in range(1000)}
-    after = {lane: ranked(lane, names[:3])[0] for lane in range(1000)}
-    moved = [lane for lane in before if before[lane] != after[lane]]
-    assert {before[lane] for lane in moved} == {"d:1"}
-    assert {after[lane] for lane in moved} == set(names[:3])
+    before = {bucket: ranked(bucket, names)[0] for bucket in range(1000)}
+    after = {bucket: ranked(bucket, names[:3])[0] for bucket in range(1000)}
+    moved = [bucket for bucket in before if before[bucket] != after[bucket]]
+    assert {before[bucket] for bucket in moved} == {"d:1"}
+    assert {after[bucket] for bucket in moved} == set(names[:3])
     assert all(150 < list(before.values()).count(name) < 350 for name in names)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_client.producing.lanes import LANES
+from millrace_client.producing.channel_buffer import BUCKETS
 from millrace_client.producing.routing import ranked
 from millrace_spark import MillraceSparkError
 from millrace_spark.shards import Shard
@@ -47,7 +47,7 @@ def routed(options: WriteOptions, batch: pa.RecordBatch, turn: int = 0) -> dict[
 
 
 def home_of(key: str) -> str:
-    return ranked(crc32(key.encode()) % LANES, SERVERS.split(","))[0]
+    return ranked(crc32(key.encode()) % BUCKETS, SERVERS.split(","))[0]
 
 
 @given(

@@ -14,9 +14,9 @@ from millrace_client import (
     Routing,
     SendFuture,
 )
-from millrace_client.producing.intake import PLACE_HEADER, PRODUCER_HEADER, Intake
-from millrace_client.producing.lanes import Gathering, Lane
-from millrace_client.producing.metrics import Tally
+from millrace_client.producing.accumulator import PLACE_HEADER, PRODUCER_HEADER, Accumulator
+from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBucket
+from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.pages import EVENT_BYTES, SIZE_BYTES, Page
 from millrace_client.producing.results import Outcome
 
@@ -24,40 +24,40 @@ EVENT = EVENT_BYTES + SIZE_BYTES
 
 
 class Bench:
-    """An intake with a clock that stands still, and a count of how often the engine was woken."""
+    """An accumulator with a clock that stands still, and a count of how often the engine was woken."""
 
     def __init__(self, **limits: Any) -> None:
         self.now = 100.0
         self.wake_count = 0
-        self.tally = Tally()
+        self.counters = ProducerCounters()
         self.config = ProducerConfig(**limits)
-        self.intake = Intake(self.config, "p-1", self.tally, lambda: self.now)
-        self.intake.wake = self._wake
-        self.gathering = self.intake.gathering("orders")
+        self.accumulator = Accumulator(self.config, "p-1", self.counters, lambda: self.now)
+        self.accumulator.wake = self._wake
+        self.buffer = self.accumulator.buffer("orders")
 
     def _wake(self) -> None:
         self.wake_count += 1
 
     def put(self, body: bytes = b"", key: str | None = None, **headers: str) -> SendFuture:
-        return SendFuture(*self.intake.put(self.gathering, key, body, headers, None, True))
+        return SendFuture(*self.accumulator.put(self.buffer, key, body, headers, None, True))
 
     def take(self) -> list[list[bytes]]:
         return [page.bodies for page in self.take_pages()[0]]
 
-    def take_pages(self) -> tuple[list[Page], list[Lane]]:
-        self.intake.begin_turn()
-        return self.intake.take(self.gathering, self.now, lambda _: True)
+    def take_pages(self) -> tuple[list[Page], list[OrderingBucket]]:
+        self.accumulator.rearm_wakeup()
+        return self.accumulator.take_batch(self.buffer, self.now, lambda _: True)
 
-    def lanes_of(self, *keys: str) -> list[int]:
-        return [self.intake._hash(key) % len(self.gathering.lanes) for key in keys]
+    def buckets_of(self, *keys: str) -> list[int]:
+        return [self.accumulator._hash(key) % len(self.buffer.buckets) for key in keys]
 
-    def keys_of_lanes(self, count: int) -> list[str]:
-        """Keys that are all on lanes of their own."""
+    def keys_of_buckets(self, count: int) -> list[str]:
+        """Keys that are all on buckets of their own."""
         found: dict[int, str] = {}
         number = 0
         while len(found) < count:
             key = f"k{number}"
-            found.setdefault(self.lanes_of(key)[0], key)
+            found.setdefault(self.buckets_of(key)[0], key)
             number += 1
         return list(found.values())
 
@@ -70,7 +70,7 @@ def test_take_before_the_linger_gives_nothing() -> None:
     bench = Bench(linger_seconds=1.0)
     bench.put(b"a")
     assert bench.take() == []
-    assert bench.intake.next_due() == 101.0
+    assert bench.accumulator.next_due() == 101.0
 
 
 def test_take_after_the_linger_gives_what_gathered() -> None:
@@ -80,7 +80,7 @@ def test_take_after_the_linger_gives_what_gathered() -> None:
     bench.now += 1.0
     bench.put(b"b")
     assert bench.take() == [[b"a", b"b"]]
-    assert bench.intake.next_due() is None
+    assert bench.accumulator.next_due() is None
 
 
 def test_take_of_a_full_page_does_not_wait() -> None:
@@ -103,7 +103,7 @@ def test_take_of_a_page_full_by_bytes_does_not_wait() -> None:
 def test_take_merges_lanes_that_are_free() -> None:
     """Where little is sent, one batch carries what all keys have gathered, oldest first, due or not."""
     bench = Bench(linger_seconds=1.0)
-    first, second = bench.keys_of_lanes(2)
+    first, second = bench.keys_of_buckets(2)
     bench.put(b"a", first)
     bench.now += 0.5
     bench.put(b"b")
@@ -115,7 +115,7 @@ def test_take_merges_lanes_that_are_free() -> None:
 def test_take_merges_no_more_than_fits() -> None:
     """A merged batch keeps the limits."""
     bench = Bench(linger_seconds=0, batch_events_max=3)
-    for key in bench.keys_of_lanes(3):
+    for key in bench.keys_of_buckets(3):
         for _ in range(2):
             bench.put(b"x", key)
     assert [len(bodies) for bodies in bench.take()] == [2]
@@ -124,7 +124,7 @@ def test_take_merges_no_more_than_fits() -> None:
 def test_take_leaves_lanes_that_a_batch_holds() -> None:
     """Nothing of a key goes while something of it is under way; other keys and events without one go on."""
     bench = Bench(linger_seconds=0)
-    first, second = bench.keys_of_lanes(2)
+    first, second = bench.keys_of_buckets(2)
     bench.put(b"a", first)
     _, held = bench.take_pages()
     bench.put(b"b", first)
@@ -132,7 +132,7 @@ def test_take_leaves_lanes_that_a_batch_holds() -> None:
     bench.put(b"d")
     assert sorted(bench.take()) == [[b"c"], [b"d"]]
     assert bench.take() == []
-    bench.intake.free(held)
+    bench.accumulator.release_buckets(held)
     assert bench.take() == [[b"b"]]
 
 
@@ -141,24 +141,24 @@ def test_take_of_events_without_a_key_holds_no_lane() -> None:
     bench = Bench(linger_seconds=0)
     for body in (b"a", b"b"):
         bench.put(body)
-        pages, lanes = bench.take_pages()
-        assert ([page.bodies for page in pages], lanes) == ([[body]], [])
+        pages, buckets = bench.take_pages()
+        assert ([page.bodies for page in pages], buckets) == ([[body]], [])
 
 
 def test_take_takes_only_lanes_that_are_accepted() -> None:
-    """With by-key routing a batch holds lanes of one server."""
+    """With by-key routing a batch holds buckets of one server."""
     bench = Bench(linger_seconds=0)
     bench.put(b"a", "k")
-    [index] = bench.lanes_of("k")
-    assert bench.intake.take(bench.gathering, bench.now, lambda lane: lane.index != index) == ([], [])
-    assert len(bench.intake.take(bench.gathering, bench.now, lambda lane: lane.index == index)[0]) == 1
+    [index] = bench.buckets_of("k")
+    assert bench.accumulator.take_batch(bench.buffer, bench.now, lambda bucket: bucket.index != index) == ([], [])
+    assert len(bench.accumulator.take_batch(bench.buffer, bench.now, lambda bucket: bucket.index == index)[0]) == 1
 
 
 def test_close_pages_makes_all_due() -> None:
     """A flush waits for no linger, and what comes after it does not join."""
     bench = Bench(linger_seconds=9.0)
     bench.put(b"a")
-    assert len(bench.intake.close_pages()) == 1
+    assert len(bench.accumulator.close_pages()) == 1
     bench.put(b"b")
     assert (bench.take(), bench.take()) == ([[b"a"]], [])
 
@@ -166,7 +166,7 @@ def test_close_pages_makes_all_due() -> None:
 def test_key_has_the_same_lane_everywhere_with_by_key_routing() -> None:
     """Processes agree about the servers of keys; Python's own hash differs in each."""
     bench = Bench(routing=Routing.BY_KEY)
-    assert bench.intake._hash("customer-1") == bench.intake._hash(b"customer-1") == 3_958_365_309
+    assert bench.accumulator._hash("customer-1") == bench.accumulator._hash(b"customer-1") == 3_958_365_309
 
 
 # Waking.
@@ -178,8 +178,8 @@ def test_put_wakes_once_for_many_events() -> None:
     for _ in range(10):
         bench.put()
     assert bench.wake_count == 1
-    bench.intake.begin_turn()
-    bench.intake.next_due()
+    bench.accumulator.rearm_wakeup()
+    bench.accumulator.next_due()
     bench.put(key="other")
     assert bench.wake_count == 1
 
@@ -188,8 +188,8 @@ def test_put_that_fills_a_page_wakes_again() -> None:
     """The timer would be too late."""
     bench = Bench(linger_seconds=1.0, batch_events_max=2)
     bench.put()
-    bench.intake.begin_turn()
-    bench.intake.next_due()
+    bench.accumulator.rearm_wakeup()
+    bench.accumulator.next_due()
     bench.put()
     assert bench.wake_count == 2
 
@@ -201,9 +201,9 @@ def test_put_keeps_what_headers_were() -> None:
     """A caller may use its dict again."""
     bench = Bench(linger_seconds=0)
     headers = {"n": "1"}
-    bench.intake.put(bench.gathering, None, b"", headers, None, True)
+    bench.accumulator.put(bench.buffer, None, b"", headers, None, True)
     headers["n"] = "2"
-    bench.intake.put(bench.gathering, None, b"", headers, None, True)
+    bench.accumulator.put(bench.buffer, None, b"", headers, None, True)
     [page], _ = bench.take_pages()
     assert page.columns == {"n": ["1", "2"]}
 
@@ -225,10 +225,10 @@ def test_put_of_impossible_headers_leaves_no_trace(
     bench = Bench(linger_seconds=0)
     for _ in range(earlier_count):
         bench.put(b"good", good="1")
-    held = bench.intake.held_bytes
+    held = bench.accumulator.held_bytes
     with pytest.raises(error):
-        bench.intake.put(bench.gathering, None, b"bad", {"good": "2", **headers}, None, True)
-    assert bench.intake.held_bytes == held
+        bench.accumulator.put(bench.buffer, None, b"bad", {"good": "2", **headers}, None, True)
+    assert bench.accumulator.held_bytes == held
     bench.put(b"better", good="3")
     [page], _ = bench.take_pages()
     assert page.columns == {"good": ["1", "3"][1 - earlier_count :]}
@@ -256,7 +256,7 @@ def test_put_of_too_large_an_event_is_refused_alone() -> None:
         bench.put(bytes(1000))
     with pytest.raises(EventTooLargeError):
         bench.put(a="x" * 1000)
-    assert bench.intake.held_bytes == 0
+    assert bench.accumulator.held_bytes == 0
 
 
 def test_put_of_an_event_above_its_own_limit_is_refused() -> None:
@@ -282,9 +282,9 @@ def test_put_of_an_event_above_a_batch_goes_alone_where_it_may() -> None:
 
 
 def test_put_with_context_tells_producer_and_place() -> None:
-    """Places count a channel's events in the order of `send`, whatever lanes they take; an own header gives way."""
+    """Places count a channel's events in the order of `send`, whatever buckets they take; an own header gives way."""
     bench = Bench(context_headers=True, linger_seconds=0)
-    first, second = bench.keys_of_lanes(2)
+    first, second = bench.keys_of_buckets(2)
     for key in (first, second, first):
         bench.put(b"", key, **{"a": "1", PLACE_HEADER: "mine"})
     pages, _ = bench.take_pages()
@@ -302,7 +302,7 @@ def test_put_into_a_full_buffer_raises_where_that_is_the_policy() -> None:
     bench.put()
     with pytest.raises(BufferFullError):
         bench.put()
-    assert bench.intake.held_bytes == 2 * EVENT
+    assert bench.accumulator.held_bytes == 2 * EVENT
 
 
 def test_put_into_a_full_buffer_waits_for_room() -> None:
@@ -311,10 +311,10 @@ def test_put_into_a_full_buffer_waits_for_room() -> None:
     bench.put(b"")
     thread = threading.Thread(target=bench.put)
     thread.start()
-    bench.intake.release(EVENT)
+    bench.accumulator.release(EVENT)
     thread.join(10)
     assert not thread.is_alive()
-    assert bench.intake.held_bytes == EVENT
+    assert bench.accumulator.held_bytes == EVENT
 
 
 def test_put_into_a_full_buffer_gives_up_in_time() -> None:
@@ -339,13 +339,13 @@ def test_put_that_waits_is_told_of_the_close() -> None:
 
     thread = threading.Thread(target=put)
     thread.start()
-    bench.intake.refuse(ProducerClosedError("closed"))
+    bench.accumulator.refuse(ProducerClosedError("closed"))
     thread.join(10)
     assert len(errors) == 1
 
 
 def test_put_that_drops_the_oldest_says_so() -> None:
-    """As few as make room, from the front, also across lanes; their futures tell, and they are counted."""
+    """As few as make room, from the front, also across buckets; their futures tell, and they are counted."""
     bench = Bench(buffer_bytes_max=3 * EVENT + 10, overflow=Overflow.DROP_OLDEST, linger_seconds=0)
     futures = []
     for index, key in enumerate(("a", None, "a", None, "b")):
@@ -356,7 +356,7 @@ def test_put_that_drops_the_oldest_says_so() -> None:
         with pytest.raises(Exception, match="dropped") as caught:
             futures[index].result(0)
         assert isinstance(caught.value.__cause__, EventDroppedError)
-    assert bench.tally.events_dropped == 2
+    assert bench.counters.events_dropped == 2
     assert sorted(body for bodies in bench.take() for body in bodies) == [b"1", b"3", b"4"]
 
 
@@ -370,7 +370,7 @@ def test_put_that_drops_keeps_the_headers_of_the_others() -> None:
     assert bodies == list(range(6))[-len(bodies) :]
     column = page.columns["n"] + [None] * (len(bodies) - len(page.columns["n"]))
     assert column == [str(body) if body % 2 else None for body in bodies]
-    assert page.held_bytes == bench.intake.held_bytes
+    assert page.held_bytes == bench.accumulator.held_bytes
 
 
 def test_put_with_all_in_batches_has_nothing_to_drop() -> None:
@@ -397,10 +397,10 @@ def test_settle_in_ranges_tells_each_event_its_own() -> None:
     bench = Bench(linger_seconds=0)
     futures = [bench.put() for _ in range(3)]
     [page], _ = bench.take_pages()
-    bench.intake.settle(page, 1, 3, 0, Outcome("orders", first_sequence=7))
+    bench.accumulator.settle(page, 1, 3, 0, Outcome("orders", first_sequence=7))
     assert [future.done() for future in futures] == [False, True, True]
     assert [future.result(0).sequence for future in futures[1:]] == [7, 8]
-    assert bench.intake.open_event_count() == 1
+    assert bench.accumulator.open_event_count() == 1
     with pytest.raises(TimeoutError):
         futures[0].result(0.001)
 
@@ -410,17 +410,17 @@ def test_wait_settled_counts_what_is_left() -> None:
     bench = Bench()
     bench.put()
     bench.put()
-    assert bench.intake.wait_settled(bench.intake.close_pages(), 0.001) == 2
+    assert bench.accumulator.wait_settled(bench.accumulator.close_pages(), 0.001) == 2
 
 
 def test_take_older_takes_all_of_a_time() -> None:
-    """What has been waiting for too long is found in all lanes, held ones too."""
+    """What has been waiting for too long is found in all buckets, held ones too."""
     bench = Bench(linger_seconds=0)
     bench.put(b"a", "k")
     bench.take()
     bench.put(b"b", "k")
     bench.now += 1
     bench.put(b"c")
-    taken = bench.intake.take_older(100.0)
+    taken = bench.accumulator.take_expired(100.0)
     assert [page.bodies for _, page in taken] == [[b"b"]]
-    assert isinstance(bench.gathering, Gathering)
+    assert isinstance(bench.buffer, ChannelBuffer)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from millrace_client import Producer, ProducerConfig, Routing, SendFailedError
-from millrace_client.producing.resolving import targets_of
-from millrace_client.producing.servers import Target
+from millrace_client.producing.targets import Target, targets_of
 from tests.unit.client.producing.conftest import FakeChannels
 
 

@@ -1,0 +1,117 @@
+"""Translates gRPC's errors into this package's, by the reason that the server gave, never by a message."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from millrace.googleapis import error_details_pb2, status_pb2
+from millrace_client import _decoding
+from millrace_client.errors import (
+    ERRORS_BY_REASON,
+    CancelledError,
+    DeadlineError,
+    MessageTooLargeError,
+    MillraceError,
+    UnavailableError,
+)
+
+DOMAIN = "millrace"
+"""The domain of Millrace's reasons in google.rpc.ErrorInfo."""
+
+_STATUS_KEY = "grpc-status-details-bin"
+_TOO_LARGE = "larger than max"
+"""Part of gRPC's own message about a message above a limit. A proxy may use the same code for too many calls."""
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class ErrorTranslator:
+    """Creates the errors of calls to one server.
+
+    Attributes:
+        endpoint: The server's address, for messages.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def from_rpc(self, failure: grpc.RpcError, channel: str, txn_id: str = "") -> MillraceError:
+        """Returns the error for a failed call that concerned this channel and transaction."""
+        code = failure.code()
+        error = _error_in_metadata(failure.trailing_metadata() or (), code) or self._without_reason(failure, code)
+        error.channel = error.channel or channel
+        error.txn_id = error.txn_id or txn_id
+        return error
+
+    def deadline(self, channel: str, txn_id: str = "") -> DeadlineError:
+        """Returns the error for an answer that did not come in time."""
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+        return DeadlineError(f"{self.endpoint} did not answer in time", channel=channel, txn_id=txn_id, code=code)
+
+    def cancelled(self, channel: str, txn_id: str = "") -> CancelledError:
+        """Returns the error for a call that was in progress when the client was closed."""
+        message = f"the call to {self.endpoint} was cancelled"
+        return CancelledError(message, channel=channel, txn_id=txn_id, code=grpc.StatusCode.CANCELLED)
+
+    def _without_reason(self, failure: grpc.RpcError, code: grpc.StatusCode) -> MillraceError:
+        details = failure.details() or code.name
+        match code:
+            case grpc.StatusCode.UNAVAILABLE:
+                message = f"cannot reach a Millrace server at {self.endpoint}; is millraced running there? ({details})"
+                return UnavailableError(message, code=code)
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self.deadline("")
+            case grpc.StatusCode.CANCELLED:
+                return self.cancelled("")
+            case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE in details:
+                message = f"a message is above a limit of this client or of {self.endpoint} ({details})"
+                return MessageTooLargeError(message, code=code)
+            case grpc.StatusCode.UNIMPLEMENTED:
+                message = f"the server at {self.endpoint} does not know this call; is it a Millrace server?"
+                return MillraceError(message, reason=code.name, code=code)
+            case _:
+                return MillraceError(f"{self.endpoint} has ended the call: {details}", reason=code.name, code=code)
+
+
+def error_from_status(status: status_pb2.Status, channel: str) -> MillraceError:
+    """Returns the error that a server put into an answer instead of ending the call."""
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    error = _error_with_reason(status, code)
+    if error is None:
+        error = MillraceError(status.message, reason=code.name, code=code)
+    error.channel = error.channel or channel
+    return error
+
+
+def _error_in_metadata(metadata: Iterable[Any], code: grpc.StatusCode) -> MillraceError | None:
+    for key, value in metadata:
+        if key == _STATUS_KEY and isinstance(value, bytes):
+            try:
+                return _error_with_reason(status_pb2.Status.FromString(value), code)
+            except DecodeError:
+                # A proxy wrote it; the code and the message remain.
+                return None
+    return None
+
+
+def _error_with_reason(status: status_pb2.Status, code: grpc.StatusCode) -> MillraceError | None:
+    """Returns the error that a Millrace server described; None if another program wrote the status."""
+    info = error_details_pb2.ErrorInfo()
+    delay = error_details_pb2.RetryInfo()
+    retry_delay_seconds = None
+    for detail in status.details:
+        if detail.Unpack(delay):
+            retry_delay_seconds = _decoding.seconds_of(delay.retry_delay)
+        else:
+            detail.Unpack(info)
+    if info.domain != DOMAIN:
+        return None
+    return ERRORS_BY_REASON.get(info.reason, MillraceError)(
+        status.message,
+        reason=info.reason,
+        channel=info.metadata.get("channel", ""),
+        txn_id=info.metadata.get("txn_id", ""),
+        retry_delay_seconds=retry_delay_seconds,
+        code=code,
+    )

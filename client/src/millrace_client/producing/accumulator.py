@@ -1,0 +1,475 @@
+"""The accumulator: threads add events, and the engine takes them out in batches."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX
+from millrace_client.errors import (
+    BadArgumentError,
+    BufferFullError,
+    EventDroppedError,
+    EventTooLargeError,
+    MillraceError,
+)
+from millrace_client.producing.buffer_memory import BufferMemory
+from millrace_client.producing.channel_buffer import BUCKETS, ChannelBuffer, OrderingBucket
+from millrace_client.producing.config import Overflow, ProducerConfig, Routing
+from millrace_client.producing.metrics import ProducerCounters
+from millrace_client.producing.pages import EVENT_BYTES, HEAD_BYTES, HEADER_BYTES, SIZE_BYTES, Page, pad
+from millrace_client.producing.results import Callback, Outcome
+from millrace_client.producing.sending import Bulk, header_value_bytes
+
+PRODUCER_HEADER = "millrace-producer"
+"""Header with the producer's id, if context headers are configured."""
+PLACE_HEADER = "millrace-place"
+"""Header with the event's number among the producer's events of its channel, from 1, in the order of `send`."""
+
+CALLBACK_BYTES = 200
+"""Bytes of the buffer that a callback takes until it has run, beside its event."""
+
+_CONTEXT_HEADERS = 2
+
+_LOCK_ATTEMPTS_MAX = 100
+
+
+class Accumulator(BufferMemory):
+    """Buffers events that are in no batch yet, and accounts for the memory of all events that are not settled.
+
+    Args:
+        config: The limits.
+        producer_id: The value of the context header.
+        counters: Counts drops and waits.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        producer_id: str,
+        counters: ProducerCounters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(config, counters, clock)
+        self._producer_id = producer_id
+        self._changed = threading.Condition(self.lock)
+        # Leaves room for the two context headers.
+        self._keys_max = max(1, min(HEADER_KEYS_MAX - _CONTEXT_HEADERS, HEADER_CELLS_MAX // config.batch_events_max))
+        # A larger event goes alone, or is refused.
+        self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
+        self._has_context = config.context_headers
+        self._places: dict[str, int] = {}
+        self._is_woken = False
+        self._is_timed = False
+        self.wake: Callable[[], None] = _ignore_wakeup
+        """Makes the engine run soon; called with the lock held."""
+        self.run_callbacks: Callable[[list[tuple[Callback, int]], Outcome], None] = _ignore_callbacks
+        """Runs the callbacks of dropped events; called with the lock held."""
+        self.on_drop: Callable[[str, int], None] = _ignore_drop
+        """Called with a channel and a number of dropped events, with the lock held."""
+        self._hash: Callable[[str | bytes], int] = _stable_hash if config.routing is Routing.BY_KEY else hash
+        self.buffers: dict[str, ChannelBuffer] = {}
+        self.open_pages: set[Page] = set()
+        """Pages with events that are not settled."""
+
+    # For senders.
+
+    def buffer(self, channel: str) -> ChannelBuffer:
+        """Returns the buffer of a channel."""
+        with self.lock:
+            known = self.buffers.get(channel)
+            if known is None:
+                known = self.buffers[channel] = ChannelBuffer(
+                    channel,
+                    self._config.batch_events_max,
+                    self._config.batch_bytes_max,
+                    is_ordered=self._config.is_resumable,
+                )
+            return known
+
+    def put(  # noqa: C901, PLR0913, PLR0917 - every event passes here: more calls would double the cost
+        self,
+        buffer: ChannelBuffer,
+        key: str | bytes | None,
+        body: bytes,
+        headers: Mapping[str, str],
+        callback: Callback | None,
+        may_wait: bool,  # noqa: FBT001 - passed by position, which is faster
+    ) -> tuple[Page, int]:
+        """Adds an event; returns its page and its index in the page.
+
+        Raises:
+            BadArgumentError, TypeError: A header is malformed.
+            EventTooLargeError: The event is larger than the limit.
+            BufferFullError: The buffer has no room for it.
+        """
+        bucket = buffer.keyless if key is None else buffer.buckets[self._hash(key) % BUCKETS]
+        size = len(body) + SIZE_BYTES
+        if not self.lock.acquire(False):
+            self._acquire_lock()
+        try:
+            # Header values are not counted here, which would need another pass: one event may exceed the limit by them.
+            if self.held_bytes + size + EVENT_BYTES > self.bytes_max or self.refusal is not None:
+                self._make_room(size + EVENT_BYTES, may_wait=may_wait)
+            page = bucket.page or self._open_page(buffer, bucket)
+            bodies = page.bodies
+            position = len(bodies)
+            if headers:
+                columns = page.columns
+                for name, value in headers.items():
+                    column = columns.get(name)
+                    if column is None or len(column) != position or value.__class__ is not str or not value.isascii():
+                        page, size = self._add_headers(buffer, bucket, page, body, headers)
+                        break
+                    column.append(value)
+                    size += len(value) + SIZE_BYTES
+            if page.encoded_bytes + size > buffer.bytes_max or size > self._joining_bytes_max:
+                page = self._fit(buffer, bucket, page, body, headers, size)
+            if page.bodies is not bodies:
+                bodies = page.bodies
+                position = len(bodies)
+            if self._has_context:
+                self._add_context(buffer, page)
+            bodies.append(body)
+            index = position + page.dropped_count
+            held = size + EVENT_BYTES + HEADER_BYTES * len(headers)
+            if callback is not None:
+                held += CALLBACK_BYTES
+                page.add_callback(index, callback)
+            page.encoded_bytes += size
+            page.held_bytes += held
+            self.held_bytes += held
+            if position + 1 >= buffer.events_max:
+                self._close_page(bucket)
+            elif not position and not (self._is_timed or bucket.is_held):
+                self._wake_once()
+        finally:
+            self.lock.release()
+        return page, index
+
+    @staticmethod
+    def run_events(buffer: ChannelBuffer, bulk: Bulk) -> int:
+        """Returns how many such events take a quarter of a page; more at once would leave much of a page unused."""
+        return buffer.bytes_max * len(bulk.bodies) // (4 * bulk.encoded_bytes)
+
+    def put_bulk(self, buffer: ChannelBuffer, key: str | bytes | None, bulk: Bulk) -> tuple[Page, int] | None:
+        """Adds events with the same headers, side by side in one page.
+
+        Returns:
+            The page and the index of the first event; None if the events must be added one by one, because they do not
+            fit the page's headers or the buffer has no room for all of them.
+        """
+        bucket = buffer.keyless if key is None else buffer.buckets[self._hash(key) % BUCKETS]
+        is_too_much = len(bulk.bodies) > buffer.events_max or bulk.bytes_on_new_page > buffer.bytes_max
+        if self._has_context or len(bulk.columns) > self._keys_max or is_too_much:
+            return None
+        if self._joining_bytes_max < buffer.bytes_max and bulk.event_bytes_bound > self._joining_bytes_max:
+            return None
+        if not self.lock.acquire(False):
+            self._acquire_lock()
+        try:
+            if self.refusal is not None or self.held_bytes + bulk.held_bytes > self.bytes_max:
+                return None
+            page = bucket.page or self._open_page(buffer, bucket)
+            is_full = len(page.bodies) + len(bulk.bodies) > buffer.events_max
+            is_full = is_full or page.encoded_bytes + bulk.bytes_on_new_page > buffer.bytes_max
+            # An empty page is never closed: it would become a batch without events.
+            if is_full and page.bodies:
+                page = self._turn_page(buffer, bucket)
+            position = len(page.bodies)
+            if not page.add_alike(bulk.bodies, bulk.columns):
+                return None
+            page.encoded_bytes = page.encoded_bytes + bulk.encoded_bytes if position else bulk.bytes_on_new_page
+            page.held_bytes += bulk.held_bytes
+            self.held_bytes += bulk.held_bytes
+            if len(page.bodies) >= buffer.events_max:
+                self._close_page(bucket)
+            elif not position and not (self._is_timed or bucket.is_held):
+                self._wake_once()
+        finally:
+            self.lock.release()
+        return page, position + page.dropped_count
+
+    def _acquire_lock(self) -> None:
+        """Acquires the lock, which another thread holds.
+
+        A thread that waits inside a lock gets it while another thread runs, which then waits in turn: with several
+        senders each event would cost a thread switch. So this yields instead, and the other thread continues.
+        """
+        for _ in range(_LOCK_ATTEMPTS_MAX):
+            time.sleep(0)
+            if self.lock.acquire(blocking=False):
+                return
+        self.lock.acquire()
+
+    def _fit(  # noqa: PLR0913, PLR0917 - the event in its parts
+        self,
+        buffer: ChannelBuffer,
+        bucket: OrderingBucket,
+        page: Page,
+        body: bytes,
+        headers: Mapping[str, str],
+        size: int,
+    ) -> Page:
+        """Returns the page for an event that does not fit its page, with the event's headers added."""
+        position = len(page.bodies)
+        page.discard_headers(position)
+        if size > self._joining_bytes_max:
+            try:
+                self._refuse_what_never_fits(body, headers, size)
+            except MillraceError:
+                if not position:
+                    self._forget_empty_page(buffer, bucket, page)
+                raise
+        if position:
+            page = self._turn_page(buffer, bucket)
+        if headers:
+            page, _ = self._add_headers(buffer, bucket, page, body, headers)
+        return page
+
+    def _refuse_what_never_fits(self, body: bytes, headers: Mapping[str, str], size: int) -> None:
+        if len(headers) > HEADER_KEYS_MAX:
+            raise BadArgumentError(f"event: has {len(headers)} headers; at most {HEADER_KEYS_MAX} are allowed")
+        size += HEAD_BYTES + sum(len(name.encode()) + HEAD_BYTES for name in headers)
+        if size > self._config.event_bytes_limit:
+            raise EventTooLargeError(
+                f"event: has about {size} bytes, {len(body)} of them in its body; this producer takes events of up to "
+                f"{self._config.event_bytes_limit} bytes, see `batch_bytes_max` and `event_bytes_max`"
+            )
+
+    def _open_page(self, buffer: ChannelBuffer, bucket: OrderingBucket) -> Page:
+        page = bucket.page = Page(self.lock, self._clock())
+        page.encoded_bytes = HEAD_BYTES
+        buffer.waiting.setdefault(bucket, page)
+        self.open_pages.add(page)
+        return page
+
+    def _turn_page(self, buffer: ChannelBuffer, bucket: OrderingBucket) -> Page:
+        """Closes a bucket's page and opens the next one."""
+        self._close_page(bucket)
+        return self._open_page(buffer, bucket)
+
+    def _forget_empty_page(self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page) -> None:
+        bucket.page = None
+        self.open_pages.discard(page)
+        if buffer.waiting[bucket] is page:
+            del buffer.waiting[bucket]
+
+    def _close_page(self, bucket: OrderingBucket) -> None:
+        assert bucket.page is not None, "the bucket has a page"
+        bucket.closed.append(bucket.page)
+        bucket.page = None
+        if not bucket.is_held:
+            self._wake_once()
+
+    def _wake_once(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self.wake()
+
+    def _add_headers(
+        self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[Page, int]:
+        """Adds an event's headers to its page, even if some of them were added before.
+
+        Returns:
+            The page, or the next one if this page has no room for more keys; and the event's encoded bytes.
+        """
+        position = len(page.bodies)
+        page.discard_headers(position)
+        new_names = [name for name in headers if name not in page.columns]
+        try:
+            size = len(body) + sum(header_value_bytes(name, value) + SIZE_BYTES for name, value in headers.items())
+            if len(headers) >= self._keys_max:
+                self._refuse_what_never_fits(body, headers, size)
+            if position and new_names and len(page.columns) + len(new_names) > self._keys_max:
+                return self._add_headers(buffer, bucket, self._turn_page(buffer, bucket), body, headers)
+            for name in new_names:
+                page.columns[name] = []
+                page.encoded_bytes += len(name.encode()) + HEAD_BYTES
+        except (MillraceError, TypeError):
+            if not position:
+                self._forget_empty_page(buffer, bucket, page)
+            raise
+        for name, value in headers.items():
+            pad(page.columns[name], position)
+            page.columns[name].append(value)
+        return page, size + SIZE_BYTES
+
+    def _add_context(self, buffer: ChannelBuffer, page: Page) -> None:
+        place = self._places.get(buffer.channel, self._config.first_number) + 1
+        for name, value in ((PRODUCER_HEADER, self._producer_id), (PLACE_HEADER, str(place))):
+            column = page.columns.get(name)
+            if column is None:
+                column = page.columns[name] = []
+                page.encoded_bytes += len(name) + HEAD_BYTES
+            pad(column, len(page.bodies))
+            column.append(value)
+        self._places[buffer.channel] = place
+
+    # Room.
+
+    def _make_room(self, held: int, *, may_wait: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        bytes_max = self._config.buffer_bytes_max
+        if held > bytes_max:
+            raise EventTooLargeError(f"event: takes {held} bytes of memory; the buffer holds at most {bytes_max}")
+        match self._config.overflow:
+            case Overflow.DROP_OLDEST:
+                self._drop_oldest(self.held_bytes + held - bytes_max)
+            case Overflow.BLOCK if may_wait:
+                self._wait_for_room(held)
+                if self.refusal is not None:
+                    raise self.refusal
+        if self.held_bytes + held > bytes_max:
+            raise BufferFullError(
+                f"the producer holds {self.held_bytes} bytes of events of at most {bytes_max}; send less at once, or "
+                "raise buffer_bytes_max"
+            )
+
+    def _drop_oldest(self, needed_bytes: int) -> None:
+        while needed_bytes > 0:
+            heads = [
+                (page.created_at, buffer.channel, bucket.index)
+                for buffer in self.buffers.values()
+                for bucket, page in buffer.waiting.items()
+            ]
+            if not heads:
+                return
+            _, channel, index = min(heads)
+            buffer = self.buffers[channel]
+            bucket = buffer.keyless if index < 0 else buffer.buckets[index]
+            needed_bytes -= self._drop_from(buffer, bucket, needed_bytes)
+
+    def _drop_from(self, buffer: ChannelBuffer, bucket: OrderingBucket, needed_bytes: int) -> int:
+        """Drops events of a bucket's oldest page until so many bytes are free; returns the bytes freed."""
+        page = buffer.waiting[bucket]
+        count, freed = 0, 0
+        while freed < needed_bytes and count < len(page.bodies):
+            freed += page.event_bytes(count)
+            count += 1
+        if count == len(page.bodies):
+            freed = page.held_bytes
+            buffer.pop_page(bucket)
+        start = page.dropped_count
+        page.drop_first(count)
+        page.held_bytes -= freed
+        self.held_bytes -= freed
+        self._counters.events_dropped += count
+        error = EventDroppedError(
+            "the event was dropped to make room for newer ones; the producer's buffer is full",
+            channel=buffer.channel,
+        )
+        outcome = Outcome(buffer.channel, error=error)
+        self.run_callbacks(self._settle(page, start, start + count, 0, outcome), outcome)
+        self.on_drop(buffer.channel, count)
+        return freed
+
+    # For the engine.
+
+    def rearm_wakeup(self) -> None:
+        """Makes the next event that is due wake the engine again."""
+        with self.lock:
+            self._is_woken = False
+
+    def take_batch(
+        self, buffer: ChannelBuffer, now: float, accepts: Callable[[OrderingBucket], bool]
+    ) -> tuple[list[Page], list[OrderingBucket]]:
+        """Takes the pages of the next batch, if one is due.
+
+        Args:
+            buffer: The channel's buffer.
+            now: The time.
+            accepts: Returns whether a bucket may go into this batch.
+
+        Returns:
+            Pages that fit into one batch, oldest first, and the keyed buckets that the batch holds from now on. Both
+            are empty if nothing is due: no free bucket has a full page, or a page whose first event has lingered.
+        """
+        with self.lock:
+            keys_max = self._keys_max + _CONTEXT_HEADERS
+            return buffer.take_batch(now - self._config.linger_seconds, keys_max, accepts)
+
+    def next_due(self) -> float | None:
+        """Returns when the next page that could be sent will have lingered; None if there is none.
+
+        The caller sets a timer, so pages that are due later do not wake the engine.
+        """
+        with self.lock:
+            created = [page.created_at for buffer in self.buffers.values() for page in buffer.free_pages()]
+            self._is_timed = bool(created)
+            return min(created) + self._config.linger_seconds if created else None
+
+    def oldest_timed_from(self) -> float | None:
+        """Returns when the delivery time of the oldest event that is in no batch began; None if it did for none."""
+        with self.lock:
+            waiting = [entry for buffer in self.buffers.values() for entry in buffer.waiting.items()]
+            oldest = min((bucket.timed_from(page) for bucket, page in waiting), default=math.inf)
+            return None if oldest == math.inf else oldest
+
+    def take_expired(self, timed_before: float) -> list[tuple[ChannelBuffer, Page]]:
+        """Takes all pages that are in no batch and whose delivery time began so long ago."""
+        with self.lock:
+            return [(buffer, page) for buffer in self.buffers.values() for page in buffer.take_expired(timed_before)]
+
+    def close_pages(self) -> set[Page]:
+        """Makes all buffered events due; returns the pages with events that are not settled."""
+        with self.lock:
+            for buffer in self.buffers.values():
+                for bucket in buffer.waiting:
+                    if bucket.page is not None:
+                        self._close_page(bucket)
+            self._wake_once()
+            return set(self.open_pages)
+
+    def release_buckets(self, buckets: list[OrderingBucket]) -> None:
+        """Releases the buckets that a batch held."""
+        now = self._clock()
+        with self.lock:
+            for bucket in buckets:
+                bucket.is_held = False
+                bucket.released_at = now
+
+    def settle(self, page: Page, start: int, stop: int, offset: int, outcome: Outcome) -> list[tuple[Callback, int]]:
+        """Settles a range of a page's events; returns the callbacks to run, with their events' offsets in the batch."""
+        with self.lock:
+            return self._settle(page, start, stop, offset, outcome)
+
+    def _settle(self, page: Page, start: int, stop: int, offset: int, outcome: Outcome) -> list[tuple[Callback, int]]:
+        callbacks = page.settle(start, stop, offset, outcome)
+        if not page.open_count:
+            self.open_pages.discard(page)
+            self._changed.notify_all()
+        return callbacks
+
+    # For waiters.
+
+    def wait_settled(self, pages: set[Page], timeout_seconds: float | None) -> int:
+        """Waits until all events of these pages are settled; returns how many are not after the timeout."""
+        with self.lock:
+            self._changed.wait_for(lambda: pages.isdisjoint(self.open_pages), timeout_seconds)
+            return sum(page.open_count for page in pages)
+
+    def open_event_count(self) -> int:
+        """Returns the number of events that are not settled."""
+        with self.lock:
+            return sum(page.open_count for page in self.open_pages)
+
+
+def _ignore_wakeup() -> None:
+    """Before the engine starts."""
+
+
+def _stable_hash(key: str | bytes) -> int:
+    return crc32(key.encode() if isinstance(key, str) else key)
+
+
+def _ignore_drop(_channel: str, _event_count: int) -> None:
+    """Before the engine starts."""
+
+
+def _ignore_callbacks(_callbacks: list[tuple[Callback, int]], _outcome: Outcome) -> None:
+    """Before the engine starts."""
