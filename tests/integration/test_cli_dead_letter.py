@@ -8,7 +8,7 @@ import pytest
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX
 from millrace_client import Client, Event, Stamp, connect
-from millrace_client.dead_letters.pipelining import StampedEvents, append_pipelined
+from millrace_client.dead_letters.targets import StampedEvents, append_pipelined
 from tests.conftest import StartMillraced
 from tests.millrace_program import run_millrace, started_millrace, wait_for
 from tests.millraced import Millraced

@@ -40,7 +40,7 @@ from millrace_client import (
     TxnCapacityError,
 )
 from millrace_client.channel_info import ChannelLimits
-from millrace_client.dead_letters.pipelining import StampedEvents
+from millrace_client.dead_letters.targets import StampedEvents
 
 START_TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

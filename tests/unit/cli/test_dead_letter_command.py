@@ -202,10 +202,10 @@ def test_replay_where_some_must_stay_brings_the_others_and_ends_with_1(
     assert numbers(rejected) == [number for number in range(1, 16) if number % 5 != 1]
     assert sorted(result.stderr.splitlines()) == [
         "millrace: 12 events of rejected must stay there",
-        "millrace: 3 events stay: orders does not take them: an event has more than 10 bytes",
-        "millrace: 3 events stay: the server has no channel nosuch; make it, or name another with --to",
+        "millrace: 3 events stay: orders does not accept them: an event has more than 10 bytes",
+        "millrace: 3 events stay: the server has no channel nosuch; create it, or name another with --to",
         "millrace: 3 events stay: they came from rejected itself; name another channel with --to",
-        "millrace: 3 events stay: they do not tell which channel they were meant for; name one with --to",
+        "millrace: 3 events stay: they have no header with their channel; name one with --to",
     ]
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField
 from millrace_client import Event, Transaction
-from millrace_client.dead_letters.holding import LeaseKeeper
-from millrace_client.dead_letters.letters import DeadLetter, LetterChoice, letter_of
+from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, letter_of
+from millrace_client.dead_letters.parked_events import LeaseKeeper
 
 TOLD = {
     "reason": "No Such Customer",
@@ -67,18 +67,18 @@ def test_restored_event_has_its_own_headers_or_all() -> None:
 @pytest.mark.parametrize(
     ("choice", "is_chosen"),
     [
-        (LetterChoice(), True),
-        (LetterChoice(origin="orders"), True),
-        (LetterChoice(origin="order"), False),
-        (LetterChoice(reason="no such"), True),
-        (LetterChoice(reason="none such"), False),
-        (LetterChoice(origin="orders", reason="CUSTOMER"), True),
-        (LetterChoice(origin="logs", reason="customer"), False),
+        (LetterSelection(), True),
+        (LetterSelection(origin="orders"), True),
+        (LetterSelection(origin="order"), False),
+        (LetterSelection(reason="no such"), True),
+        (LetterSelection(reason="none such"), False),
+        (LetterSelection(origin="orders", reason="CUSTOMER"), True),
+        (LetterSelection(origin="logs", reason="customer"), False),
     ],
 )
-def test_choice_has_letters_that_fit_all_that_it_says(choice: LetterChoice, is_chosen: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_choice_has_letters_that_fit_all_that_it_says(choice: LetterSelection, is_chosen: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A channel fits as a whole, a reason in part and in any letters."""
-    assert choice.has(DeadLetter(EVENT)) is is_chosen
+    assert choice.includes(DeadLetter(EVENT)) is is_chosen
 
 
 def test_lease_is_renewed_when_a_third_of_it_has_passed_and_not_before() -> None:

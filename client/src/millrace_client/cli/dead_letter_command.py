@@ -16,10 +16,9 @@ from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
 from millrace_client.cli.put_progress import shown_progress
 from millrace_client.cli.screen import show
 from millrace_client.cli.session import ChannelArgument, JsonOption, check_sendable, with_client
-from millrace_client.dead_letters.account import ReplayAccount
-from millrace_client.dead_letters.letters import DeadLetter, LetterChoice, chosen_letters
-from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan
-from millrace_client.dead_letters.targets import ReplayPatience
+from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, selected_letters
+from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
+from millrace_client.dead_letters.targets import RetryPolicy
 
 LIST_LETTERS = 100
 """Dead letters that a list shows where `--limit` is not said."""
@@ -63,7 +62,7 @@ def list_dead_letters(
     CHANNEL is where an event came from or was meant for, with its sequence there, TRIES is how often a sink had it, and
     REASON is why it went no further. --json tells all of each event, one a line. Ends with 4 where there is none.
     """
-    letters = chosen_letters(client.channel(channel), LetterChoice(origin, reason))
+    letters = selected_letters(client.channel(channel), LetterSelection(origin, reason))
     shown = islice(letters, limit or None)
     shown_count = _write_lines(shown) if as_json else _show_table(shown)
     if not shown_count:
@@ -120,29 +119,29 @@ def replay_dead_letters(
     """
     if to == channel:
         raise CommandError(ExitCode.USAGE, f"--to: is {to}, where the events are already; name another channel")
-    plan = ReplayPlan(choice=LetterChoice(origin, reason), target=to, keep_headers=keep_headers)
+    plan = ReplayPlan(selection=LetterSelection(origin, reason), target=to, keep_headers=keep_headers)
     if to is not None:
         # Refuses one that is not there.
         client.admin.get_channel(to)
     with shown_progress("replay", None, "events") as progress:
-        replay = Replay(client, channel, plan, ReplayPatience(patience), progress)
+        replay = Replay(client, channel, plan, RetryPolicy(patience), progress)
         try:
             replay.survey() if dry_run else replay.run()
         except BaseException as error:
-            _tell_of_break(replay.account, channel, error, as_json=as_json)
+            _tell_of_break(replay.report, channel, error, as_json=as_json)
             if isinstance(error, ReplayError):
                 raise CommandError(ExitCode.LATER, str(error)) from error
             raise
-    _tell(replay.account, channel, plan, is_dry_run=dry_run, as_json=as_json)
+    _tell(replay.report, channel, plan, is_dry_run=dry_run, as_json=as_json)
 
 
-def _tell_of_break(account: ReplayAccount, channel: str, error: BaseException, *, as_json: bool) -> None:
+def _tell_of_break(account: ReplayReport, channel: str, error: BaseException, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(replay_document(account, is_complete=False)))
     error.add_note(f"{replay_sentence(account, channel, is_dry_run=False)}; run the command again for the rest")
 
 
-def _tell(account: ReplayAccount, channel: str, plan: ReplayPlan, *, is_dry_run: bool, as_json: bool) -> None:
+def _tell(account: ReplayReport, channel: str, plan: ReplayPlan, *, is_dry_run: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(replay_document(account, is_complete=not account.left_count)))
     if account.held_elsewhere:
@@ -151,7 +150,9 @@ def _tell(account: ReplayAccount, channel: str, plan: ReplayPlan, *, is_dry_run:
             "that was cut off; they come back when those end"
         )
     if not account.replayed_count and not account.left_count:
-        raise CommandError(ExitCode.EMPTY, _nothing_sentence(channel, "replay", plan.choice.origin, plan.choice.reason))
+        raise CommandError(
+            ExitCode.EMPTY, _nothing_sentence(channel, "replay", plan.selection.origin, plan.selection.reason)
+        )
     if not as_json:
         typer.echo(replay_sentence(account, channel, is_dry_run=is_dry_run))
     if account.left_count:

@@ -10,8 +10,8 @@ from millrace_client.cli.notes import counted
 from millrace_client.cli.plain_text import beginning, beginning_of_bytes, printable
 from millrace_client.cli.screen import plain_table, text
 from millrace_client.cli.sizes import format_byte_size
-from millrace_client.dead_letters.account import ReplayAccount
 from millrace_client.dead_letters.letters import DeadLetter
+from millrace_client.dead_letters.replay import ReplayReport
 
 REASON_LENGTH_MAX = 60
 """Characters of a reason in the table; JSON has all of it."""
@@ -61,18 +61,18 @@ def letters_table(letters: Iterable[DeadLetter]) -> Table:
     return table
 
 
-def replay_document(account: ReplayAccount, *, is_complete: bool) -> dict[str, object]:
+def replay_document(account: ReplayReport, *, is_complete: bool) -> dict[str, object]:
     """What a replay did, for programs."""
     return {
         "replayed": dict(account.replayed),
         "left": dict(account.left),
-        "passed_over": account.passed_over,
+        "passed_over": account.skipped,
         "held_elsewhere": account.held_elsewhere,
         "complete": is_complete,
     }
 
 
-def replay_sentence(account: ReplayAccount, channel: str, *, is_dry_run: bool) -> str:
+def replay_sentence(account: ReplayReport, channel: str, *, is_dry_run: bool) -> str:
     """The same for people, without what was left."""
     done = "would be replayed" if is_dry_run else "replayed"
     where = ", ".join(f"{count:,} to {name}" for name, count in sorted(account.replayed.items()))

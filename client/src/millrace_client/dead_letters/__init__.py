@@ -1,1 +1,1 @@
-"""Dead letters: what an agent has set aside in a channel, and how it gets back to where it came from."""
+"""Dead letters: events that an agent has set aside in a channel, and their return to where they came from."""

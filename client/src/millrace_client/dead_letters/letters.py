@@ -1,4 +1,4 @@
-"""Dead letters as they lie in a channel: events, and why they are there."""
+"""Dead letters: events in a dead-letter channel, and why they are there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,100 +13,100 @@ _UNLIMITED = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that an agent has set aside. Whatever a header does not tell is empty or None here."""
+    """An event that an agent has set aside. Properties without a header are empty or None."""
 
     event: Event
-    """As it lies in the channel."""
+    """The event as the channel holds it."""
 
     @property
     def sequence(self) -> int:
-        """Its sequence in the channel that it was set aside in."""
+        """Its sequence in the dead-letter channel."""
         assert self.event.sequence is not None, "it was read from a channel"
         return self.event.sequence
 
     @property
     def reason(self) -> str:
         """Why it was set aside."""
-        return self._told(DeadLetterField.REASON)
+        return self._field(DeadLetterField.REASON)
 
     @property
     def time(self) -> str:
-        """When, in ISO 8601."""
-        return self._told(DeadLetterField.TIME)
+        """When it was set aside, in ISO 8601."""
+        return self._field(DeadLetterField.TIME)
 
     @property
     def component(self) -> str:
-        """By whom: `sinks/NAME` or `sources/NAME`."""
+        """The component that set it aside: `sinks/NAME` or `sources/NAME`."""
         for field in (DeadLetterField.SINK, DeadLetterField.SOURCE):
-            if name := self._told(field):
+            if name := self._field(field):
                 return f"{field}s/{name}"
         return ""
 
     @property
     def step(self) -> str:
-        """What refused it on its way through a source."""
-        return self._told(DeadLetterField.STEP)
+        """The step of the source that refused it."""
+        return self._field(DeadLetterField.STEP)
 
     @property
     def origin(self) -> str:
-        """The channel that it came from, or was meant for."""
-        return self._told(DeadLetterField.CHANNEL)
+        """The channel that it was taken from, or was meant for."""
+        return self._field(DeadLetterField.CHANNEL)
 
     @property
     def origin_sequence(self) -> int | None:
-        """Its sequence there; None where it never lay there."""
+        """Its sequence in that channel; None if it was never stored there."""
         return self._number(DeadLetterField.SEQUENCE)
 
     @property
     def deliveries(self) -> int | None:
-        """How often a sink had it; None where none had."""
+        """How often it was delivered to a sink; None if it never was."""
         return self._number(DeadLetterField.DELIVERIES)
 
     def own_headers(self) -> dict[str, str]:
-        """The headers that it had before it was set aside."""
+        """Returns the headers that it had before it was set aside."""
         return {key: value for key, value in self.event.headers.items() if not key.startswith(DEAD_LETTER_PREFIX)}
 
     def restored(self, *, keep_headers: bool = False) -> Event:
-        """The event as it was before it was set aside, or with all headers that it has now."""
+        """Returns the event as it was before it was set aside, or with all its present headers."""
         return Event(self.event.body, self.event.headers if keep_headers else self.own_headers())
 
-    def _told(self, field: DeadLetterField) -> str:
+    def _field(self, field: DeadLetterField) -> str:
         return self.event.headers.get(field.header, "")
 
     def _number(self, field: DeadLetterField) -> int | None:
-        # Headers are whatever somebody put there.
-        text = self._told(field)
+        # Any client may have written the header.
+        text = self._field(field)
         return int(text) if text.isascii() and text.isdigit() and len(text) <= _NUMBER_DIGITS_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
-class LetterChoice:
-    """Which dead letters are meant; all of them where nothing is said."""
+class LetterSelection:
+    """Selects dead letters. By default it selects all of them."""
 
     origin: str | None = None
-    """Those of this channel."""
+    """Only letters of this origin."""
     reason: str | None = None
-    """Those whose reason holds this text, in large letters or small ones."""
+    """Only letters whose reason contains this text, regardless of case."""
 
-    def has(self, letter: DeadLetter) -> bool:
-        """Whether the letter is one of them."""
+    def includes(self, letter: DeadLetter) -> bool:
+        """Whether a letter is selected."""
         if self.origin is not None and letter.origin != self.origin:
             return False
         return self.reason is None or self.reason.casefold() in letter.reason.casefold()
 
 
 def letter_of(event: Event) -> DeadLetter | None:
-    """The dead letter that an event is; None where it is an ordinary event."""
+    """Returns an event as a dead letter; None if it is not one."""
     return DeadLetter(event) if any(key.startswith(DEAD_LETTER_PREFIX) for key in event.headers) else None
 
 
-def chosen_letters(channel: Channel, choice: LetterChoice) -> Iterator[DeadLetter]:
-    """The dead letters among what is in a channel now, oldest first, without taking them. Calls when iterated.
+def selected_letters(channel: Channel, selection: LetterSelection) -> Iterator[DeadLetter]:
+    """Yields the selected dead letters of a channel, oldest first, without taking them. Calls the server when iterated.
 
-    Memory holds what one message of the server brings, however many there are.
+    Memory holds the events of one message at a time.
     """
     for batch in channel.peek(max_events=_UNLIMITED):
         for event in batch:
             letter = letter_of(event)
-            if letter is not None and choice.has(letter):
+            if letter is not None and selection.includes(letter):
                 yield letter

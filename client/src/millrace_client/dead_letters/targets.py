@@ -1,23 +1,26 @@
-"""Where dead letters go back to, each exactly once."""
+"""The channels that dead letters return to, each letter exactly once."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+from millrace.v1 import event_pb2
+from millrace_client._calls import KEEP_ALIVE_SECONDS
+from millrace_client.append_session import ThreadedAppendSession, append_request
 from millrace_client.channel import Channel
 from millrace_client.client import Client
 from millrace_client.dead_letters.letters import DeadLetter
-from millrace_client.dead_letters.pipelining import StampedEvents, append_pipelined
 from millrace_client.errors import BadNameError, ChannelNotFoundError, DeadlineError, MillraceError, RetryAdvice
-from millrace_client.events import Stamp
+from millrace_client.events import Event, Stamp, columns_of
 
 NUMBERS_OF_A_PRODUCER = 10_000
-"""So many sequences are stamped under one name.
+"""The sequences that are stamped under one producer id.
 
-A channel bears only so many gaps in a producer's numbers, and what goes elsewhere or stays is a gap. Of so few numbers
-there cannot be as many gaps as it bears.
+A channel accepts a limited number of gaps in a producer's numbers, and letters that go elsewhere or stay are gaps. So
+few numbers cannot have too many gaps.
 """
 
 PIPELINED_BYTES_MAX = 8 * 1024 * 1024
@@ -29,18 +32,18 @@ _TARGETS_MAX = 1_000
 
 
 class ReplayProgress(Protocol):
-    """What a replay tells while it runs."""
+    """Informed while a replay runs."""
 
     def committed(self, event_count: int, body_bytes: int, /) -> None:
-        """So many more events have gone back."""
+        """Called when so many more events have returned."""
 
     def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
-        """A channel refuses for now; the replay tries again for at most so long."""
+        """Called when a channel refuses for now; the replay retries for at most so long."""
 
 
 @dataclass(frozen=True)
-class ReplayPatience:
-    """How long events are offered again to a channel that has no room for them."""
+class RetryPolicy:
+    """How long to retry a channel that has no room."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -48,11 +51,18 @@ class ReplayPatience:
 
 
 class Refusal(NamedTuple):
-    """A letter that its channel does not take, whatever time may bring."""
+    """A letter that its channel will never accept."""
 
     letter: DeadLetter
     reason: str
-    """In a sentence."""
+    """Why, in a sentence."""
+
+
+class StampedEvents(NamedTuple):
+    """The events of one append."""
+
+    events: Sequence[Event]
+    stamp: Stamp
 
 
 class _Target(NamedTuple):
@@ -61,29 +71,29 @@ class _Target(NamedTuple):
 
 
 class Targets:
-    """The channels that dead letters go back to.
+    """The channels that dead letters return to.
 
     Args:
         client: The server.
-        channel_id: The dead-letter channel's. With an event's sequence there it names the event for ever, so that
-            each channel stores it once, however often it is brought.
-        patience: For channels that are full.
-        keep_headers: Whether what tells of the rejection stays with the event.
-        progress: Told when there is something to wait for.
+        channel_id: The dead-letter channel's id. With an event's sequence it identifies the event for ever, so that
+            each channel stores it once, however often it is sent.
+        retry: How long to retry channels that are full.
+        keep_headers: Whether events keep the headers about their rejection.
+        progress: Informed when a channel refuses for now.
     """
 
     def __init__(
-        self, client: Client, channel_id: str, patience: ReplayPatience, progress: ReplayProgress, *, keep_headers: bool
+        self, client: Client, channel_id: str, retry: RetryPolicy, progress: ReplayProgress, *, keep_headers: bool
     ) -> None:
         self._client = client
         self._channel_id = channel_id
-        self._patience = patience
+        self._retry = retry
         self._progress = progress
         self._keep_headers = keep_headers
         self._targets: dict[str, _Target | None] = {}
 
-    def is_there(self, name: str) -> bool:
-        """Whether the server has such a channel."""
+    def exists(self, name: str) -> bool:
+        """Whether the server has a channel of this name."""
         if name not in self._targets:
             if len(self._targets) >= _TARGETS_MAX:
                 self._targets.clear()
@@ -91,21 +101,21 @@ class Targets:
         return self._targets[name] is not None
 
     def store(self, name: str, letters: Sequence[DeadLetter], before_try: Callable[[], None]) -> list[Refusal]:
-        """Brings letters to a channel that is there.
+        """Stores letters in a channel that exists.
 
         Args:
             name: The channel.
-            letters: In order.
+            letters: The letters, in order.
             before_try: Called before each call to the server.
 
         Returns:
-            Those that the channel will not take; all others are stored.
+            The letters that the channel will never accept; all others are stored.
 
         Raises:
-            MillraceError: The channel does not take them now.
+            MillraceError: The channel does not accept them now.
         """
         target = self._targets[name]
-        assert target is not None, "asked before"
+        assert target is not None, "the caller has checked that it exists"
         refusals: list[Refusal] = []
         try:
             runs = _runs(letters, target.transaction_capacity)
@@ -113,9 +123,9 @@ class Targets:
                 refusals += self._store_runs(target.channel, list(runs_of_producer), before_try)
         except ChannelNotFoundError as error:
             if error.channel not in ("", name):
-                # The letters' own channel has gone.
+                # The dead-letter channel itself is gone.
                 raise
-            # It was deleted just now.
+            # The channel was deleted just now.
             self._targets[name] = None
             return [Refusal(letter, gone_reason(name)) for letter in letters]
         return refusals
@@ -133,39 +143,39 @@ class Targets:
         stored_count = 0
         body_bytes = sum(len(letter.event.body) for run in runs for letter in run)
         if len(runs) > 1 and body_bytes <= PIPELINED_BYTES_MAX:
-            # Where letters of several channels lie among each other, each run is short.
+            # Where letters of several channels alternate, each run is short.
             stored_count = append_pipelined(channel, [self._stamped(run) for run in runs], before_try)
         return [refusal for run in runs[stored_count:] for refusal in self._store_run(channel, run, before_try)]
 
     def _store_run(self, channel: Channel, run: Sequence[DeadLetter], before_try: Callable[[], None]) -> list[Refusal]:
         try:
-            self._append_patiently(channel, run, before_try)
+            self._append_with_retries(channel, run, before_try)
         except MillraceError as error:
             if error.advice not in (RetryAdvice.CORRECT, RetryAdvice.SMALLER):
                 raise
             if len(run) == 1:
-                return [Refusal(run[0], f"{channel.name} does not take them: {error.message.strip().rstrip('.')}")]
+                return [Refusal(run[0], f"{channel.name} does not accept them: {error.message.strip().rstrip('.')}")]
             middle = len(run) // 2
             halves = (run[:middle], run[middle:])
             return [refusal for half in halves for refusal in self._store_run(channel, half, before_try)]
         return []
 
-    def _append_patiently(self, channel: Channel, run: Sequence[DeadLetter], before_try: Callable[[], None]) -> None:
+    def _append_with_retries(self, channel: Channel, run: Sequence[DeadLetter], before_try: Callable[[], None]) -> None:
         events, stamp = self._stamped(run)
-        gives_up_at = self._patience.clock() + self._patience.seconds
+        deadline = self._retry.clock() + self._retry.seconds
         while True:
             before_try()
             try:
                 channel.append(events, stamp=stamp)
             except MillraceError as error:
-                remaining = gives_up_at - self._patience.clock()
-                # A server that has gone is not waited for; one that is slow is.
+                remaining = deadline - self._retry.clock()
+                # The replay waits for a slow server, but not for one that is gone.
                 passes = error.advice in (RetryAdvice.FULL, RetryAdvice.LATER) or isinstance(error, DeadlineError)
                 if not passes or remaining <= 0:
                     raise
-                self._progress.waiting(error, self._patience.seconds)
+                self._progress.waiting(error, self._retry.seconds)
                 pause = error.retry_delay_seconds or _PAUSE_SECONDS
-                self._patience.sleep(min(pause, remaining, _PAUSE_SECONDS_MAX))
+                self._retry.sleep(min(pause, remaining, _PAUSE_SECONDS_MAX))
             else:
                 return
 
@@ -177,12 +187,12 @@ class Targets:
 
 
 def gone_reason(name: str) -> str:
-    """Why the letters of a channel stay that is not there."""
-    return f"the server has no channel {name}; make it, or name another with --to"
+    """Returns why letters stay whose channel does not exist."""
+    return f"the server has no channel {name}; create it, or name another with --to"
 
 
 def _runs(letters: Sequence[DeadLetter], count_max: int) -> Iterator[Sequence[DeadLetter]]:
-    """Cuts where one stamp cannot name all: their numbers must follow each other and be one producer's."""
+    """Splits letters into runs that one stamp can cover: consecutive sequences under one producer id."""
     start = 0
     for stop in range(1, len(letters) + 1):
         if stop == len(letters) or stop - start == count_max or not _is_next(letters[stop - 1], letters[stop]):
@@ -192,3 +202,56 @@ def _runs(letters: Sequence[DeadLetter], count_max: int) -> Iterator[Sequence[De
 
 def _is_next(one: DeadLetter, other: DeadLetter) -> bool:
     return other.sequence == one.sequence + 1 and other.sequence % NUMBERS_OF_A_PRODUCER != 0
+
+
+def append_pipelined(channel: Channel, appends: Sequence[StampedEvents], after_each: Callable[[], None]) -> int:
+    """Stores appends of one producer without waiting between them. Each is stored only if all before it are.
+
+    Does not report why an append is refused: the caller repeats the rest one by one and learns the reason; the stamps
+    keep events that were stored without an answer from being stored twice.
+
+    Args:
+        channel: The target channel.
+        appends: Appends with ascending numbers. All of them together should be small, since they are sent at once.
+        after_each: Called after each answer.
+
+    Returns:
+        The number of appends that are known to be stored, counted from the first.
+    """
+    connection = channel._connection  # noqa: SLF001 - of this package; the public API has no call for many appends
+    timeout_seconds = connection.settings.timeout_seconds + KEEP_ALIVE_SECONDS
+    session: ThreadedAppendSession[StampedEvents]
+    session = ThreadedAppendSession(connection.opened().channel, connection.errors, channel.name, timeout_seconds)
+    stored_count = 0
+    try:
+        for append, encoded in _requests(channel.name, appends):
+            session.send(append, encoded, now=0.0)
+        session.half_close()
+        with suppress(MillraceError):
+            for answer in session.answers():
+                _, error = session.match(answer, now=0.0)
+                if error is not None:
+                    break
+                stored_count += 1
+                after_each()
+    finally:
+        session.cancel()
+    return stored_count
+
+
+def _requests(channel: str, appends: Sequence[StampedEvents]) -> Iterator[tuple[StampedEvents, bytes]]:
+    after: int | None = None
+    for append in appends:
+        batches = columns_of(append.events)
+        if len(batches) != 1:
+            # The events have too many different headers for one message.
+            return
+        stamp = event_pb2.ProducerStamp(
+            producer_id=append.stamp.producer_id,
+            first_sequence=append.stamp.first_sequence,
+            last_sequence=append.stamp.last_sequence,
+            after_sequence=after,
+        )
+        columns = batches[0].SerializeToString()
+        yield append, append_request(channel, stamp, (columns,), len(columns))
+        after = append.stamp.last_sequence

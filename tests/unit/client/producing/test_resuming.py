@@ -189,7 +189,7 @@ def test_places_of_the_context_go_on() -> None:
         ({"producer_id": "ä"}, "producer_id"),
         ({"producer_id": "x" * 129}, "producer_id"),
         ({"producer_id": "a", "first_number": -1}, "first_number: is -1"),
-        ({"first_number": 3}, "first_number: is of use with producer_id only"),
+        ({"first_number": 3}, "first_number: needs producer_id"),
         ({"producer_id": "a", "overflow": Overflow.DROP_OLDEST}, "overflow: is drop_oldest"),
         ({"producer_id": "a", "move_after_seconds": 1.0}, "move_after_seconds: is set"),
     ],

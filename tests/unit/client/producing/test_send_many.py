@@ -397,7 +397,7 @@ def test_futures_of_many_tell_of_each_event(batch_events_max: int) -> None:
     assert futures[-1].result(0).sequence == expected[-1]
     assert [future.result(0).sequence for future in futures[98:330:7]] == expected[98:330:7]
     for index in (1_000, -1_001):
-        with pytest.raises(IndexError, match=f"1000 events; index {index}"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range; there are 1000 events"):
             futures[index]
 
 
