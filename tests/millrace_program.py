@@ -6,7 +6,6 @@ import pty
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -16,40 +15,29 @@ from pathlib import Path
 from typing import IO
 
 from millrace_client import ChannelInfo, Client
+from tests.fork_server import ForkedProgram
 
 END_SECONDS_MAX = 60.0
 _PRESS_AGAIN_SECONDS = 5.0
 ROWS = 24
 COLUMNS = 100
 
-_PROGRAM = (sys.executable, "-c", "from millrace_client.cli import main; main()")
-
 
 def run_millrace(
     server: str, *arguments: str | Path, typed: bytes = b"", output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs a command that ends by itself, with these bytes as its standard input."""
-    return subprocess.run(
-        [*_PROGRAM, *map(str, arguments)],
-        input=typed,
-        stdout=output,
-        stderr=subprocess.PIPE,
-        check=False,
-        env=_environment(server),
-        timeout=END_SECONDS_MAX,
-    )
+    pipe = subprocess.PIPE
+    with ForkedProgram("millrace", arguments, stdin=pipe, stdout=output, stderr=pipe, env=_environment(server)) as ran:
+        written, errors = ran.communicate(typed, END_SECONDS_MAX)
+    return subprocess.CompletedProcess(arguments, ran.wait(), written, errors)
 
 
 @contextmanager
-def started_millrace(server: str, *arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+def started_millrace(server: str, *arguments: str | Path) -> Iterator[ForkedProgram]:
     """Runs a command beside the test, with a pipe at each end; ends it with the block."""
-    process = subprocess.Popen(
-        [*_PROGRAM, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(server),
-    )
+    pipe = subprocess.PIPE
+    process = ForkedProgram("millrace", arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(server))
     with process:
         try:
             yield process
@@ -77,8 +65,9 @@ class Terminal:
     def __init__(self, server: str, *arguments: str | Path) -> None:
         self._person, program = pty.openpty()
         fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self.process = subprocess.Popen(
-            [*_PROGRAM, *map(str, arguments)],
+        self.process = ForkedProgram(
+            "millrace",
+            arguments,
             stdin=program,
             stdout=program,
             stderr=program,

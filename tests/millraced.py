@@ -1,14 +1,16 @@
 """A real server process for tests."""
 
+import io
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.fork_server import ForkedProgram, run_program
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -24,6 +26,7 @@ class Millraced:
     Attributes:
         grpc: Where gRPC listens, `host:port`.
         http: Where HTTP listens, `host:port`.
+        arguments: What `serve` was started with.
         process: The process; its standard error is read here already.
         data_dir: Where it keeps its data.
         log: What it has logged so far, as parsed entries.
@@ -35,21 +38,15 @@ class Millraced:
         arguments: Sequence[str],
         data_dir: Path,
         stdin: int = subprocess.DEVNULL,
-        python: str = sys.executable,
+        python: str | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.log: list[dict[str, Any]] = []
         self.other_output: list[str] = []
         self._news = threading.Condition()
         self._is_closed = False
-        self.process = subprocess.Popen(
-            [python, "-m", "millrace_server", "serve", *arguments],
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
+        self.arguments = tuple(arguments)
+        self.process = _start(self.arguments, stdin, python)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -91,7 +88,7 @@ class Millraced:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with self.process.stderr as lines:
+        with io.TextIOWrapper(self.process.stderr, encoding="utf-8") as lines:
             for line in lines:
                 with self._news:
                     self._sort_in(line)
@@ -107,14 +104,14 @@ class Millraced:
             self.other_output.append(line)
 
 
+def _start(arguments: Sequence[str], stdin: int, python: str | None) -> ForkedProgram | subprocess.Popen[bytes]:
+    """Starts `serve` by an interpreter, or from the fork server where none is given."""
+    if python is None:
+        return ForkedProgram("millraced", ("serve", *arguments), stdin=stdin, stderr=subprocess.PIPE)
+    command = [python, "-m", "millrace_server", "serve", *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
 def run_millraced(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a command that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "millrace_server", *map(str, arguments)],
-        capture_output=True,
-        check=False,
-        cwd=cwd,
-        encoding="utf-8",
-        stdin=subprocess.DEVNULL,
-        timeout=START_SECONDS_MAX,
-    )
+    return run_program("millraced", arguments, cwd=cwd, timeout=START_SECONDS_MAX)

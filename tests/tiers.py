@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import millrace_client as millrace
 from millrace_client import ComponentInfo, ComponentKind, Producer, ProducerConfig
+from tests.fork_server import ForkedProgram
 from tests.millraced import Millraced
 
 WAIT_SECONDS_MAX = 60.0
@@ -98,12 +97,7 @@ class Tier:
 
     def start_in_vain(self, seconds: float) -> None:
         """Starts it, and ends it with SIGKILL after a while, however far it has come."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "millrace_server", "serve", *self._arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = ForkedProgram("millraced", ("serve", *self._arguments()))
         time.sleep(seconds)
         process.kill()
         process.wait()

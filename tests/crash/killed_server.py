@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import Container, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +12,7 @@ from grpc import aio
 
 from millrace.v1 import admin_service_pb2
 from tests.crash.kill_account import KillAccount
+from tests.fork_server import ForkedProgram
 from tests.millraced import Millraced
 from tests.rpc import TIMEOUT_SECONDS, Refusal, Rpc, connected, rows_of
 
@@ -39,7 +38,7 @@ min_free_bytes = 0
 compression = "zstd"
 """
 CHANNELS = ("work", "read")
-_START_SECONDS = 1.2
+_START_SECONDS = 0.3
 
 
 class CallRefusedError(Exception):
@@ -116,15 +115,9 @@ class KilledServer:
 
     async def start_in_vain(self) -> None:
         """Starts a server, and kills it before, while, or shortly after it reads its channels back."""
-        process = await asyncio.to_thread(
-            subprocess.Popen,
-            [sys.executable, "-m", "millrace_server", "serve", *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = await asyncio.to_thread(ForkedProgram, "millraced", ("serve", *self._arguments))
         # There is nothing that could be waited for: any moment will do.
-        await asyncio.sleep(self._chance.uniform(_START_SECONDS / 4, _START_SECONDS))
+        await asyncio.sleep(self._chance.uniform(0.0, _START_SECONDS))
         process.kill()
         await asyncio.to_thread(process.wait)
 

@@ -91,7 +91,7 @@ def flow(tmp_path: Path, *, count: int, sink: str = "", server: str = "") -> str
 
 
 def config_of(server: Millraced) -> Path:
-    [argument] = [one for one in server.process.args if str(one).endswith(".toml")]  # type: ignore[union-attr] # a list
+    [argument] = [one for one in server.arguments if one.endswith(".toml")]
     return Path(str(argument))
 
 

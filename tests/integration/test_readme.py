@@ -66,7 +66,7 @@ def test_server_block_starts_the_command_that_is_there() -> None:
     """The command that starts a server exists; the fixture starts it with other ports."""
     (block,) = blocks("server")
     assert block.split() == ["millraced", "serve"]
-    assert "serve" in run_millraced("--help").stdout
+    assert "serve" in run(["millraced", "--help"])
 
 
 def test_shell_blocks_around_a_kill_show_the_same_events(start_millraced: StartMillraced) -> None:

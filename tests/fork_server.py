@@ -1,0 +1,269 @@
+"""Quick starts of the project's programs: a server process has imported them once, and forks each of them.
+
+A start of `millraced` spends more than a second of processor time on imports, and the suite starts hundreds. A forked
+program is a process of its own: it has arguments, streams, an exit code, and may be killed. Tests of the documented
+commands run `python -m millrace_server` instead.
+"""
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, Self
+
+_REQUEST_BYTES_MAX = 128 * 1024
+_STREAM_COUNT = 3
+_ROOT = Path(__file__).resolve().parents[1]
+_LOST_EXIT_CODE = -signal.SIGKILL
+
+
+class ForkedProgram:
+    """A running program; the part of `subprocess.Popen` that tests need.
+
+    Attributes:
+        pid: The number of its process.
+        returncode: Its exit code, negative where a signal ended it, once `poll` or `wait` has seen its end.
+        stdin: The end of the pipe to write to, where `PIPE` was given.
+        stdout: The end of the pipe to read from, where `PIPE` was given.
+        stderr: The end of the pipe to read from, where `PIPE` was given.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parameters of `subprocess.Popen`
+        self,
+        program: str,
+        arguments: Sequence[str | Path],
+        *,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        stdout: IO[bytes] | int = subprocess.DEVNULL,
+        stderr: IO[bytes] | int = subprocess.DEVNULL,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        request = {
+            "program": program,
+            "arguments": [str(argument) for argument in arguments],
+            "env": dict(os.environ if env is None else env),
+            "cwd": str(cwd or Path.cwd()),
+        }
+        with ExitStack() as given:
+            self.stdin, read_from = _stream(stdin, given, is_input=True)
+            self.stdout, written_to = _stream(stdout, given, is_input=False)
+            self.stderr, told_to = _stream(stderr, given, is_input=False)
+            self._status, its_status = socket.socketpair()
+            given.callback(its_status.close)
+            handed_over = [its_status.fileno(), read_from, written_to, told_to]
+            socket.send_fds(_fork_server(os.getpid()).requests, [json.dumps(request).encode()], handed_over)
+        self._answers = self._status.makefile("r", encoding="ascii")
+        self.pid = int(self._answers.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while the program runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the program; returns the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after so many seconds.
+        """
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._status, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = int(self._answers.readline() or _LOST_EXIT_CODE)
+            self._answers.close()
+            self._status.close()
+        return self.returncode
+
+    def communicate(self, typed: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Feeds these bytes to the program, and waits for its end; returns its output and its errors, where piped.
+
+        Raises:
+            subprocess.TimeoutExpired: It still ran after so many seconds; it was killed.
+        """
+        read: dict[IO[bytes], bytes] = {}
+
+        def read_all(stream: IO[bytes]) -> None:
+            read[stream] = stream.read()
+
+        outputs = [stream for stream in (self.stdout, self.stderr) if stream is not None and not stream.closed]
+        tasks = [threading.Thread(target=read_all, args=(stream,)) for stream in outputs]
+        if self.stdin is not None:
+            tasks.append(threading.Thread(target=_feed, args=(self.stdin, typed)))
+        for task in tasks:
+            task.start()
+        try:
+            self.wait(timeout)
+        finally:
+            self.kill()
+            for task in tasks:
+                task.join()
+        output, errors = (read.get(stream, b"") if stream else b"" for stream in (self.stdout, self.stderr))
+        return output, errors
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the program is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def run_program(
+    program: str, arguments: Sequence[str | Path], *, cwd: Path | None = None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program without input to its end, as `subprocess.run` does."""
+    pipe = subprocess.PIPE
+    with ForkedProgram(program, arguments, stdout=pipe, stderr=pipe, cwd=cwd) as running:
+        output, errors = running.communicate(timeout=timeout)
+    return subprocess.CompletedProcess([program, *arguments], running.wait(), output.decode(), errors.decode())
+
+
+def _feed(stream: IO[bytes], typed: bytes) -> None:
+    """Writes to a program, which need not read all of it, and closes the pipe."""
+    with suppress(BrokenPipeError), stream:
+        stream.write(typed)
+
+
+def _stream(wanted: IO[bytes] | int, given: ExitStack, *, is_input: bool) -> tuple[IO[bytes] | None, int]:
+    """Returns this process's end of a pipe, if there is one, and what the program is given."""
+    if wanted == subprocess.PIPE:
+        reader, writer = os.pipe()
+        ours, its = (writer, reader) if is_input else (reader, writer)
+        given.callback(os.close, its)
+        return os.fdopen(ours, "wb" if is_input else "rb"), its
+    if wanted == subprocess.DEVNULL:
+        null = os.open(os.devnull, os.O_RDWR)
+        given.callback(os.close, null)
+        return None, null
+    return None, wanted if isinstance(wanted, int) else wanted.fileno()
+
+
+class _ForkServer:
+    """The process that forks; it ends with this one, whose end closes the connection."""
+
+    def __init__(self) -> None:
+        self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self.process = subprocess.Popen([sys.executable, "-m", "tests.fork_server"], cwd=_ROOT, stdin=its.fileno())
+
+
+@cache
+def _fork_server(_owner_pid: int) -> _ForkServer:
+    """The fork server of this process; one that was forked itself has its own."""
+    return _ForkServer()
+
+
+# The fork server itself.
+
+
+def _serve_forks(requests: socket.socket) -> dict[str, Any] | None:
+    """Forks a child for each request until there are no more.
+
+    Returns:
+        In a child the request that it is to fulfil; None in the server, at its end.
+    """
+    running: dict[int, tuple[int, socket.socket]] = {}
+    with selectors.DefaultSelector() as selector, requests:
+        selector.register(requests, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd in running:
+                    selector.unregister(key.fd)
+                    _report_end(key.fd, *running.pop(key.fd))
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + _STREAM_COUNT)
+                if not message:
+                    return None
+                pid = os.fork()
+                if not pid:
+                    # The ends that belong to others; an open one would keep them from seeing an end.
+                    for process, (_, status) in running.items():
+                        os.close(process)
+                        status.close()
+                    _take_streams(descriptors)
+                    return dict(json.loads(message))
+                status_fd, *streams = descriptors
+                for stream in streams:
+                    os.close(stream)
+                process = os.pidfd_open(pid)
+                running[process] = (pid, socket.socket(fileno=status_fd))
+                running[process][1].sendall(b"%d\n" % pid)
+                selector.register(process, selectors.EVENT_READ)
+
+
+def _take_streams(descriptors: Sequence[int]) -> None:
+    """Makes the descriptors of a request this process's standard streams."""
+    status_fd, *streams = descriptors
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for descriptor in (status_fd, *streams):
+        os.close(descriptor)
+    # Whether they are terminals decides how they are buffered.
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _report_end(process: int, pid: int, status: socket.socket) -> None:
+    """Sends the exit code of a child that has ended to the test."""
+    _, wait_status = os.waitpid(pid, 0)
+    os.close(process)
+    # The test may have ended.
+    with suppress(OSError), status:
+        status.sendall(b"%d\n" % os.waitstatus_to_exitcode(wait_status))
+
+
+def _main() -> None:
+    """Serves forks; in a child, becomes the program that was asked for, which ends as if it had been started alone."""
+    # Ctrl-C goes to everything on the terminal; this process ends with the tests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import millrace_client.cli.program
+    import millrace_server.cli
+    import millrace_server.process.daemon
+
+    # Collections in the children leave shared memory shared.
+    gc.freeze()
+    with socket.socket(fileno=os.dup(0)) as requests:
+        request = _serve_forks(requests)
+    if request is None:
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = [request["program"], *request["arguments"]]
+    {"millraced": millrace_server.cli.main, "millrace": millrace_client.cli.main}[request["program"]]()
+
+
+if __name__ == "__main__":
+    _main()
