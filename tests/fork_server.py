@@ -8,6 +8,7 @@ commands run `python -m millrace_server` instead.
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -54,6 +55,7 @@ class ForkedProgram:
             "arguments": [str(argument) for argument in arguments],
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
+            "files_max": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         with ExitStack() as given:
             self.stdin, read_from = _stream(stdin, given, is_input=True)
@@ -258,6 +260,7 @@ def _main() -> None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, request["files_max"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
