@@ -21,7 +21,7 @@ from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services.server import GrpcServer
-from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.data_dir import Catalog
 
 Request = pb.AppendStreamRequest
 Answer = pb.AppendStreamResponse

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.grpc_services.appending import some_events_of
-from millrace_server.grpc_services.requests import parse_apart, stamp_of
+from millrace_server.grpc_services.messages import nonempty_events_of, parse_apart, stamp_of
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
@@ -36,7 +35,7 @@ class LogAlone:
         """Returns an answer once the request's events are on the disk."""
         request, columns = parse_apart(pb.AppendRequest, raw)
         stamp_of(request)
-        records: list[Record] = [(Kind.PUT, [stored.raw]) for stored in some_events_of(request, columns)]
+        records: list[Record] = [(Kind.PUT, [stored.raw]) for stored in nonempty_events_of(request, columns)]
         records.append((Kind.COMMIT, [_COMMIT_BYTES]))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -266,7 +266,7 @@ def test_sigterm_during_a_reload_stops(start_millraced: StartMillraced, tmp_path
     server.send(signal.SIGTERM)
     server.wait_for("stopping")
     server.send(signal.SIGHUP)
-    server.wait_for("SIGHUP is ignored, for the server stops")
+    server.wait_for("SIGHUP is ignored, since the server is stopping")
     gate.touch()
     assert server.wait() == 0
     assert lines_of(tmp_path / "written") == ["app-0"]
@@ -302,7 +302,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
     assert (lost["channel"], lost["events"]) == ("orders", 5)
     assert [entry["event"] for entry in server.log][-2:] == [
         "stopped",
-        "threads do not end; the process ends without them",
+        "threads do not end; the process exits without them",
     ]
 
 

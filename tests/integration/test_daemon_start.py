@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millrace.v1 import admin_service_pb2, admin_service_pb2_grpc
-from millrace_server.cli import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced, run_millraced
 

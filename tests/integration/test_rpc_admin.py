@@ -213,7 +213,7 @@ async def test_update_of_a_file_channel_does_not_change_what_it_was_made_with(rp
     """Nothing of the change is made."""
     await create(rpc, "as-made", type=FILE)
     for limits, sentence in (
-        ({"backup_checkpoint": False}, "config.backup_checkpoint: is false; what a channel was made with, here true"),
+        ({"backup_checkpoint": False}, "config.backup_checkpoint: is false; it cannot be changed from true"),
         ({"active_key": "2026"}, 'config.active_key: is "2026"'),
         ({"type": MEMORY}, "a channel's type, here file, cannot be changed"),
         ({"segment_bytes_max": 1}, "config.segment_bytes_max: is 1"),

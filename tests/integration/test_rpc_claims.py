@@ -274,5 +274,5 @@ async def test_renewal_never_begins_a_claim(rpc: Rpc) -> None:
     async with refused(grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"):
         await renew(rpc, name, claim.epoch, wait_seconds=0.0)
     assert not (await rpc.look(name)).HasField("claim")
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "give one of them"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "set only one of them"):
         await rpc.claim(name, READER, epoch=claim.epoch, takeover=True)

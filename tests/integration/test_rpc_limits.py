@@ -263,7 +263,7 @@ async def test_requests_in_work_are_bounded_in_all(small_server: Millraced, rpc:
     async with AsyncExitStack() as connections:
         others = [await connections.enter_async_context(connected(small_server.grpc)) for _ in range(5)]
         appends = [append for other in others[:4] for append in await waiting_appends(other, name, 3)]
-        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "the server that are being handled"):
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "the server that are in progress"):
             await others[4].append(name, bytes(40 * KIB))
         assert (await rpc.look(name)).gauges.waiting_commits == 12
         for append in appends:

@@ -48,7 +48,7 @@ ALL_METHODS = [(service, method) for service, described in SERVICES.items() for 
 async def test_bytes_that_are_no_protobuf_are_refused(rpc: Rpc, service: str, method: str) -> None:
     """Every call tells that it could not read its request, and which message it wanted."""
     wanted = SERVICES[service].methods_by_name[method].input_type.full_name
-    sentence = f"request: its {len(NO_PROTOBUF)} bytes are no {wanted}"
+    sentence = f"request: its {len(NO_PROTOBUF)} bytes are not a valid {wanted}"
     if method == "AppendStream":
         answer = pb.AppendStreamResponse.FromString(await answer_to(rpc, service, method, NO_PROTOBUF))
         refusal = Refusal.of_status(answer.error)
@@ -63,7 +63,7 @@ async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
     """Half of a message is no message."""
     name = await rpc.make_channel()
     whole = pb.AppendRequest(channel=name, columns=columns(b"aaaa", key="value")).SerializeToString()
-    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are no millrace.v1.AppendRequest"):
+    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are not a valid millrace.v1.AppendRequest"):
         await answer_to(rpc, "millrace.v1.ChannelService", "Append", whole[:-cut])
 
 

@@ -246,7 +246,7 @@ async def make_history(opened: FileChannel) -> None:
 
 
 def leave_all(_disk: SimulatedDisk) -> None:
-    """The newest checkpoint is good."""
+    """The newest checkpoint is valid."""
 
 
 def damage_newest(disk: SimulatedDisk) -> None:

@@ -8,7 +8,7 @@ from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.batches import Form, StoredBatch, Window
-from millrace_server.grpc_services import answers
+from millrace_server.grpc_services.messages import consume_response, encode_batches, take_response
 from tests.channel_events import stored_rows
 from tests.event_rows import Row, rows
 
@@ -37,7 +37,7 @@ def test_take_answer_says_what_protobuf_would_say(
     form: Form, contents: list[tuple[int, Sequence[Row]]], take_count: int
 ) -> None:
     """The bytes put together by hand are a TakeResponse, in both forms."""
-    encoded = answers.take_answer([stored(*one) for one in contents], take_count, form)
+    encoded = take_response([stored(*one) for one in contents], take_count, form)
     expected = pb.TakeResponse(take_count=take_count, batches=[message(*one, form) for one in contents])
     assert pb.TakeResponse.FromString(encoded) == expected
     assert len(encoded) == expected.ByteSize()
@@ -49,7 +49,7 @@ def test_delivery_says_what_protobuf_would_say(
     form: Form, contents: list[tuple[int, Sequence[Row]]], delivery_id: int
 ) -> None:
     """The bytes are a ConsumeResponse."""
-    encoded = answers.delivery(delivery_id, [stored(*one) for one in contents], form)
+    encoded = consume_response(delivery_id, [stored(*one) for one in contents], form)
     expected = pb.ConsumeResponse(delivery_id=delivery_id, batches=[message(*one, form) for one in contents])
     assert pb.ConsumeResponse.FromString(encoded) == expected
 
@@ -57,7 +57,7 @@ def test_delivery_says_what_protobuf_would_say(
 @given(SEQUENCES, ROWS)
 def test_take_answer_in_columns_is_byte_for_byte_protobufs(first_sequence: int, events: Sequence[Row]) -> None:
     """Fields stand in the order of their numbers, but for the answer's own, which come first."""
-    encoded = answers.take_answer([stored(first_sequence, events)], 0, Form.COLUMNS)
+    encoded = take_response([stored(first_sequence, events)], 0, Form.COLUMNS)
     expected = pb.TakeResponse(batches=[message(first_sequence, events, Form.COLUMNS)])
     assert encoded == expected.SerializeToString()
 
@@ -72,7 +72,7 @@ def test_encode_of_a_part_of_a_batch_holds_that_part(
     stop = data.draw(st.integers(start + 1, len(events)))
     part = stored(first_sequence, events).part(start, stop)
     head = admin_service_pb2.PeekEventsResponse(skipped_events=7)
-    encoded = answers.encode(head, admin_service_pb2.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
+    encoded = encode_batches(head, admin_service_pb2.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
     answer = admin_service_pb2.PeekEventsResponse.FromString(encoded)
     assert answer.skipped_events == 7
     assert answer.batch.first_sequence == first_sequence + start
@@ -85,4 +85,4 @@ def test_encode_of_a_part_of_a_batch_holds_that_part(
 
 def test_encode_of_no_batches_is_the_answer_alone() -> None:
     """A take whose wait passed says how many were taken, and nothing else."""
-    assert answers.take_answer([], 5, Form.COLUMNS) == pb.TakeResponse(take_count=5).SerializeToString()
+    assert take_response([], 5, Form.COLUMNS) == pb.TakeResponse(take_count=5).SerializeToString()

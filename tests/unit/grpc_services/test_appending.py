@@ -9,10 +9,9 @@ from millrace.v1 import event_pb2
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import OverloadedError
-from millrace_server.grpc_services import appending
-from millrace_server.grpc_services.appending import Appending
-from millrace_server.grpc_services.inflight import InflightBytes
-from millrace_server.grpc_services.rpc import Answer, MessageStream
+from millrace_server.grpc_services import streams
+from millrace_server.grpc_services.rpc import Answer, InflightBytes, MessageStream
+from millrace_server.grpc_services.streams import AppendStreamCall
 from tests.channel_events import limits_of, queued
 
 
@@ -61,7 +60,7 @@ class Running:
         self.stream = FakeStream()
         self.registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
         self.channel: Channel = self.registry.create("orders", limits_of(capacity=4, keep_alive_seconds=60)).channel
-        self.serving = asyncio.ensure_future(Appending(self.registry, self.stream).run())
+        self.serving = asyncio.ensure_future(AppendStreamCall(self.registry, self.stream).run())
 
     async def turn(self) -> None:
         """Lets whatever can happen do so."""
@@ -116,7 +115,7 @@ async def test_appends_beyond_those_under_way_are_not_read(running: Running, mon
     """As many requests, or as many bytes, as may be; a single large one is served alone."""
     stream = running.stream
     byte_count = stream.send(b"a" * 100, b"b", b"c", b"d")
-    monkeypatch.setattr(appending, "UNDER_WAY_BYTES_MAX", byte_count - 1)
+    monkeypatch.setattr(streams, "UNDER_WAY_BYTES_MAX", byte_count - 1)
     for _ in range(2):
         stream.send(b"a" * 50)
     stream.send(b"a" * 100, b"b", b"c", b"d")
@@ -137,7 +136,7 @@ async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
     """Nothing grows without end while it does not read."""
     stream = running.stream
     stream.may_get.clear()
-    for _ in range(appending.UNDER_WAY_MAX + 20):
+    for _ in range(streams.UNDER_WAY_MAX + 20):
         stream.send(channel="none")
     await asyncio.sleep(0)
     await running.turn()
@@ -146,7 +145,7 @@ async def test_answers_to_a_caller_that_is_slow_hold_back_what_it_sends(
     assert 0 < stream.sent.qsize() <= 20
     stream.may_get.set()
     await running.end()
-    assert len(stream.got) == appending.UNDER_WAY_MAX + 20
+    assert len(stream.got) == streams.UNDER_WAY_MAX + 20
 
 
 async def test_stream_whose_caller_leaves_ends_what_only_waits(running: Running) -> None:

@@ -9,8 +9,8 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, DrainingError
-from millrace_server.grpc_services.consuming import Consuming
 from millrace_server.grpc_services.rpc import Answer, MessageStream
+from millrace_server.grpc_services.streams import ConsumeCall
 from tests.channel_events import append, limits_of, queued
 
 
@@ -46,7 +46,7 @@ class Running:
     async def start(self) -> None:
         for body in (b"a", b"b", b"c"):
             await append(self.channel, body)
-        self.serving = asyncio.ensure_future(Consuming(self._registry, self.stream).run())
+        self.serving = asyncio.ensure_future(ConsumeCall(self._registry, self.stream).run())
         self.stream.send(start={"channel": "orders", "max_events": 1, "prefetch": 3})
         for _ in range(3):
             await self.stream.got.get()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from millrace_server.channels.config import SECONDS_MAX
 from millrace_server.errors import BadArgumentError
-from millrace_server.grpc_services.durations import duration, seconds
+from millrace_server.grpc_services.messages import duration_of, seconds_of
 
 SECONDS = st.integers(-(1 << 63), (1 << 63) - 1)
 NANOS = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -14,7 +14,7 @@ NANOS = st.integers(-(1 << 31), (1 << 31) - 1)
 @given(st.integers(0, 3_600_000_000))
 def test_seconds_of_a_duration_are_what_it_was_made_of(microseconds: int) -> None:
     """What goes out comes in again."""
-    assert seconds("wait", duration(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=1e-9)
+    assert seconds_of("wait", duration_of(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=1e-9)
 
 
 @given(SECONDS, NANOS)
@@ -23,16 +23,16 @@ def test_seconds_of_anything_are_within_the_limit_or_refused(whole: int, nanos: 
     encoded = Duration(seconds=whole, nanos=nanos)
     is_good = whole >= 0 and 0 <= nanos < 1_000_000_000
     if is_good:
-        assert 0 <= seconds("lease", encoded) <= SECONDS_MAX
+        assert 0 <= seconds_of("lease", encoded) <= SECONDS_MAX
         return
     with pytest.raises(BadArgumentError, match=r"^lease: "):
-        seconds("lease", encoded)
+        seconds_of("lease", encoded)
 
 
 @pytest.mark.parametrize("encoded", [Duration(seconds=3600), Duration(seconds=3601), Duration(seconds=(1 << 63) - 1)])
 def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
     """An hour is the most that is granted."""
-    assert seconds("lease", encoded) == SECONDS_MAX
+    assert seconds_of("lease", encoded) == SECONDS_MAX
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
 def test_seconds_of_a_bad_duration_are_refused(encoded: Duration, sentence: str) -> None:
     """The sentence says what it was and what is allowed."""
     with pytest.raises(BadArgumentError, match=sentence):
-        seconds("lease", encoded)
+        seconds_of("lease", encoded)

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelLogFailedError
-from millrace_server.grpc_services.health import Health
+from millrace_server.grpc_services.server import Health
 from tests.channel_events import append, limits_of
 from tests.file_channels import Gate, file_limits
 from tests.simulated_disk import SimulatedDisk

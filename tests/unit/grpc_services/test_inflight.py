@@ -3,7 +3,7 @@ from contextlib import ExitStack
 import pytest
 
 from millrace_server.errors import OverloadedError
-from millrace_server.grpc_services.inflight import InflightBytes
+from millrace_server.grpc_services.rpc import InflightBytes
 
 
 def test_admit_within_the_limits_admits() -> None:

@@ -13,7 +13,7 @@ from millrace.wire_format import field_head
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, MillraceError
-from millrace_server.grpc_services.requests import EventsRequest, events_of, form_of, parse, parse_apart, stamp_of
+from millrace_server.grpc_services.messages import EventsRequest, events_of, form_of, parse, parse_apart, stamp_of
 
 KINDS = [pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest]
 LARGE = 20_000
@@ -40,7 +40,7 @@ def received(kind: Any, raw: bytes) -> tuple[EventsRequest, list[StoredColumns]]
 @pytest.mark.parametrize("kind", [pb.TakeRequest, admin_service_pb2.ListChannelsRequest, *KINDS])
 def test_parse_of_bytes_that_are_no_message_says_which_was_wanted(kind: type[Message]) -> None:
     """BAD_ARGUMENT names the message and how many bytes came."""
-    with pytest.raises(BadArgumentError, match=rf"request: its 3 bytes are no millrace.v1.{kind.__name__}"):
+    with pytest.raises(BadArgumentError, match=rf"request: its 3 bytes are not a valid millrace.v1.{kind.__name__}"):
         parse(kind, b"\xff\xff\xff")
 
 
@@ -99,7 +99,7 @@ def test_parse_apart_of_columns_in_pieces_joins_them_as_protobuf_does(kind: type
 def test_parse_apart_of_broken_bytes_refuses(spoil: Callable[[bytes], bytes], body_bytes: int) -> None:
     """Cut short, half a field behind, or text that is no text: BAD_ARGUMENT, as for any other request."""
     raw = spoil(pb.AppendRequest(columns=columns(bytes(body_bytes))).SerializeToString())
-    with pytest.raises(BadArgumentError, match=rf"request: its {len(raw)} bytes are no millrace.v1.AppendRequest"):
+    with pytest.raises(BadArgumentError, match=rf"request: its {len(raw)} bytes are not a valid millrace.v1.AppendRequest"):
         parse_apart(pb.AppendRequest, raw)
 
 
@@ -131,7 +131,7 @@ def test_events_of_rows_are_the_same_events(rows: list[tuple[dict[str, str], byt
 def test_events_of_both_forms_are_refused(kind: type[EventsRequest], body_bytes: int) -> None:
     """One request speaks one form."""
     request = kind(events=[event_pb2.Event()], columns=columns(bytes(body_bytes)))
-    with pytest.raises(BadArgumentError, match="in rows and in columns; choose one form"):
+    with pytest.raises(BadArgumentError, match="in rows and in columns; use one form"):
         received(kind, request.SerializeToString())
 
 
@@ -157,7 +157,7 @@ def test_events_of_columns_that_contradict_themselves_are_refused(body_bytes: in
 def test_events_of_columns_that_are_no_message_are_refused(body_bytes: int) -> None:
     """A header's name must be text."""
     raw = pb.AppendRequest(columns=columns(bytes(body_bytes), key="v")).SerializeToString().replace(b"key", b"k\xffy")
-    with pytest.raises(BadArgumentError, match=r"are no millrace.v1.(AppendRequest|EventColumns)"):
+    with pytest.raises(BadArgumentError, match=r"are not a valid millrace.v1.(AppendRequest|EventColumns)"):
         received(pb.AppendRequest, raw)
 
 

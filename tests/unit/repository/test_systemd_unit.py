@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.cli import EXIT_BAD_SETTINGS
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
 from millrace_server.configuration.settings import load_settings
 from tests.unit.repository.checkout import ROOT, read_pyproject
 

@@ -14,8 +14,7 @@ from millrace_server.agent.sink_group_config import SinkGroupConfig, group_probl
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
-from millrace_server.configuration.address_conflicts import address_conflicts
-from millrace_server.configuration.channel_references import unknown_channels
+from millrace_server.configuration.consistency import address_conflicts, unknown_channels
 from millrace_server.network.addresses import Address
 
 KIB = 1024

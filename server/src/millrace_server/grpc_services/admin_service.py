@@ -1,31 +1,33 @@
-"""AdminService: making, changing, watching and emptying channels, and watching the agent's components."""
+"""AdminService: creates, changes, watches, peeks at and purges channels, and watches the agent's components."""
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
+from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.names import check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
-from millrace_server.grpc_services import answers
-from millrace_server.grpc_services.channel_message import CHANNEL_TYPES, COMPRESSIONS, FSYNC_POLICIES, channel_message
-from millrace_server.grpc_services.component_message import component_message
-from millrace_server.grpc_services.durations import seconds
-from millrace_server.grpc_services.requests import form_of
+from millrace_server.grpc_services.admin_messages import (
+    CHANNEL_TYPES,
+    channel_message,
+    check_changeable,
+    checked_config,
+    component_message,
+    limits_of,
+    type_name,
+)
+from millrace_server.grpc_services.messages import encode_batches, form_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
-from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.data_dir import Catalog
 
 NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 """The service's full name."""
@@ -39,27 +41,20 @@ ResultT = TypeVar("ResultT")
 
 _UNLIMITED = 1 << 64
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig)
-_DURATIONS = {field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval")}
-_WIRE_NAMES = {limit: field for field, limit in _DURATIONS.items()}
-_WORDS: dict[str, tuple[Any, Mapping[Any, str]]] = {
-    "fsync": (pb.FsyncPolicy, FSYNC_POLICIES),
-    "compression": (pb.Compression, COMPRESSIONS),
-}
 
 
 class AdminService:
-    """Serves AdminService from a registry of channels, the catalog that outlives it, and an agent's components."""
+    """Serves AdminService from the channel registry, the catalog on disk, and the agent's components."""
 
     def __init__(self, registry: ChannelRegistry, catalog: Catalog, components: Iterable[Component] = ()) -> None:
         self._registry = registry
         self._catalog = catalog
         self._components = components
-        # The catalog is written on another thread; meanwhile no other change may come in between.
+        # Serializes changes, since the catalog is written on another thread.
         self._changing = asyncio.Lock()
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
-        """The service's methods by name."""
+        """Returns the service's handlers by method name."""
         return {
             "CreateChannel": rpcs.unary(pb.CreateChannelRequest, self._create_channel),
             "UpdateChannel": rpcs.unary(pb.UpdateChannelRequest, self._update_channel),
@@ -77,21 +72,21 @@ class AdminService:
         check_channel_name(request.name)
         if request.config.type not in CHANNEL_TYPES:
             allowed = " or ".join(map(pb.ChannelType.Name, CHANNEL_TYPES))
-            raise BadArgumentError(f"config.type: is {_type_name(request.config)}; it must be {allowed}")
-        config = _checked({"type": CHANNEL_TYPES[request.config.type], **_limits(request.config)})
-        hosted = await _whole(self._create(request.name, config))
+            raise BadArgumentError(f"config.type: is {type_name(request.config)}; it must be {allowed}")
+        config = checked_config({"type": CHANNEL_TYPES[request.config.type], **limits_of(request.config)})
+        hosted = await _to_completion(self._create(request.name, config))
         return pb.CreateChannelResponse(channel=channel_message(hosted))
 
     async def _create(self, name: str, config: ChannelConfig) -> HostedChannel:
         async with self._changing:
             if name in self._registry:
                 raise ChannelExistsError(f"channel: {name!r} exists already")
-            # First what survives, then what is seen: a channel that somebody has used is never forgotten.
+            # The catalog first: a channel that a client has used must survive a crash.
             await self._write(self._catalog.put, name, config)
             hosted = self._registry.create(name, config)
             await hosted.opened.wait()
             if hosted.channel_if_open is None:
-                # What could not be made is not there.
+                # Creation failed: undo it.
                 self._registry.forget(name)
                 await self._write(self._catalog.remove, name)
                 hosted.refuse_unless_open()
@@ -102,21 +97,21 @@ class AdminService:
         channel = hosted.channel
         if request.config.type and CHANNEL_TYPES.get(request.config.type) != channel.config.type:
             raise BadArgumentError(
-                f"config.type: is {_type_name(request.config)}; a channel's type, here {channel.config.type}, "
+                f"config.type: is {type_name(request.config)}; a channel's type, here {channel.config.type}, "
                 "cannot be changed"
             )
-        # What another update has changed meanwhile must not be put back by this one, which may wait for room.
+        # Serializes updates: one that waits for room must not undo the changes of another.
         async with channel.updating:
             former = channel.config
-            config = _checked({**former.model_dump(), **_limits(request.config)})
-            _refuse_unchangeable(former, config)
+            config = checked_config({**former.model_dump(), **limits_of(request.config)})
+            check_changeable(former, config)
             message = await channel.update(config)
             if not message:
-                await _whole(self._save(channel, former))
+                await _to_completion(self._save(channel, former))
         return pb.UpdateChannelResponse(channel=channel_message(hosted), applied=not message, message=message)
 
     async def _save(self, channel: Channel, former: ChannelConfig) -> None:
-        """Has a channel's new limits survive; where they cannot, the former ones stay in force."""
+        """Writes a channel's new limits to the catalog; if that fails, restores the former ones."""
         async with self._changing:
             channel.contents.refuse_if_closed()
             try:
@@ -126,31 +121,33 @@ class AdminService:
                 raise
 
     async def _delete_channel(self, request: pb.DeleteChannelRequest) -> pb.DeleteChannelResponse:
-        await _whole(self._delete(request.name, force=request.force))
+        await _to_completion(self._delete(request.name, force=request.force))
         return pb.DeleteChannelResponse()
 
     async def _delete(self, name: str, *, force: bool) -> None:
         async with self._changing:
             self._registry.refuse_undeletable(name, force=force)
-            # A channel's own directory comes first: should it come back, then without the events that are gone.
+            # The mark in the channel's directory first: after a crash the channel must not return without its events.
             is_decided = await self._registry.mark_deleted(name)
             try:
-                # First what survives, then what is seen: a channel that was deleted never comes back.
+                # The catalog before the registry: a deleted channel must not return after a crash.
                 await self._write(self._catalog.remove, name)
             except BaseException:
                 if is_decided:
-                    # What it were to take from now on would be gone after the next start.
+                    # It is marked as deleted, so events that it accepted from now on would be lost at the next start.
                     await self._registry.delete(name)
                 raise
             await self._registry.delete(name)
 
     async def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Writes the catalog without holding up the loop."""
+        """Writes the catalog on another thread."""
         try:
             await asyncio.to_thread(write, *arguments)
         except OSError as error:
             if error.errno in _NO_ROOM:
-                raise DiskFullError("the disk has no room for the server's catalog of channels; free some") from None
+                raise DiskFullError(
+                    "the disk has no room for the server's catalog of channels; free some space"
+                ) from None
             raise
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
@@ -173,12 +170,12 @@ class AdminService:
         channel = self._registry.get(request.channel)
         form = form_of(columns=request.columns)
         left = request.max_events or (_UNLIMITED if request.follow else PEEK_EVENTS_DEFAULT)
-        async with aclosing(_seen(channel, request)) as seen:
-            async for skipped_count, batch in seen:
+        async with aclosing(_peeked(channel, request)) as batches:
+            async for skipped_count, batch in batches:
                 shown = batch.part(0, min(left, batch.count))
                 for index, part in enumerate(channel.parts(shown, form)):
                     head = pb.PeekEventsResponse(skipped_events=0 if index else skipped_count)
-                    yield answers.encode(head, pb.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
+                    yield encode_batches(head, pb.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
                 left -= shown.count
                 if not left:
                     return
@@ -197,16 +194,16 @@ class AdminService:
 
 
 def _interval_seconds(request: pb.WatchChannelsRequest | pb.WatchComponentsRequest) -> float:
-    return max(seconds("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
+    return max(seconds_of("interval", request.interval) or WATCH_SECONDS_DEFAULT, WATCH_SECONDS_MIN)
 
 
-async def _whole(change: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Carries a change out to its end, also where the caller leaves meanwhile: half of it must not stand."""
+async def _to_completion(change: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Finishes a change even if the caller disconnects: a half-done change must not remain."""
     return await asyncio.shield(asyncio.ensure_future(change))
 
 
-async def _seen(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerator[tuple[int, StoredBatch]]:
-    """Batches for an onlooker, each with the count of events that it missed before."""
+async def _peeked(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerator[tuple[int, StoredBatch]]:
+    """Yields batches for PeekEvents, each with the number of events that were skipped before it."""
     contents = channel.contents
     if not request.follow:
         async for batch in _queued(contents, request.from_sequence):
@@ -214,7 +211,7 @@ async def _seen(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerat
         return
     follower = contents.follow()
     try:
-        # What is queued now and what will be committed: together all, without a gap and nothing twice.
+        # The queued batches and the committed ones join without a gap and without overlap.
         async for batch in _queued(contents, request.from_sequence or contents.next_sequence):
             yield 0, batch
         while (news := await follower.next_batch()) is not None:
@@ -227,64 +224,9 @@ async def _seen(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerat
 
 
 async def _queued(contents: Contents, position: int) -> AsyncGenerator[StoredBatch]:
-    """The queued batches from a sequence on, up to what is committed now."""
+    """Yields the queued batches from a sequence on, up to the newest one committed now."""
     end = contents.next_sequence
     while batches := contents.queue.read(position, end):
         async for batch in contents.load(batches):
             yield batch
         position = batches[-1].end_sequence
-
-
-def _limits(config: pb.ChannelConfig) -> dict[str, object]:
-    """The limits that a request gives, under the names that ChannelConfig has for them."""
-    limits: dict[str, object] = {}
-    for field, value in config.ListFields():
-        if field.name == "active_key":
-            raise BadArgumentError(
-                f"config.active_key: is {shown_value(value)}; it must be absent, for keys belong to the server's "
-                "configuration file"
-            )
-        if field.name in _DURATIONS:
-            limits[_DURATIONS[field.name]] = seconds(f"config.{field.name}", value)
-        elif field.name in _WORDS:
-            limits[field.name] = _word(field.name, value)
-        elif field.name != "type":
-            limits[field.name] = value
-    return limits
-
-
-def _word(field: str, number: int) -> str:
-    """What the configuration file says for a number of the wire."""
-    enum, words = _WORDS[field]
-    if number not in words:
-        allowed = " or ".join(map(enum.Name, words))
-        raise BadArgumentError(f"config.{field}: is {number}; it must be {allowed}")
-    return words[number]
-
-
-def _checked(limits: dict[str, object]) -> AnyChannelConfig:
-    try:
-        return _CONFIG.validate_python(limits)
-    except ValidationError as error:
-        problems = map(_in_wire_names, describe_problems(error, AnyChannelConfig))
-        raise BadArgumentError("; ".join(problems)) from None
-
-
-def _refuse_unchangeable(former: ChannelConfig, config: ChannelConfig) -> None:
-    if not isinstance(former, LogChannelConfig) or not isinstance(config, LogChannelConfig):
-        return
-    if former.backup_checkpoint != config.backup_checkpoint:
-        raise BadArgumentError(
-            f"config.backup_checkpoint: is {shown_value(config.backup_checkpoint)}; what a channel was made with, here "
-            f"{shown_value(former.backup_checkpoint)}, cannot be changed"
-        )
-
-
-def _in_wire_names(problem: str) -> str:
-    limit, colon, rest = problem.partition(":")
-    return f"config.{_WIRE_NAMES.get(limit, limit)}{colon}{rest}"
-
-
-def _type_name(config: pb.ChannelConfig) -> str:
-    known = config.type in pb.ChannelType.values()
-    return pb.ChannelType.Name(config.type) if known else str(config.type)

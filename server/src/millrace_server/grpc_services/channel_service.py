@@ -1,4 +1,4 @@
-"""ChannelService: the data path."""
+"""ChannelService: the RPCs that store, take and read events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,12 +7,19 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError
-from millrace_server.grpc_services import answers
-from millrace_server.grpc_services.appending import Appending, some_events_of
-from millrace_server.grpc_services.consuming import Consuming
-from millrace_server.grpc_services.durations import duration, seconds
-from millrace_server.grpc_services.requests import Columns, events_of, form_of, stamp_of
+from millrace_server.grpc_services.messages import (
+    Columns,
+    duration_of,
+    encode_batches,
+    events_of,
+    form_of,
+    nonempty_events_of,
+    seconds_of,
+    stamp_of,
+    take_response,
+)
 from millrace_server.grpc_services.rpc import Handler, MessageStream, Rpcs
+from millrace_server.grpc_services.streams import AppendStreamCall, ConsumeCall
 
 NAME = pb.DESCRIPTOR.services_by_name["ChannelService"].full_name
 """The service's full name."""
@@ -28,7 +35,7 @@ class ChannelService:
         self._registry = registry
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
-        """The service's methods by name."""
+        """Returns the service's handlers by method name."""
         return {
             "BeginTxn": rpcs.unary(pb.BeginTxnRequest, self._begin_txn),
             "Put": rpcs.unary_with_events(pb.PutRequest, self._put),
@@ -47,9 +54,9 @@ class ChannelService:
 
     async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
         txn_id = request.txn_id if request.HasField("txn_id") else None
-        lease_seconds = seconds("lease", request.lease)
+        lease_seconds = seconds_of("lease", request.lease)
         txn_id, lease_seconds = self._registry.get(request.channel).begin(txn_id, lease_seconds)
-        return pb.BeginTxnResponse(txn_id=txn_id, lease=duration(lease_seconds))
+        return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:
         put_offset = request.put_offset if request.HasField("put_offset") else None
@@ -59,11 +66,11 @@ class ChannelService:
     async def _take(self, request: pb.TakeRequest) -> bytes:
         form = form_of(columns=request.columns)
         limits = TakeLimits(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
-        wait_seconds = seconds("wait", request.wait) if request.HasField("wait") else None
+        wait_seconds = seconds_of("wait", request.wait) if request.HasField("wait") else None
         take_offset = request.take_offset if request.HasField("take_offset") else None
         channel = self._channel_of(request.txn_id)
         batches, take_count = await channel.take(request.txn_id, limits, wait_seconds, take_offset)
-        return answers.take_answer(batches, take_count, form)
+        return take_response(batches, take_count, form)
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         txn_ids = request.txn_ids[:]
@@ -82,11 +89,11 @@ class ChannelService:
         return pb.RollbackResponse()
 
     async def _renew_txn(self, request: pb.RenewTxnRequest) -> pb.RenewTxnResponse:
-        return pb.RenewTxnResponse(lease=duration(self._channel_of(request.txn_id).renew(request.txn_id)))
+        return pb.RenewTxnResponse(lease=duration_of(self._channel_of(request.txn_id).renew(request.txn_id)))
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
         channel = self._registry.get(request.channel)
-        receipt = await channel.append(some_events_of(request, columns), stamp_of(request))
+        receipt = await channel.append(nonempty_events_of(request, columns), stamp_of(request))
         return pb.AppendResponse(
             first_sequence=receipt.first_sequence,
             last_sequence=receipt.last_sequence,
@@ -94,25 +101,25 @@ class ChannelService:
         )
 
     async def _append_stream(self, stream: MessageStream) -> None:
-        await Appending(self._registry, stream).run()
+        await AppendStreamCall(self._registry, stream).run()
 
     async def _consume(self, stream: MessageStream) -> None:
-        await Consuming(self._registry, stream).run()
+        await ConsumeCall(self._registry, stream).run()
 
     async def _claim(self, request: pb.ClaimRequest) -> pb.ClaimResponse:
-        lease_seconds = seconds("lease", request.lease)
-        wait_seconds = seconds("wait", request.wait)
+        lease_seconds = seconds_of("lease", request.lease)
+        wait_seconds = seconds_of("wait", request.wait)
         epoch = _epoch_of(request)
         channel = self._registry.get(request.channel)
         if epoch is None:
             claim = await channel.claim(request.reader_id, lease_seconds, takeover=request.takeover)
         elif request.takeover:
-            raise BadArgumentError("epoch: renews a claim, and takeover begins one; give one of them")
+            raise BadArgumentError("epoch: renews a claim, and takeover begins one; set only one of them")
         else:
             claim = channel.renew_claim(request.reader_id, epoch, lease_seconds)
         await channel.wait_for_events(claim, request.after_sequence, wait_seconds)
         return pb.ClaimResponse(
-            lease=duration(claim.lease.seconds),
+            lease=duration_of(claim.lease.seconds),
             first_sequence=channel.contents.first_sequence,
             next_sequence=channel.contents.next_sequence,
             epoch=claim.epoch,
@@ -128,7 +135,7 @@ class ChannelService:
         ) as batches:
             async for batch in batches:
                 for part in channel.parts(batch, form):
-                    yield answers.encode(pb.ReadResponse(), pb.ReadResponse.BATCH_FIELD_NUMBER, [part], form)
+                    yield encode_batches(pb.ReadResponse(), pb.ReadResponse.BATCH_FIELD_NUMBER, [part], form)
 
     async def _acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeResponse:
         claims = self._registry.get(request.channel).claims

@@ -1,19 +1,18 @@
-"""How a method becomes an RPC: parsing, limits, errors and answers, the same way for all."""
+"""RPC handlers: parsing, limits on bytes in flight, errors and responses, the same for all methods."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 from grpc import aio
 
-from millrace_server.errors import InternalError, MillraceError
-from millrace_server.grpc_services.inflight import InflightBytes
-from millrace_server.grpc_services.requests import Columns, EventsRequestT, RequestT, parse, parse_apart
-from millrace_server.grpc_services.status import code_of, status_of
+from millrace_server.errors import OverloadedError
+from millrace_server.grpc_services.messages import Columns, EventsRequestT, RequestT, parse, parse_apart
+from millrace_server.grpc_services.status import EndStatus, end_status
 
 _log = structlog.get_logger(__name__)
 
@@ -21,22 +20,79 @@ Answer = Message | bytes
 Context = aio.ServicerContext[bytes, bytes]
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
-_NAMES = {"channel": "channel", "name": "channel", "txn_id": "txn_id"}
-_METADATA_LENGTH_MAX = 256
+
+class InflightBytes:
+    """Bounds the memory of requests in progress, in total and for each connection.
+
+    A single request is always admitted: the message limit bounds it.
+    """
+
+    def __init__(self, total_max: int, connection_max: int) -> None:
+        self._total_max = total_max
+        self._connection_max = connection_max
+        self._total = 0
+        self._by_connection: dict[str, int] = {}
+
+    def admit(self, byte_count: int, peer: str) -> "Admission":
+        """Counts a request of a connection until the returned context ends.
+
+        Raises:
+            OverloadedError: The request would exceed a limit.
+        """
+        held = self._by_connection.get(peer, 0)
+        if held and held + byte_count > self._connection_max:
+            raise _overloaded("this connection", held, self._connection_max)
+        if self._total and self._total + byte_count > self._total_max:
+            raise _overloaded("the server", self._total, self._total_max)
+        self._total += byte_count
+        self._by_connection[peer] = held + byte_count
+        return Admission(self, byte_count, peer)
+
+    def release(self, byte_count: int, peer: str) -> None:
+        """Subtracts a request that has ended."""
+        self._total -= byte_count
+        remaining = self._by_connection.pop(peer, 0) - byte_count
+        if remaining > 0:
+            self._by_connection[peer] = remaining
+
+
+class Admission:
+    """A context manager that counts a request as in progress."""
+
+    __slots__ = ("_byte_count", "_inflight", "_peer")
+
+    def __init__(self, inflight: InflightBytes, byte_count: int, peer: str) -> None:
+        self._inflight = inflight
+        self._byte_count = byte_count
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        # `InflightBytes.admit` has counted it.
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self._inflight.release(self._byte_count, self._peer)
+
+
+def _overloaded(whose: str, held: int, maximum: int) -> OverloadedError:
+    return OverloadedError(
+        f"requests of {whose} that are in progress hold {held} bytes of at most {maximum}; send less at once",
+        retry_delay_seconds=_RETRY_DELAY_SECONDS,
+    )
 
 
 class Rpcs:
-    """Makes RPC handlers.
+    """Creates RPC handlers.
 
-    gRPC hands requests over as bytes and takes answers as bytes: so bytes that are no protobuf get a proper refusal,
-    the size of a request is known, and stored events go out as they are.
+    Requests and responses pass gRPC as bytes. So malformed protobuf gets a Millrace error, the size of a request is
+    known, and stored events are sent without being encoded again.
     """
 
     def __init__(self, inflight: InflightBytes) -> None:
         self._inflight = inflight
 
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Answer]]) -> Handler:
-        """One request, one answer."""
+        """Handles one request with one response."""
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = None
@@ -44,8 +100,8 @@ class Rpcs:
                 with self._inflight.admit(len(raw), context.peer()):
                     request = parse(kind, raw)
                     return _encoded(await serve(request))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                status = _status_for(error, request)
+            except Exception as error:  # noqa: BLE001 - every failure becomes a status
+                status = end_status(error, request)
             del raw, request
             return await _abort(context, status)
 
@@ -54,7 +110,7 @@ class Rpcs:
     def unary_with_events(
         self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Answer]]
     ) -> Handler:
-        """One request whose columns stay as they came, one answer."""
+        """Handles one request, whose columns stay encoded, with one response."""
 
         async def handle(raw: bytes, context: Context) -> bytes:
             request = columns = None
@@ -62,49 +118,49 @@ class Rpcs:
                 with self._inflight.admit(len(raw), context.peer()):
                     request, columns = parse_apart(kind, raw)
                     return _encoded(await serve(request, columns))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                status = _status_for(error, request)
+            except Exception as error:  # noqa: BLE001 - every failure becomes a status
+                status = end_status(error, request)
             del raw, request, columns
             return await _abort(context, status)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Answer]]) -> Handler:
-        """One request, many answers."""
+        """Handles one request with a stream of responses."""
 
         async def handle(raw: bytes, context: Context) -> None:
             request = None
             try:
                 with self._inflight.admit(len(raw), context.peer()):
                     request = parse(kind, raw)
-                # Until it hears of the server, gRPC's client may begin a stream anew, and waits for ever where the
-                # connection breaks before the first answer.
+                # Until it receives metadata, a gRPC client may restart the stream, and waits forever if the connection
+                # breaks before the first response.
                 await context.send_initial_metadata(())
                 async with aclosing(serve(request)) as answers:
                     async for answer in answers:
                         await _send(context, answer)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                _refuse(context, error, request)
+            except Exception as error:  # noqa: BLE001 - every failure becomes a status
+                _fail_stream(context, error, request)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 
     def stream(self, serve: Callable[["MessageStream"], Awaitable[None]]) -> Handler:
-        """Messages both ways."""
+        """Handles a bidirectional stream."""
 
         async def handle(_requests: AsyncIterator[bytes], context: Context) -> None:
             try:
-                # Once, and before anything may cut an answer short: gRPC would send it again with the refusal, fail at
-                # that, and leave the caller without either.
+                # Sent first: if a response is cut short, gRPC would send the metadata again with the error, fail, and
+                # leave the caller without either.
                 await context.send_initial_metadata(())
                 await serve(MessageStream(context, self._inflight))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                _refuse(context, error, None)
+            except Exception as error:  # noqa: BLE001 - every failure becomes a status
+                _fail_stream(context, error, None)
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
 
 class MessageStream:
-    """A stream of messages both ways."""
+    """A bidirectional stream of messages."""
 
     def __init__(self, context: Context, inflight: InflightBytes) -> None:
         self._context = context
@@ -112,59 +168,31 @@ class MessageStream:
         self._peer = context.peer()
 
     async def read(self) -> bytes | None:
-        """The next message as it came; None once the caller has no more."""
+        """Returns the next message, encoded; None after the last one."""
         raw: object = await self._context.read()
         return raw if isinstance(raw, bytes) else None
 
     def admit(self, raw: bytes) -> AbstractContextManager[None]:
-        """Counts a message as in work inside."""
+        """Returns a context in which a message counts as in progress."""
         return self._inflight.admit(len(raw), self._peer)
 
     async def write(self, answer: Answer) -> None:
-        """Sends a message; waits while the caller is slow to take them."""
+        """Sends a message; waits while the caller is slow to read."""
         await _send(self._context, answer)
 
 
-def refusal(error: Exception, request: Message | None) -> MillraceError:
-    """The error as the caller is told it, with the names that the request was about."""
-    if not isinstance(error, MillraceError):
-        _log.error("internal error", request=type(request).__name__, exc_info=error)
-        error = InternalError("internal error; the server's log tells more")
-    for field, key in _NAMES.items():
-        if request is not None and field in request.DESCRIPTOR.fields_by_name:
-            error.metadata.setdefault(key, getattr(request, field))
-    # Whatever a caller sends as a name, the refusal that quotes it must stay within what gRPC carries beside an answer.
-    error.metadata = {key: value[:_METADATA_LENGTH_MAX] for key, value in error.metadata.items() if value}
-    return error
+async def _abort(context: Context, status: EndStatus) -> NoReturn:
+    """Ends a call with a status and no response, the only form that gRPC clients retry.
 
-
-class _Status(NamedTuple):
-    """How a call ends: what its caller is told."""
-
-    code: grpc.StatusCode
-    sentence: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
-
-
-def _status_for(error: Exception, request: Message | None) -> _Status:
-    refused = refusal(error, request)
-    return _Status(
-        code_of(refused), str(refused), (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
-    )
-
-
-async def _abort(context: Context, status: _Status) -> NoReturn:
-    """Ends a call that is answered with nothing but a status, which alone gRPC's clients take for one to be repeated.
-
-    gRPC keeps the exception that this raises, and with it the frames that it passes, until Python next looks for
-    garbage: so they must not hold what was requested, nor the error.
+    gRPC keeps the exception that this raises, and the frames of its traceback, until the next garbage collection: so
+    those frames must hold neither the request nor the error.
     """
     await context.abort(*status)
 
 
-def _refuse(context: Context, error: Exception, request: Message | None) -> None:
-    """Ends a stream with the error. Nobody repeats it unasked, since its answer has begun."""
-    status = _status_for(error, request)
+def _fail_stream(context: Context, error: Exception, request: Message | None) -> None:
+    """Ends a stream with the error. gRPC does not retry it, since the response has begun."""
+    status = end_status(error, request)
     context.set_trailing_metadata(status.trailing_metadata)
     context.set_details(status.sentence)
     context.set_code(status.code)
@@ -174,9 +202,12 @@ async def _send(context: Context, answer: Answer) -> None:
     try:
         await context.write(_encoded(answer))
     except aio.InternalError as error:
-        # The caller left while this was being written, and gRPC has not got round to cancelling the call.
+        # The caller disconnected during the write, and gRPC has not cancelled the call yet.
         raise asyncio.CancelledError from error
 
 
 def _encoded(answer: Answer) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
+_RETRY_DELAY_SECONDS = 0.5

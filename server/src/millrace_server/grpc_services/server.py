@@ -1,30 +1,32 @@
-"""The gRPC server."""
+"""The gRPC server and its health service."""
 
+import asyncio
 import resource
+from collections.abc import Coroutine
 from types import ModuleType
 
 from grpc import aio, method_handlers_generic_handler
 from grpc_channelz.v1 import channelz, channelz_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as aio_health
 from grpc_reflection.v1alpha import reflection
 
-from millrace_server.agent.components import Components
+from millrace_server.agent.components import Component, ComponentKind, Components
+from millrace_server.channels.hosted import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services import admin_service, channel_service
 from millrace_server.grpc_services.admin_service import AdminService
 from millrace_server.grpc_services.channel_service import ChannelService
-from millrace_server.grpc_services.health import Health
-from millrace_server.grpc_services.inflight import InflightBytes
-from millrace_server.grpc_services.rpc import Rpcs
-from millrace_server.hosting.catalog import Catalog
+from millrace_server.grpc_services.rpc import InflightBytes, Rpcs
+from millrace_server.hosting.data_dir import Catalog
 from millrace_server.network.addresses import Address
 
 STREAMS_MAX = 4096
-"""Calls that one connection may have under way; gRPC's clients hold further ones back until one ends."""
+"""Concurrent calls of one connection; gRPC clients delay further calls until one ends."""
 
 CONNECTIONS_MAX = 10_000
-"""Connections at once, or fewer where the process may not open as many files; further ones are closed at once."""
+"""Concurrent connections, or fewer if the process may not open as many files; excess connections are closed."""
 
 _FILES_FOR_OTHERS = 64
 _PENDING_CALLS_MAX = 65_536
@@ -33,8 +35,67 @@ _SECOND = 1_000
 _HOUR = 3_600 * _SECOND
 
 
+_SERVER = ""
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health:
+    """Reports the state of the channels and of the agent's components to the health service.
+
+    The empty name stands for the server, `channels/NAME` for a channel, and `sources/NAME`, `sinks/NAME` and
+    `sink_groups/NAME` for the components of the agent.
+    """
+
+    def __init__(self, registry: ChannelRegistry, components: Components) -> None:
+        self._registry = registry
+        self._components = components
+        self.servicer = aio_health.HealthServicer()
+        self._updates: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Reports the server and its channels as serving, and follows later changes of state."""
+        await self.servicer.set(_SERVER, _SERVING)
+        for hosted in self._registry.hosted():
+            await self._report_channel(hosted.name)
+        for component in self._components:
+            await self._report_component(component)
+        self._registry.watch(lambda name: self._report_soon(self._report_channel(name)))
+        self._components.watch(lambda component: self._report_soon(self._report_component(component)))
+
+    async def drain(self) -> None:
+        """Reports everything as not serving."""
+        await self.servicer.enter_graceful_shutdown()
+
+    def _report_soon(self, report: Coroutine[None, None, None]) -> None:
+        update = asyncio.ensure_future(report)
+        self._updates.add(update)
+        update.add_done_callback(self._updates.discard)
+
+    # The state is read when it is reported, so that the latest of several changes wins.
+
+    async def _report_channel(self, name: str) -> None:
+        await self.servicer.set(f"channels/{name}", self._channel_status(name))
+
+    def _channel_status(self, name: str) -> int:
+        if name not in self._registry:
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._registry.get_hosted(name).state is ChannelState.OPEN else _NOT_SERVING
+
+    async def _report_component(self, component: Component) -> None:
+        service = f"{component.kind.key}s/{component.name}"
+        await self.servicer.set(service, self._component_status(component.kind, component.name))
+
+    def _component_status(self, kind: ComponentKind, name: str) -> int:
+        component = self._components.find(kind, name)
+        if component is None:
+            return _SERVICE_UNKNOWN
+        return _SERVING if component.state.is_well else _NOT_SERVING
+
+
 class GrpcServer:
-    """Serves a registry's channels over gRPC, and tells of an agent's components."""
+    """Serves a registry's channels and an agent's components over gRPC."""
 
     def __init__(
         self, registry: ChannelRegistry, settings: ServerSettings, catalog: Catalog, components: Components
@@ -60,7 +121,7 @@ class GrpcServer:
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
 
     async def start(self) -> str:
-        """Listens and serves; returns the address, with the port that was found."""
+        """Starts to serve; returns the address with the port that was bound."""
         address = Address.parse(self._settings.listen)
         port = self._server.add_insecure_port(str(address))
         await self._health.start()
@@ -68,11 +129,11 @@ class GrpcServer:
         return str(Address(address.host, port))
 
     async def drain(self) -> None:
-        """Tells those who probe to go elsewhere, while everything is still answered."""
+        """Fails health checks from now on, while all calls are still served."""
         await self._health.drain()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no new calls, lets those under way end within the grace, and closes."""
+        """Refuses new calls, lets calls in progress end within the grace period, and closes all connections."""
         await self._server.stop(grace_seconds)
 
 
@@ -86,21 +147,21 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-        # With gRPC's own defaults a burst of some thousand calls fails in part.
+        # With gRPC's defaults, some calls of a burst of a few thousand fail.
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
-        # A second server on the same port would take half of the calls.
+        # With SO_REUSEPORT a second server on the same port would receive half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", _connections_max()),
         ("grpc.server_handshake_timeout_ms", 10 * _SECOND),
         ("grpc.http2.min_ping_interval_without_data_ms", 10 * _SECOND),
-        # A consumer whose machine is gone says nothing: only a ping that nobody answers gives its events back.
+        # A consumer whose machine has failed closes nothing: only an unanswered ping returns its events to the queue.
         ("grpc.keepalive_time_ms", 60 * _SECOND),
         ("grpc.keepalive_timeout_ms", 20 * _SECOND),
         ("grpc.max_connection_idle_ms", _HOUR),
-        # No slot is held for ever, not by a call whose request never comes either. The grace is longer than any wait.
+        # Frees the slot of a call whose request never arrives. The grace period is longer than any wait.
         ("grpc.max_connection_age_ms", 24 * _HOUR),
         ("grpc.max_connection_age_grace_ms", 2 * _HOUR),
     ]

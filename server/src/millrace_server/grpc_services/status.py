@@ -1,13 +1,23 @@
-"""The one table from errors to gRPC statuses."""
+"""The only mapping from errors to gRPC statuses."""
+
+from typing import NamedTuple
 
 import grpc
+import structlog
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace_server import errors
 
 DOMAIN = "millrace"
 """The domain of every ErrorInfo."""
+
+_NAMES = {"channel": "channel", "name": "channel", "txn_id": "txn_id"}
+"""The key in an error's metadata, by the request's field."""
+_METADATA_LENGTH_MAX = 256
+
+_log = structlog.get_logger(__name__)
 
 _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
     errors.BadArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -40,18 +50,47 @@ _CODES: dict[type[errors.MillraceError], grpc.StatusCode] = {
 
 
 def code_of(error: errors.MillraceError) -> grpc.StatusCode:
-    """The gRPC code of an error."""
+    """Returns the gRPC code of an error."""
     return _CODES[type(error)]
 
 
 def status_of(error: errors.MillraceError) -> status_pb2.Status:
-    """The error as google.rpc.Status: ErrorInfo always, RetryInfo where a retry makes sense."""
+    """Returns the error as google.rpc.Status: always with ErrorInfo, with RetryInfo if a retry makes sense."""
     details = [_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))]
     if error.retry_delay_seconds is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_delay_seconds * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
     return status_pb2.Status(code=code_of(error).value[0], message=str(error), details=details)
+
+
+def refusal(error: Exception, request: Message | None) -> errors.MillraceError:
+    """Returns the error that the caller gets, with the channel or transaction of the request in its metadata."""
+    if not isinstance(error, errors.MillraceError):
+        _log.error("internal error", request=type(request).__name__, exc_info=error)
+        error = errors.InternalError("internal error; see the server's log")
+    for field, key in _NAMES.items():
+        if request is not None and field in request.DESCRIPTOR.fields_by_name:
+            error.metadata.setdefault(key, getattr(request, field))
+    # A caller may send any name; an error that quotes it must stay within gRPC's limit on metadata.
+    error.metadata = {key: value[:_METADATA_LENGTH_MAX] for key, value in error.metadata.items() if value}
+    return error
+
+
+class EndStatus(NamedTuple):
+    """How a call ends."""
+
+    code: grpc.StatusCode
+    sentence: str
+    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+
+def end_status(error: Exception, request: Message | None) -> EndStatus:
+    """Returns how a call that failed with the error ends."""
+    refused = refusal(error, request)
+    return EndStatus(
+        code_of(refused), str(refused), (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
+    )
 
 
 def _packed(detail: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

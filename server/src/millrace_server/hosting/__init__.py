@@ -1,1 +1,1 @@
-"""What a daemon and an embedded agent share: channels, flows and the data directory."""
+"""Channels, flows, signals and the data directory, for the daemon and the embedded agent."""

@@ -1,19 +1,28 @@
-"""The directory that holds what outlives a server, and that one server at a time may use."""
+"""The data directory: its lock, and the catalog of the channels that CreateChannel created."""
 
 import fcntl
+import json
 import os
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from millrace.setting_problems import describe_problems, shown_value
+from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.configuration.settings import ChannelName
 from millrace_server.errors import StartError
-from millrace_server.files import make_directories
+from millrace_server.files import make_directories, write_atomically
 
 CATALOG_FILE = "catalog.json"
-"""The channels that CreateChannel made."""
+"""The name of the catalog's file."""
 
 CHANNELS_DIRECTORY = "channels"
-"""Below it, each file channel that does not say otherwise has a directory of its own."""
+"""The parent of the channels' directories, unless their configuration names others."""
 
 _LOCK_FILE = "lock"
 _PROCESS_ID_DIGITS_MAX = 20
@@ -21,12 +30,12 @@ _PROCESS_ID_DIGITS_MAX = 20
 
 @contextmanager
 def locked_data_dir(path: Path) -> Iterator[None]:
-    """Keeps other servers out of a data directory, which is made where it is missing.
+    """Locks a data directory against other servers; creates it if it is missing.
 
-    The lock is the kernel's: it ends with the process, however that ends.
+    The kernel releases the lock when the process ends, however it ends.
 
     Raises:
-        StartError: Another server uses the directory, or it cannot be made or written to.
+        StartError: Another server uses the directory, or it cannot be created or written.
     """
     try:
         make_directories(path)
@@ -50,7 +59,7 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from None
     except OSError as error:
         raise StartError(f"cannot lock {path} (server.data_dir): {error.strerror}") from None
-    # Only for the sentence above; the lock itself does not depend on it, so a full disk may refuse it.
+    # Only for the error message above: the lock does not depend on it, so a full disk does no harm.
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -61,3 +70,123 @@ def _lock(descriptor: int, path: Path) -> None:
 def _owner(descriptor: int) -> str:
     content = os.pread(descriptor, _PROCESS_ID_DIGITS_MAX, 0).strip()
     return f" (process {content.decode()})" if content.isdigit() else ""
+
+
+_FORMAT = "millrace catalog"
+_VERSION = 1
+
+
+class CatalogError(StartError):
+    """Raised when the catalog cannot be read or is damaged; the file is unchanged."""
+
+
+class _Channels(BaseModel, frozen=True, extra="forbid"):
+    channels: dict[ChannelName, AnyChannelConfig]
+
+
+class Catalog:
+    """The names and limits of the channels that CreateChannel created, in a file. Thread-safe.
+
+    The file is JSON, rewritten at each change:
+
+        {"format": "millrace catalog", "version": 1, "crc32": "89abcdef", "channels": {"orders": {...}}}
+
+    `crc32` is the checksum of `channels` as JSON with sorted keys and without spaces. A damaged catalog is never
+    repaired or overwritten: the operator decides.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._channels: dict[str, AnyChannelConfig] | None = None
+
+    def load(self) -> dict[str, AnyChannelConfig]:
+        """Returns the channels of the catalog; none if there is no file yet.
+
+        Raises:
+            CatalogError: The file cannot be read, is damaged, or was written by another version.
+        """
+        with self._lock:
+            return dict(self._loaded())
+
+    def put(self, name: str, config: AnyChannelConfig) -> None:
+        """Adds a channel, or replaces its limits. Once this returns, the change survives a crash.
+
+        Raises:
+            OSError: The file could not be written. After a crash the change may be there or not.
+        """
+        with self._lock:
+            self._store({**self._loaded(), name: config})
+
+    def replace(self, name: str, config: AnyChannelConfig) -> None:
+        """Replaces a channel's limits. Does nothing if the catalog has none of that name.
+
+        Raises:
+            OSError: The file could not be written. After a crash the change may be there or not.
+        """
+        with self._lock:
+            channels = self._loaded()
+            if name in channels:
+                self._store({**channels, name: config})
+
+    def remove(self, name: str) -> None:
+        """Removes a channel. Does nothing if the catalog has none of that name.
+
+        Raises:
+            OSError: The file could not be written. After a crash the change may be there or not.
+        """
+        with self._lock:
+            channels = self._loaded()
+            if name in channels:
+                self._store({other: config for other, config in channels.items() if other != name})
+
+    def _loaded(self) -> dict[str, AnyChannelConfig]:
+        if self._channels is None:
+            self._channels = self._read()
+        return self._channels
+
+    def _store(self, channels: dict[str, AnyChannelConfig]) -> None:
+        described = {name: config.model_dump(mode="json") for name, config in sorted(channels.items())}
+        catalog = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "channels": described}
+        write_atomically(self._path, (json.dumps(catalog, indent=2) + "\n").encode())
+        self._channels = channels
+
+    def _read(self) -> dict[str, AnyChannelConfig]:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise CatalogError(f"cannot read the catalog {self._path}: {error.strerror}") from None
+        try:
+            catalog = json.loads(content)
+        except (ValueError, RecursionError):
+            raise self._damaged("it is not JSON") from None
+        return self._check(catalog)
+
+    def _check(self, catalog: Any) -> dict[str, AnyChannelConfig]:
+        if not isinstance(catalog, dict) or catalog.get("format") != _FORMAT:
+            raise self._damaged(f"its format is not {shown_value(_FORMAT)}")
+        # The version comes first: another version may define everything else differently.
+        if catalog.get("version") != _VERSION:
+            raise CatalogError(
+                f"cannot read the catalog {self._path}: its version is {shown_value(catalog.get('version'))}, and this "
+                f"server knows version {_VERSION} only; use the version that wrote it"
+            )
+        channels = catalog.get("channels")
+        if catalog.get("crc32") != _checksum(channels):
+            raise self._damaged("its checksum does not match")
+        try:
+            return _Channels.model_validate({"channels": channels}, strict=True).channels
+        except ValidationError as error:
+            raise self._damaged("; ".join(describe_problems(error, _Channels))) from None
+
+    def _damaged(self, why: str) -> CatalogError:
+        return CatalogError(
+            f"the catalog {self._path} is damaged: {why}; restore it from a backup, or move it away to start without "
+            "the channels that CreateChannel created"
+        )
+
+
+def _checksum(channels: object) -> str:
+    return format(zlib.crc32(json.dumps(channels, sort_keys=True, separators=(",", ":")).encode()), "08x")

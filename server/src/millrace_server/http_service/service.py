@@ -6,6 +6,7 @@ Nothing here changes anything, and nothing tells what events hold.
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector, exposition
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
@@ -19,10 +20,13 @@ from starlette.routing import Route
 from millrace_server.agent.components import Component
 from millrace_server.channels.hosted import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.http_service.channel_metrics import ChannelCollector, describe_channels
-from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
+from millrace_server.http_service.metrics import (
+    ChannelCollector,
+    ComponentCollector,
+    describe_channels,
+    describe_components,
+)
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
-from millrace_server.version import VERSION
 
 CONNECTIONS_MAX = 256
 """Beyond it, requests are answered with 503."""
@@ -103,7 +107,9 @@ class _ServerCollector(Collector):
             "Open transactions of all channels.",
             value=self._registry.transactions.limit.open_count,
         )
-        yield InfoMetricFamily("millrace_server", "Which release serves.", value={"version": VERSION})
+        yield InfoMetricFamily(
+            "millrace_server", "Which release serves.", value={"version": version("millrace-server")}
+        )
 
 
 class _Collected(Collector):

@@ -1,8 +1,12 @@
-"""Where a server listens: `host:port`."""
+"""Addresses to listen on, and the sockets bound to them."""
 
+import asyncio
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
+
+from millrace_server.errors import StartError
 
 PORT_MAX = 65_535
 
@@ -13,31 +17,31 @@ _HOST_NAME_LENGTH_MAX = 253
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a TCP port. Its text is what `parse` reads."""
+    """A host and a TCP port; `str` is the inverse of `parse`."""
 
     host: str
-    """A name or an IP address, IPv6 without its brackets."""
+    """A host name or an IP address, IPv6 without its brackets."""
 
     port: int
-    """0 to 65,535; 0 stands for any free one."""
+    """0 to 65,535; 0 means any free port."""
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Reads `host:port`; an IPv6 address stands in brackets, as in `[::1]:7070`.
+        """Parses `host:port`; an IPv6 address must be in brackets, as in `[::1]:7070`.
 
         Raises:
-            ValueError: The text is no such thing; the message says what is wrong and what is allowed.
+            ValueError: The text is not an address; the message says what is wrong and what is allowed.
         """
         host, colon, port = text.rpartition(":")
         if not colon or not host:
             raise ValueError("it must be host:port, such as 127.0.0.1:7070 or [::1]:7070")
         if not _PORT.fullmatch(port) or int(port) > PORT_MAX:
-            raise ValueError(f"its port must be a whole number from 0 to {PORT_MAX}, where 0 means any free one")
+            raise ValueError(f"its port must be a whole number from 0 to {PORT_MAX}, where 0 means any free port")
         return cls(_check_host(host), int(port))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -55,10 +59,10 @@ def _check_host(host: str) -> str:
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
-            raise ValueError("what stands in brackets must be an IPv6 address, such as [::1]:7070") from None
+            raise ValueError("the text in brackets must be an IPv6 address, such as [::1]:7070") from None
         return host
     if ":" in host:
-        raise ValueError("an IPv6 address must stand in brackets, such as [::1]:7070")
+        raise ValueError("an IPv6 address must be in brackets, such as [::1]:7070")
     labels = host.split(".")
     if labels[-1].isdecimal():
         try:
@@ -68,3 +72,49 @@ def _check_host(host: str) -> str:
     elif len(host) > _HOST_NAME_LENGTH_MAX or not all(map(_HOST_NAME_LABEL.fullmatch, labels)):
         raise ValueError("its host must be a host name or an IP address")
     return host
+
+
+async def open_socket(address: Address, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Returns a bound socket, which does not listen yet.
+
+    Args:
+        address: The address to bind.
+        setting: The setting that holds the address, for the error message.
+        kind: TCP or UDP.
+
+    Raises:
+        StartError: The port is in use, the host is not this machine's, or the process lacks the permission.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            address.host, address.port, type=kind, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+        )
+    except (OSError, UnicodeError) as error:
+        raise _refusal(address, setting, error) from None
+    family, _, protocol, _, where = found[0]
+    opened = socket.socket(family, kind, protocol)
+    try:
+        if kind is socket.SOCK_STREAM:
+            # Permits a port whose last connections are in TIME_WAIT. For UDP it would admit a second listener, which
+            # would receive the datagrams of the first.
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(where)
+    except OSError as error:
+        opened.close()
+        raise _refusal(address, setting, error) from None
+    return opened
+
+
+async def check_is_free(address: Address, setting: str) -> None:
+    """Checks that a port can be bound, before code that cannot report why binding failed.
+
+    Raises:
+        StartError: It cannot be bound.
+    """
+    (await open_socket(address, setting)).close()
+
+
+def _refusal(address: Address, setting: str, error: Exception) -> StartError:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return StartError(f"cannot listen on {address} ({setting}): {why}")

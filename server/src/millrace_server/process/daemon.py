@@ -1,8 +1,12 @@
-"""The life of a server: from the configuration to the last answer."""
+"""The life of a server, from the configuration to the exit of the process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import structlog
@@ -10,26 +14,21 @@ import structlog
 from millrace_server.agent.agent import Agent
 from millrace_server.configuration.settings import ServerSettings, Settings
 from millrace_server.errors import StartError
+from millrace_server.files import write_atomically
 from millrace_server.grpc_services.server import GrpcServer
-from millrace_server.hosting.catalog import Catalog
-from millrace_server.hosting.data_dir import CATALOG_FILE, locked_data_dir
+from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog, locked_data_dir
 from millrace_server.hosting.lifecycle import flows_of, open_channels, stop_flows
-from millrace_server.hosting.stop_requests import StopRequests
+from millrace_server.hosting.signals import ReloadRequests, StopRequests
 from millrace_server.http_service.service import HttpService
-from millrace_server.network.addresses import Address
-from millrace_server.network.sockets import check_is_free, open_socket
-from millrace_server.process.address_file import published_addresses
-from millrace_server.process.allocator import tended_allocator
-from millrace_server.process.garbage_collector import tended_collector
-from millrace_server.process.reload_requests import ReloadRequests
+from millrace_server.network.addresses import Address, check_is_free, open_socket
+from millrace_server.process.memory import tuned_allocator, tuned_garbage_collector
 from millrace_server.process.reloading import Reloader
-from millrace_server.version import VERSION
 
 _LAST_ANSWERS_SECONDS = 1.0
-"""How long calls that are under way, when no transaction is open any more, may take to answer."""
+"""Grace period of calls in progress once no transaction is open."""
 
 _OPENING_SECONDS = 1.0
-"""How long channels may read their logs before callers are let in; those that take longer go on meanwhile."""
+"""The server starts to listen after this time even if channels still replay their logs."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -37,21 +36,21 @@ _log = structlog.stdlib.get_logger(__name__)
 async def serve(
     settings: Settings, address_file: Path | None = None, load_again: Callable[[], Settings] | None = None
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then stops gracefully, or at once where told twice. SIGHUP reloads.
+    """Serves until SIGTERM or SIGINT, then stops gracefully, or at once on a second signal. SIGHUP reloads.
 
     Args:
-        settings: What to serve, and where.
-        address_file: Where to tell the addresses, once both can be reached.
-        load_again: Reads the configuration anew; None where there is no file to read.
+        settings: The configuration.
+        address_file: The file to write both addresses to once the server accepts connections.
+        load_again: Reads the configuration file again; None if there is none.
 
     Raises:
-        StartError: The server could not start; nothing of it is left.
+        StartError: The server could not start; everything that it opened is closed.
     """
     stops, reloads = StopRequests(), ReloadRequests()
     with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
         catalog = Catalog(settings.server.data_dir / CATALOG_FILE)
         registry = open_channels(settings, catalog)
-        # Callers who find a channel not open yet come again, and none of them need do so where it takes a moment only.
+        # Callers retry while a channel replays its log; a short wait spares them that for most channels.
         await registry.wait_open(_OPENING_SECONDS)
         agent = Agent(registry, settings.server.data_dir)
         reloader = Reloader(settings, load_again, registry, catalog, agent)
@@ -59,10 +58,12 @@ async def serve(
         http_service = HttpService(registry, agent.components)
         listening = _listening(settings.server, grpc_server, http_service, stops)
         try:
-            async with tended_allocator(), listening as addresses:
+            async with tuned_allocator(), listening as addresses:
                 agent.start(flows_of(settings))
-                with tended_collector(), published_addresses(address_file, addresses):
-                    _log.info("serving", **addresses, channels=len(registry.hosted()), version=VERSION)
+                with tuned_garbage_collector(), published_addresses(address_file, addresses):
+                    _log.info(
+                        "serving", **addresses, channels=len(registry.hosted()), version=version("millrace-server")
+                    )
                     await _reload_until_stopped(reloader, reloads, stops)
                 http_service.drain()
                 await grpc_server.drain()
@@ -84,7 +85,7 @@ async def _reload_until_stopped(reloader: Reloader, reloads: ReloadRequests, sto
 async def _listening(
     settings: ServerSettings, grpc_server: GrpcServer, http_service: HttpService, requests: StopRequests
 ) -> AsyncIterator[dict[str, str]]:
-    """Both services, reachable; in the end stopped, gRPC first so that the drain can be watched over HTTP."""
+    """Runs both services; stops gRPC before HTTP, so that the drain can be watched over HTTP."""
     with await open_socket(Address.parse(settings.http_listen), "server.http_listen") as http_socket:
         http_address = Address(*http_socket.getsockname()[:2])
         grpc_address = await _start_grpc(settings, grpc_server)
@@ -97,9 +98,68 @@ async def _listening(
 
 
 async def _start_grpc(settings: ServerSettings, grpc_server: GrpcServer) -> str:
-    # gRPC does not say why it cannot listen, so that is found out first.
+    # gRPC does not say why it cannot listen, so the port is tried first.
     await check_is_free(Address.parse(settings.listen), "server.listen")
     try:
         return await grpc_server.start()
     except (OSError, RuntimeError) as error:
         raise StartError(f"cannot listen on {settings.listen} (server.listen): {error}") from error
+
+
+_MODE = 0o644
+
+
+@contextmanager
+def published_addresses(path: Path | None, addresses: dict[str, str]) -> Iterator[None]:
+    """Writes addresses to a file, as JSON, atomically.
+
+    The file is removed at the end, unless another server has overwritten it.
+
+    Args:
+        path: The file; None to write none.
+        addresses: `host:port` by protocol.
+
+    Raises:
+        StartError: The file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    content = (json.dumps(addresses) + "\n").encode()
+    try:
+        write_atomically(path, content, mode=_MODE)
+    except OSError as error:
+        raise StartError(f"cannot write {path} (--address-file): {error.strerror}") from None
+    try:
+        yield
+    finally:
+        _remove(path, content)
+
+
+def _remove(path: Path, content: bytes) -> None:
+    try:
+        if path.read_bytes() == content:
+            path.unlink()
+    except OSError:
+        # It is removed already, or the disk has failed: the server stops all the same.
+        return
+
+
+EXIT_SECONDS = 3.0
+"""How long threads may run after the last channel was closed."""
+
+
+def ensure_exit() -> None:
+    """Ends the process within a few seconds even if a thread never ends. Call it when nothing can be lost any more.
+
+    Python waits for all threads at its exit, and a thread that writes to a failed file system waits forever.
+    """
+    timer = threading.Timer(EXIT_SECONDS, _exit_now)
+    timer.daemon = True
+    timer.start()
+
+
+def _exit_now() -> None:
+    stuck = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+    _log.warning("threads do not end; the process exits without them", threads=stuck)
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""Goes over to a configuration that was changed, while the server runs."""
+"""Applies a changed configuration while the server runs."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,40 +13,40 @@ from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings, Settings, SettingsError
 from millrace_server.errors import MillraceError
-from millrace_server.hosting.catalog import Catalog
+from millrace_server.hosting.data_dir import Catalog
 from millrace_server.hosting.lifecycle import flows_of
-from millrace_server.process.reload_requests import ReloadRequests
+from millrace_server.hosting.signals import ReloadRequests
 
 _LIVE_SERVER_FIELDS = {"shutdown_grace_seconds"}
-"""What of [server] is looked at only when it is needed."""
+"""Fields of [server] that are read when they are needed."""
 
 _FIXED_CHANNEL_FIELDS = {"data_dirs", "checkpoint_dir", "backup_checkpoint", "encryption"}
-"""What of a channel, beside its type, is settled when it is opened."""
+"""Fields of a channel, besides its type, that are fixed when it is opened."""
 
-_NEEDS_RESTART = "cannot change while the server runs; start it anew"
+_NEEDS_RESTART = "cannot change while the server runs; restart it"
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Report:
-    """What a reload came to."""
+    """The outcome of a reload."""
 
-    made: list[str] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     pending: dict[str, str] = field(default_factory=dict)
-    """By the setting, why it is not in force, and what to do."""
+    """Why a setting is not in force, and what to do, by setting."""
 
 
 class Reloader:
-    """Has a running server follow its configuration.
+    """Applies changes of the configuration to a running server.
 
     Args:
-        settings: The configuration that the server was started with.
-        load: Reads the configuration anew; runs on a thread. None where there is no file to read.
+        settings: The configuration at the start of the server.
+        load: Reads the configuration file again, on another thread; None if there is none.
         registry: The channels.
-        catalog: Those that CreateChannel made; they are no business of the configuration.
+        catalog: The channels that CreateChannel created, which a reload leaves alone.
         agent: The flows.
     """
 
@@ -64,23 +64,22 @@ class Reloader:
         self._catalog = catalog
         self._agent = agent
         self._channels: dict[str, AnyChannelConfig] = dict(settings.channels)
-        """Each channel that the configuration has brought, as it was last wholly in force."""
+        """The last configuration of each configured channel that was entirely in force."""
         self.shutdown_grace_seconds = settings.server.shutdown_grace_seconds
 
     async def follow(self, requests: ReloadRequests) -> None:
-        """Reloads at each request, one after the other, until it is cancelled."""
+        """Reloads at each request until it is cancelled."""
         while True:
             await requests.wait()
             try:
                 await self.reload()
-            except Exception:  # noqa: BLE001 - a bug of ours here must not keep the server from serving
-                _log.exception("the reload failed on the way; what was not reached goes on as before")
+            except Exception:  # noqa: BLE001 - a bug in the reload must not stop the server
+                _log.exception("the reload failed halfway; the rest of the configuration is unchanged")
 
     async def reload(self) -> None:
-        """Reads the configuration and puts in force what has changed.
+        """Reads the configuration and applies its changes.
 
-        Where anything is wrong with it, nothing changes. What cannot change while the server runs is told, and holds
-        nothing else up.
+        An invalid configuration changes nothing. A change that needs a restart is logged, and the others are applied.
         """
         if self._load is None:
             _log.warning("there is nothing to reload: the server was started without a configuration file")
@@ -97,15 +96,15 @@ class Reloader:
         _log.info("reloading")
         report = _Report()
         self._compare_server(settings.server, report)
-        # New channels come first, since flows may begin with them; changes of others may have to wait for room.
-        self._make_channels(settings, report)
+        # New channels come first, since flows may use them; changes of other channels may have to wait for room.
+        self._create_channels(settings, report)
         flows = flows_of(settings)
         updating = asyncio.ensure_future(self._update_channels(settings, report))
         changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))
-        await _all_ended(updating, changing)
+        await _wait_for_all(updating, changing)
         changes = changing.result()
         await self._remove_channels(settings, flows.channels(), report)
-        _tell(changes, report)
+        _log_outcome(changes, report)
 
     def _compare_server(self, server: ServerSettings, report: _Report) -> None:
         self.shutdown_grace_seconds = server.shutdown_grace_seconds
@@ -113,29 +112,29 @@ class Reloader:
             if name not in _LIVE_SERVER_FIELDS and getattr(server, name) != getattr(self._server, name):
                 report.pending[f"server.{name}"] = _NEEDS_RESTART
 
-    def _make_channels(self, settings: Settings, report: _Report) -> None:
+    def _create_channels(self, settings: Settings, report: _Report) -> None:
         for name, config in settings.channels.items():
-            if name in self._registry and self._has_no_use(name):
-                # It could not be opened, and nothing of it is: it is tried again, as the configuration is now.
+            if name in self._registry and self._failed_to_open(name):
+                # It failed to open: try again with the current configuration.
                 self._registry.forget(name)
             if name not in self._registry:
                 self._registry.create(name, config)
                 self._channels[name] = config
-                report.made.append(name)
+                report.created.append(name)
 
-    def _has_no_use(self, name: str) -> bool:
+    def _failed_to_open(self, name: str) -> bool:
         hosted = self._registry.get_hosted(name)
         return hosted.opened.is_set() and hosted.channel_if_open is None
 
     async def _update_channels(self, settings: Settings, report: _Report) -> None:
         changed = {name: config for name, config in settings.channels.items() if self._channels.get(name) != config}
         updates = (self._update_channel(name, config, report) for name, config in changed.items())
-        await _all_ended(*map(asyncio.ensure_future, updates))
+        await _wait_for_all(*map(asyncio.ensure_future, updates))
 
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
         channel = self._registry.get_hosted(name).channel_if_open
         if channel is None:
-            report.pending[f"channels.{name}"] = "is not open yet; reload once more when it is"
+            report.pending[f"channels.{name}"] = "is not open yet; reload again when it is"
             return
         async with channel.updating:
             former = channel.config
@@ -147,7 +146,7 @@ class Reloader:
             wanted = config.model_copy(update={one: getattr(former, one) for one in fixed})
             if wanted != former:
                 if why := await _update(channel, wanted):
-                    report.pending[f"channels.{name}"] = f"{why}; take some out, then reload once more"
+                    report.pending[f"channels.{name}"] = f"{why}; take some out, then reload again"
                     return
                 report.updated.append(name)
             if not fixed:
@@ -157,57 +156,57 @@ class Reloader:
         catalogued = await asyncio.to_thread(self._catalog.load)
         for name in [name for name in self._channels if name not in settings.channels]:
             if name in self._registry and name not in catalogued:
-                if why := self._why_it_stays(name, used):
-                    report.pending[f"channels.{name}"] = f"stays although its table is gone: {why}"
+                if why := self._obstacle_to_removal(name, used):
+                    report.pending[f"channels.{name}"] = f"was not removed with its table: {why}"
                     continue
                 await self._registry.retire(name)
                 report.removed.append(name)
             del self._channels[name]
 
-    def _why_it_stays(self, name: str, used: set[str]) -> str:
-        """What keeps a channel from going, and what to do; empty where nothing does."""
+    def _obstacle_to_removal(self, name: str, used: set[str]) -> str:
+        """Returns what prevents the removal of a channel, and what to do; empty if nothing does."""
         hosted = self._registry.get_hosted(name)
         channel = hosted.channel_if_open
         if name in used:
-            return "sources or sinks name it; change them too, then reload once more"
+            return "sources or sinks name it; change them too, then reload again"
         if not hosted.opened.is_set():
-            return "it is not open yet; reload once more when it is"
+            return "it is not open yet; reload again when it is"
         if channel is None:
             return ""
         if event_count := channel.contents.room.event_count:
-            return f"it holds {event_count} events; take them out, then reload once more"
+            return f"it holds {event_count} events; take them out, then reload again"
         if channel.open_transactions or channel.claims.claim is not None:
-            return "transactions or a claim are open in it; reload once more when they have ended"
+            return "transactions or a claim are open in it; reload again when they have ended"
         return ""
 
 
-async def _all_ended(*works: "asyncio.Future[Any]") -> None:
-    """Waits for all, and only then raises what one has raised: nothing of a reload goes on beside the next one."""
+async def _wait_for_all(*works: "asyncio.Future[Any]") -> None:
+    """Waits for all before it raises an error of one, so that no part of a reload overlaps the next reload."""
     await asyncio.gather(*works, return_exceptions=True)
     for work in works:
         work.result()
 
 
 async def _update(channel: Channel, config: AnyChannelConfig) -> str:
-    """Why nothing was changed; empty where it was."""
+    """Updates a channel; returns why nothing was changed, or an empty string."""
     try:
         return await channel.update(config)
     except MillraceError as error:
         return str(error)
 
 
-def _tell(changes: FlowChanges, report: _Report) -> None:
+def _log_outcome(changes: FlowChanges, report: _Report) -> None:
     for part in changes.stuck:
-        report.pending[part.replace("/", ".", 1)] = "the former one does not end; reload once more, or start anew"
+        report.pending[part.replace("/", ".", 1)] = "the former one does not end; reload again, or restart the server"
     for setting, why in sorted(report.pending.items()):
         _log.warning("not in force yet", setting=setting, why=why)
-    told = {
+    outcome = {
         "started": changes.started,
         "changed": changes.changed,
         "stopped": changes.stopped,
-        "channels_made": report.made,
+        "channels_made": report.created,
         "channels_changed": report.updated,
         "channels_removed": report.removed,
         "not_in_force": list(report.pending),
     }
-    _log.info("reloaded", **{what: sorted(names) for what, names in told.items() if names})
+    _log.info("reloaded", **{what: sorted(names) for what, names in outcome.items() if names})

@@ -1,0 +1,185 @@
+"""The command `millraced`."""
+
+import tomllib
+from enum import StrEnum
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace_server.cli.log_commands import backup, log_app, restore
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain, load_or_exit
+
+app = typer.Typer(
+    name="millraced",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(log_app, name="log")
+app.command()(backup)
+app.command()(restore)
+
+
+def main() -> None:
+    """Runs `millraced` with the arguments of this process."""
+    app()
+
+
+def _show_version(*, is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"millraced {version('millrace-server')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _millraced(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Millrace's server: transactional channels over gRPC."""
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file. Without one the defaults apply.")
+    ] = None,
+    address_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write both addresses to this file as JSON, once the server accepts connections."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of gRPC; overrides server.listen.")
+    ] = None,
+    http_listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of HTTP; overrides server.http_listen.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="Directory of the data; overrides server.data_dir.")
+    ] = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; a second one stops at once. SIGHUP reloads the file."""
+    options = {"listen": listen, "http_listen": http_listen, "data_dir": data_dir}
+    overrides = {field: value for field, value in options.items() if value is not None}
+    settings = load_or_exit(config, overrides)
+
+    import sys
+
+    import structlog
+    import uvloop
+
+    from millrace_server.configuration.settings import load_settings
+    from millrace_server.errors import StartError
+    from millrace_server.logs import configure_logging
+    from millrace_server.process.daemon import ensure_exit
+    from millrace_server.process.daemon import serve as serve_until_stopped
+
+    configure_logging(sys.stderr)
+    load_again = None if config is None else partial(load_settings, config, overrides)
+
+    async def serve_and_exit() -> None:
+        await serve_until_stopped(settings, address_file, load_again)
+        ensure_exit()
+
+    try:
+        # Small calls take a third less processor time than on asyncio's own loop.
+        uvloop.run(serve_and_exit())
+    except StartError as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_CANNOT_START) from None
+    except Exception:  # noqa: BLE001 - a bug belongs in the log like everything else
+        structlog.stdlib.get_logger(__name__).exception("the server failed")
+        raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+class GraphFormat(StrEnum):
+    """The output format of a graph."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    DOT = "dot"
+
+
+@app.command()
+def graph(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")],
+    *,
+    graph_format: Annotated[
+        GraphFormat, typer.Option("--format", help="For a terminal, for Mermaid, or for Graphviz.")
+    ] = GraphFormat.TEXT,
+) -> None:
+    """Draw the flows of a configuration file: sources, interceptors, selectors, channels and sinks."""
+    settings = load_or_exit(file, {})
+
+    from millrace_server.cli import flow_drawings
+    from millrace_server.cli.flow_graph import flow_graph
+
+    drawings = {
+        GraphFormat.TEXT: flow_drawings.draw_text,
+        GraphFormat.MERMAID: flow_drawings.draw_mermaid,
+        GraphFormat.DOT: flow_drawings.draw_dot,
+    }
+    for line in drawings[graph_format](flow_graph(settings)):
+        typer.echo(line)
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file.")]) -> None:
+    """Check a configuration file; show every problem, or what the file configures."""
+    settings = load_or_exit(file, {})
+
+    from millrace_server.cli.settings_summary import show_settings
+
+    show_settings(file, settings)
+
+
+@app.command("import-flume")
+def import_flume(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Flume's properties file.")],
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The agent to convert, if the file has several.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
+    ] = None,
+) -> None:
+    """Convert a Flume agent's configuration; standard error lists what has no counterpart, and why."""
+    from millrace_server.configuration.settings import SettingsError, check_settings
+    from millrace_server.flume_import.importing import FlumeImportError, import_agent
+
+    try:
+        imported = import_agent(file.read_text("utf-8-sig"), agent)
+    except (OSError, UnicodeDecodeError, FlumeImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        complain(f"{file}: cannot be imported: {reason}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+    toml = imported.toml()
+    if output is None:
+        typer.echo(toml, nl=False)
+    else:
+        _write_new(output, toml)
+    for remark in imported.remarks:
+        typer.secho(f"{remark.key}: {remark.sentence}", fg=typer.colors.YELLOW, err=True)
+    try:
+        check_settings(tomllib.loads(toml), str(output or "the result"))
+    except SettingsError as error:
+        for problem in error.problems:
+            complain(f"to be fixed by hand: {problem}")
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        complain(f"{path}: cannot be written: {error.strerror}")
+        raise typer.Exit(EXIT_CANNOT_START) from None

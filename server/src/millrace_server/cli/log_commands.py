@@ -1,0 +1,247 @@
+"""The commands of `millraced` that verify, dump, repair, back up and restore a log without a server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace_server.cli.reporting import EXIT_DAMAGED, complain
+
+if TYPE_CHECKING:
+    from millrace_server.log_tools.places import LogPlaces
+    from millrace_server.log_tools.verifying import Report
+
+_LINE_LENGTH_MAX = 100_000
+"""Longer lines of a dump are cut; --json shows them whole."""
+
+log_app = typer.Typer(
+    help="Read and repair a file channel's log without a server. Exit codes: 0 the log is intact, 1 it is damaged, "
+    "2 the command line is wrong, 3 the log is in use, a key is missing, or another version wrote it.",
+    no_args_is_help=True,
+)
+
+Directories = Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="All directories of the channel.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Find directories and keys in the server's file.")
+]
+Channel = Annotated[str | None, typer.Option(metavar="NAME", help="The channel in the --config file.")]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", metavar="ID=FILE", help="An encryption key of the log; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+@log_app.command()
+def verify(
+    directories: Directories = None,
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    key: Keys = None,
+    no_keys: Annotated[bool, typer.Option("--no-keys", help="Compare checksums only, and decrypt nothing.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Check that a channel's files are intact. Changes nothing; a server may be using them."""
+    from millrace_server.cli.log_targets import exit_on_error, find_log
+    from millrace_server.log_tools.documents import report_document, report_lines
+    from millrace_server.log_tools.progress import shown_progress
+    from millrace_server.log_tools.verifying import verify as verify_log
+    from millrace_server.log_tools.view import take_view
+
+    with exit_on_error(), shown_progress() as progress:
+        places, codec = find_log(directories, config, channel, key)
+        with take_view(places) as view:
+            report = verify_log(view, codec, progress, opens=not no_keys)
+            document, lines = report_document(places, report), list(report_lines(view, report))
+    if json:
+        _print_json(document)
+    else:
+        _print(*lines)
+        _show_report(report)
+    _end(report)
+
+
+@log_app.command()
+def dump(
+    directories: Directories = None,
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    key: Keys = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="SEGMENT[:BYTE]", help="Start at this position, such as 3:64.")
+    ] = None,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Show events too: headers, and bodies in base64.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="Show the recovered state of the channel, and no records.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show a log, one record a line; damage is reported and skipped. Changes nothing."""
+    is_damaged = False
+    from millrace_server.cli.log_targets import exit_on_error, find_log
+    from millrace_server.log_tools.documents import detailed_state_document, record_line
+    from millrace_server.log_tools.dumping import Place
+    from millrace_server.log_tools.dumping import dump as dump_log
+    from millrace_server.log_tools.verifying import recover_as_found
+    from millrace_server.log_tools.view import take_view
+
+    with exit_on_error():
+        place = None if start is None else Place.parse(start)
+        places, codec = find_log(directories, config, channel, key)
+        with take_view(places) as view:
+            if state:
+                _print_json(detailed_state_document(recover_as_found(view, codec)))
+                return
+            for document in dump_log(view, codec, place, shows_bodies=bodies):
+                is_damaged = is_damaged or "damage" in document
+                if json:
+                    _print_json(document, indent=None)
+                else:
+                    _print(record_line(document))
+    if is_damaged:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+@log_app.command()
+def repair(
+    directories: Directories = None,
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    key: Keys = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where all files are copied to first; by default beside the channel."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair; without it, only show what would be done.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Repair a damaged channel so that it opens again. Stop its server first; without --yes nothing changes."""
+    from millrace_server.cli.log_targets import backup_tools, exit_on_error, find_log
+    from millrace_server.log_tools.documents import report_document
+    from millrace_server.log_tools.progress import shown_progress
+    from millrace_server.log_tools.repairing import repair as repair_log
+
+    with exit_on_error(), shown_progress() as progress:
+        places, codec = find_log(directories, config, channel, key)
+        done = repair_log(places, backup_tools(codec, progress), keep=keep, is_agreed=yes)
+    if json:
+        _print_json(
+            {
+                "steps": done.steps,
+                "is_done": done.report is not None,
+                "keep": str(done.keep) if done.keep else None,
+                "report": report_document(places, done.report) if done.report else None,
+            }
+        )
+    elif not done.steps:
+        _print("Nothing is damaged; nothing was changed.")
+    else:
+        _print("Done:" if done.report else "This would be done with --yes:", *(f"  {step}" for step in done.steps))
+    if done.report is None:
+        raise typer.Exit(EXIT_DAMAGED if done.steps else 0)
+    if not json:
+        _print(f"The original files are in {done.keep}.")
+        _show_report(done.report)
+    _end(done.report)
+
+
+def backup(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="[PATH...] TARGET", help="The channel's directories, then an empty one to copy to."),
+    ],
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    key: Keys = None,
+    json: AsJson = False,
+) -> None:
+    """Copy a file channel, even while a server uses it. The copy has every commit that was acknowledged before."""
+    *directories, target = paths
+    from millrace_server.cli.log_targets import backup_tools, exit_on_error, find_log
+    from millrace_server.log_tools.backing_up import back_up
+    from millrace_server.log_tools.places import find_places
+    from millrace_server.log_tools.progress import shown_progress
+
+    with exit_on_error(), shown_progress() as progress:
+        places, codec = find_log(directories, config, channel, key)
+        report = back_up(places, target, backup_tools(codec, progress))
+        copied = find_places([target])
+    _show_copy(copied, report, f"Copied channel {places.name} to {target}.", json=json)
+
+
+def restore(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="BACKUP [TARGET...]",
+            help="A backup, then the channel's data directories, empty or missing; the first gets the checkpoints.",
+        ),
+    ],
+    *,
+    config: Config = None,
+    channel: Channel = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="A new name for the channel.")] = None,
+    key: Keys = None,
+    json: AsJson = False,
+) -> None:
+    """Restore a file channel from a backup; the server opens it at its next start."""
+    backup_dir, *targets = paths
+    from millrace_server.cli.log_targets import backup_tools, choose_log, exit_on_error
+    from millrace_server.log_tools.backing_up import RestoreTarget
+    from millrace_server.log_tools.backing_up import restore as restore_channel
+    from millrace_server.log_tools.progress import shown_progress
+
+    with exit_on_error(), shown_progress() as progress:
+        chosen = choose_log(targets, config, channel, key)
+        target = RestoreTarget(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
+        report, places = restore_channel(backup_dir, target, backup_tools(chosen.codec, progress))
+    _show_copy(
+        places, report, f"Restored channel {places.name} to {' and '.join(map(str, places.directories))}.", json=json
+    )
+    if not json:
+        _print(
+            "Stamps and claims are as they were at the backup, and readers see a new channel id. Tell them that events "
+            "committed after the backup are lost."
+        )
+
+
+def _show_copy(places: "LogPlaces", report: "Report", sentence: str, *, json: bool) -> None:
+    from millrace_server.log_tools.documents import report_document
+
+    if json:
+        _print_json(report_document(places, report))
+    else:
+        _print(sentence)
+        if report.survey.key_ids:
+            _print(f"To read it, keep the keys: {', '.join(sorted(report.survey.key_ids))}.")
+        _show_report(report)
+    _end(report)
+
+
+def _show_report(report: "Report") -> None:
+    from millrace_server.log_tools.documents import summary
+
+    for sentence in report.sentences:
+        complain(sentence)
+    _print(summary(report))
+
+
+def _end(report: "Report") -> None:
+    if not report.is_good:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _print(*lines: str) -> None:
+    from millrace_server.logs import safe_text
+
+    for line in lines:
+        typer.echo(safe_text(line, _LINE_LENGTH_MAX))
+
+
+def _print_json(document: Any, indent: int | None = 2) -> None:
+    from json import dumps
+
+    typer.echo(dumps(document, indent=indent))

@@ -1,0 +1,150 @@
+"""The log that a command line names, and how `millraced` exits if a log tool fails."""
+
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from millrace_server.channels.channel_file import DirectoryError
+from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
+from millrace_server.channels.directory_lock import DirectoryInUseError
+from millrace_server.channels.file_store import make_codec
+from millrace_server.channels.keys import KeyFileError, load_keys
+from millrace_server.cli.reporting import (
+    EXIT_BROKEN_PIPE,
+    EXIT_DAMAGED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    complain,
+    complain_of_settings,
+)
+from millrace_server.configuration.settings import SettingsError, load_settings
+from millrace_server.errors import StartError
+from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog
+from millrace_server.log_tools.backing_up import BackupTools
+from millrace_server.log_tools.errors import ToolError, UnavailableError, UsageError
+from millrace_server.log_tools.places import LogPlaces, find_places
+from millrace_server.log_tools.progress import ToolProgress
+from millrace_server.logs import safe_text
+from millrace_server.wal.disk import OsDisk
+from millrace_server.wal.format import UnknownVersionError
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.segments import LogCorruptError
+
+
+@dataclass(frozen=True, slots=True)
+class LogTarget:
+    """The directories and the codec of the log that a command line names."""
+
+    data_dirs: list[Path]
+    checkpoint_dir: Path
+    is_configured: bool
+    """Whether the configuration says which directory holds the checkpoints."""
+    codec: PayloadCodec
+
+
+def find_log(
+    directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
+) -> tuple[LogPlaces, PayloadCodec]:
+    """Returns the places of an existing log and the codec that reads it."""
+    # All segments of a log are open at once, possibly more than the soft limit of open files.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    chosen = choose_log(directories, config, channel, key)
+    if not chosen.is_configured:
+        return find_places(chosen.data_dirs), chosen.codec
+    # Without duplicates: the checkpoints may be beside the segments.
+    everything = list(dict.fromkeys([*chosen.data_dirs, chosen.checkpoint_dir]))
+    return find_places(everything, chosen.checkpoint_dir), chosen.codec
+
+
+def choose_log(
+    directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
+) -> LogTarget:
+    """Returns the log that the options name, which need not exist yet.
+
+    Raises:
+        UsageError: The options contradict each other, or name no log.
+    """
+    keys = _keys(key)
+    if config is None and channel is None:
+        if not directories:
+            raise UsageError("name the channel's directories, or --config FILE and --channel NAME")
+        return LogTarget(directories, directories[0], False, PayloadCodec(keys=keys))
+    if config is None or channel is None or directories:
+        raise UsageError("--config FILE and --channel NAME must be given together, and without directories")
+
+    data_dir, limits = _configured(config, channel)
+    codec = make_codec(limits)
+    data_dirs = [path / channel for path in limits.data_dirs] or [data_dir / "channels" / channel]
+    checkpoint_dir = limits.checkpoint_dir / channel if limits.checkpoint_dir else data_dirs[0]
+    return LogTarget(data_dirs, checkpoint_dir, True, replace(codec, keys={**codec.keys, **keys}))
+
+
+def _configured(config: Path, channel: str) -> tuple[Path, LogChannelConfig]:
+    """Returns the data directory, and the channel's configuration from the server's file or the catalog."""
+    settings = load_settings(config)
+    data_dir = settings.server.data_dir
+    limits = settings.channels.get(channel) or Catalog(data_dir / CATALOG_FILE).load().get(channel)
+    if limits is None:
+        raise UsageError(
+            f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
+        )
+    if not isinstance(limits, LogChannelConfig):
+        raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
+    return data_dir, limits
+
+
+def _keys(key: list[str] | None) -> dict[str, bytes]:
+
+    paths: dict[str, Path] = {}
+    for text in key or []:
+        key_id, equals, path = text.partition("=")
+        if not equals or not path or not re.fullmatch(KEY_ID_PATTERN, key_id):
+            raise UsageError(f"--key: is {text!a}; it must be ID=FILE, such as 2026=/etc/millrace/2026.key")
+        paths[key_id] = Path(path)
+    return load_keys(paths)
+
+
+def backup_tools(codec: PayloadCodec, progress: ToolProgress) -> BackupTools:
+    """Returns the tools that write a log on the real disk."""
+    return BackupTools(OsDisk(), codec, progress)
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """Writes an error to standard error, and exits with its code."""
+    try:
+        yield
+    except SettingsError as error:
+        complain_of_settings(error)
+        raise typer.Exit(EXIT_USAGE) from None
+    except KeyMissingError as error:
+        complain(f"{error}; give it with --key {error.key_id}=FILE, or compare checksums only: verify --no-keys")
+        raise typer.Exit(EXIT_UNAVAILABLE) from None
+    except UnknownVersionError as error:
+        complain(f"{error}; use the millraced that wrote it")
+        raise typer.Exit(EXIT_UNAVAILABLE) from None
+    except (UnavailableError, DirectoryInUseError) as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_UNAVAILABLE) from None
+    except (UsageError, KeyFileError, StartError) as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_USAGE) from None
+    except (ToolError, DirectoryError, LogCorruptError) as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_DAMAGED) from None
+    except BrokenPipeError:
+        # Discards the buffered output, so that the exit does not fail on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_BROKEN_PIPE) from None
+    except OSError as error:
+        complain(f"{error.filename or 'the disk'}: {error.strerror}")
+        raise typer.Exit(EXIT_DAMAGED) from None

@@ -1,0 +1,53 @@
+"""Errors on standard error, and the exit codes of `millraced`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from millrace_server.configuration.settings import Settings, SettingsError
+
+EXIT_CANNOT_START = 1
+"""The machine prevents the start: a port is in use, a directory cannot be written, the catalog is damaged."""
+
+EXIT_BAD_SETTINGS = 2
+"""The command line or the configuration is invalid; another start cannot help."""
+
+# Exit codes of the commands on logs.
+
+EXIT_DAMAGED = 1
+"""The files are damaged, or cannot be written."""
+
+EXIT_USAGE = 2
+"""The command line is wrong."""
+
+EXIT_UNAVAILABLE = 3
+"""The log is in use, encrypted with a missing key, or of another version; it may be intact."""
+
+EXIT_BROKEN_PIPE = 141
+"""The reader of the output has closed the pipe."""
+
+
+def complain(sentence: str, color: str = typer.colors.RED) -> None:
+    """Writes a sentence to standard error."""
+    from millrace_server.logs import safe_text
+
+    typer.secho(f"millraced: {safe_text(sentence)}", fg=color, err=True)
+
+
+def complain_of_settings(error: "SettingsError") -> None:
+    """Writes each problem of a configuration to standard error."""
+    for problem in error.problems:
+        complain(f"{error.source}: {problem}")
+
+
+def load_or_exit(config: Path | None, overrides: dict[str, str]) -> "Settings":
+    """Reads a configuration; writes its problems to standard error and exits if it is invalid."""
+    from millrace_server.configuration.settings import SettingsError, load_settings
+
+    try:
+        return load_settings(config, overrides)
+    except SettingsError as error:
+        complain_of_settings(error)
+        raise typer.Exit(EXIT_BAD_SETTINGS) from None

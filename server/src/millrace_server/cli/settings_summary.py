@@ -1,0 +1,75 @@
+"""The settings of a valid configuration in sentences, for `millraced check`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from millrace_server.agent.sinks.sink import TakingSinkConfig
+from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.keys import KeyFileError, load_keys
+from millrace_server.cli.reporting import complain
+from millrace_server.configuration.settings import Settings
+
+
+def show_settings(file: Path, settings: Settings) -> None:
+    """Writes the settings of a file to standard output."""
+    server = settings.server
+    typer.echo(f"{file} is valid.")
+    typer.echo(f"gRPC listens on {server.listen}, HTTP on {server.http_listen}; data is stored in {server.data_dir}.")
+    if not settings.channels:
+        typer.echo("It has no channels.")
+    for name, channel in settings.channels.items():
+        typer.echo(
+            f"Channel {name}: {channel.type}, holds {channel.capacity} events and {channel.body_bytes_max} bytes of "
+            f"bodies, {channel.transaction_capacity} events in a transaction."
+        )
+        if channel.type == "spillable":
+            typer.echo(
+                f"  Of these, up to {channel.memory_capacity} events and {channel.memory_body_bytes_max} bytes of "
+                "bodies are in memory only, and a crash loses them."
+            )
+        if channel.type != "memory":
+            _show_log(name, channel, server.data_dir)
+    _show_flows(settings)
+
+
+def _show_flows(settings: Settings) -> None:
+    for name, source in settings.sources.items():
+        steps = ", ".join(interceptor.type for interceptor in source.interceptors)
+        through = f" through {steps}" if steps else ""
+        typer.echo(f"Source {name}: {source.type}, fills {' and '.join(source.channels)}{through}.")
+    for name, sink in settings.sinks.items():
+        rejected = "; rejected events are delivered again and again"
+        if isinstance(sink, TakingSinkConfig):
+            rejected = ""
+        elif sink.dead_letter_channel:
+            rejected = f"; after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
+        typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}{rejected}.")
+    for name, group in settings.sink_groups.items():
+        typer.echo(f"Sink group {name}: {group.policy}, of {' and '.join(group.sinks)}.")
+
+
+def _show_log(name: str, channel: LogChannelConfig, data_dir: Path) -> None:
+    home = data_dir / "channels" / name
+    data_dirs = [path / name for path in channel.data_dirs] or [home]
+    where = f"Its log is in {' and '.join(map(str, data_dirs))}"
+    if channel.checkpoint_dir:
+        where += f", its checkpoints in {channel.checkpoint_dir / name}"
+    synced = "before each commit is answered"
+    if channel.fsync == "interval":
+        synced = f"every {channel.fsync_interval_seconds:g} s, so a power failure loses the commits since the last sync"
+    compressed = "compressed with zstd" if channel.compression == "zstd" else "not compressed"
+    encrypted = f"encrypted with the key {channel.encryption.active_key}" if channel.encryption else "not encrypted"
+    typer.echo(f"  {where}; it is synced {synced}; records are {compressed} and {encrypted}.")
+    if channel.encryption:
+        _check_keys(name, channel.encryption.keys)
+
+
+def _check_keys(name: str, paths: Mapping[str, Path]) -> None:
+    """Warns of keys that cannot be used. They are no error, since the file may be meant for another machine."""
+    for key_id, path in paths.items():
+        try:
+            load_keys({key_id: path})
+        except KeyFileError as error:
+            complain(f"channel {name} would not open here: {error}", color=typer.colors.YELLOW)

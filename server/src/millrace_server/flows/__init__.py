@@ -1,1 +1,0 @@
-"""The graph of an agent's flows."""

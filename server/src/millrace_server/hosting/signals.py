@@ -1,0 +1,83 @@
+"""SIGTERM, SIGINT and SIGHUP as requests that the server awaits."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequests:
+    """The first request asks for a graceful stop, the second for an immediate one; more change nothing."""
+
+    def __init__(self) -> None:
+        self._first = asyncio.Event()
+        self._second = asyncio.Event()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether an immediate stop was requested."""
+        return self._second.is_set()
+
+    def add(self) -> None:
+        """Adds a request."""
+        (self._second if self._first.is_set() else self._first).set()
+
+    async def wait(self) -> None:
+        """Returns at the first request."""
+        await self._first.wait()
+
+    async def wait_until_urgent(self) -> None:
+        """Returns at the second request."""
+        await self._second.wait()
+
+    @contextmanager
+    def from_signals(self) -> Iterator[None]:
+        """Adds a request for each SIGTERM and SIGINT. For the main thread's event loop."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.add)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class ReloadRequests:
+    """Requests to reload the configuration; those that arrive during a reload count as one."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+        self._is_closed = False
+
+    def add(self) -> None:
+        """Adds a request."""
+        if self._is_closed:
+            _log.info("SIGHUP is ignored, since the server is stopping")
+        self._requested.set()
+
+    async def wait(self) -> None:
+        """Returns once there was a request since the last return."""
+        await self._requested.wait()
+        self._requested.clear()
+
+    def close(self) -> None:
+        """Ignores further requests, with a line in the log."""
+        self._is_closed = True
+
+    @contextmanager
+    def from_signals(self) -> Iterator[None]:
+        """Adds a request for each SIGHUP. For the main thread's event loop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self.add)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)

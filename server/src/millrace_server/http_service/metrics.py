@@ -1,0 +1,288 @@
+"""The metrics of channels and components, for Prometheus and in the layout of Flume's JSON."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.counters import ChannelCounters
+from millrace_server.channels.file_store import FileStore
+from millrace_server.channels.hosted import ChannelState, HostedChannel
+from millrace_server.channels.registry import ChannelRegistry
+
+_CHANNEL_PREFIX = "millrace_channel_"
+_MILLISECONDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number of a channel."""
+
+    key: str
+    """Its name in JSON; Flume's where Flume has it."""
+
+    name: str
+    """Its name for Prometheus, behind `millrace_channel_`; a counter's ends in `_total` there."""
+
+    help: str
+    """What it is."""
+
+    read: Callable[[Channel], float]
+    """Its value now."""
+
+    is_flumes: bool = False
+    """Whether Flume has it under the same key, with the same meaning."""
+
+    def describe(self) -> str:
+        """The help text, which leads those who look for Flume's name to this one."""
+        return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMeasure:
+    """One number of a channel's files."""
+
+    key: str
+    """Its name in JSON."""
+
+    name: str
+    """Its name for Prometheus, behind `millrace_channel_`."""
+
+    help: str
+    """What it is."""
+
+    read: Callable[[FileStore], float]
+    """Its value now."""
+
+
+GAUGES = (
+    Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
+    Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.contents.queue.event_count, True),
+    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.contents.taken_count),
+    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda c: c.commits.memory_event_count),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.contents.room.body_bytes),
+    Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda c: c.config.body_bytes_max),
+    Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda c: c.open_transactions),
+    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda c: len(c.contents.takers)),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda c: len(c.contents.room.line)),
+    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda c: len(c.contents.ledger)),
+    Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", lambda c: int(c.claims.claim is not None)),
+    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.contents.first_sequence),
+    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.contents.next_sequence),
+)
+"""What goes up and down."""
+
+COUNTERS = (
+    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: _count(c).put_attempts, True),
+    Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: _count(c).put_successes, True),
+    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: _count(c).take_attempts, True),
+    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", lambda c: _count(c).take_successes, True),
+    Measure("CommitCount", "commits", "Transactions committed.", lambda c: _count(c).commits),
+    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda c: _count(c).rollbacks),
+    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: _count(c).leases_expired),
+    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: _count(c).deduplicated),
+)
+"""What only grows, from 0 when the server opens the channel."""
+
+
+def _count(channel: Channel) -> ChannelCounters:
+    return channel.contents.counters
+
+
+STORE_GAUGES = (
+    StoreMeasure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
+    StoreMeasure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
+)
+"""What goes up and down of channels that keep files."""
+
+
+def describe_channels(hosted: Iterable[HostedChannel]) -> dict[str, dict[str, str | float]]:
+    """Each channel under `CHANNEL.name`, as Flume's JSON reporting has it, but with numbers as numbers.
+
+    Flume's keys have Flume's meanings; the other keys are ours. Of a channel that is not open there is little to tell.
+    """
+    return {f"CHANNEL.{one.name}": _describe_hosted(one) for one in hosted}
+
+
+def _describe_hosted(hosted: HostedChannel) -> dict[str, str | float]:
+    description: dict[str, str | float] = {
+        "Type": "CHANNEL",
+        "ChannelType": hosted.config.type,
+        "State": hosted.state.value,
+        "Fault": hosted.trouble,
+        "ReplayedPercentage": 100.0 * hosted.replayed_fraction,
+    }
+    if (channel := hosted.channel_if_open) is not None:
+        description |= _describe_open(channel)
+    if (store := hosted.store) is not None:
+        description |= {measure.key: measure.read(store) for measure in STORE_GAUGES}
+    return description
+
+
+def _describe_open(channel: Channel) -> dict[str, str | float]:
+    return {
+        "ChannelId": channel.channel_id,
+        **{measure.key: measure.read(channel) for measure in (*GAUGES, *COUNTERS)},
+        "ChannelFillPercentage": 100.0 * channel.contents.queue.event_count / channel.config.capacity,
+        "StartTime": int(channel.start_time * _MILLISECONDS),
+        "StopTime": 0,
+    }
+
+
+class ChannelCollector(Collector):
+    """Reads the channels anew at each scrape, so that nothing is counted twice and a deleted channel is gone."""
+
+    def __init__(self, registry: ChannelRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Each measure with one sample a channel."""
+        yield from self._collect_hosted()
+        channels = self._registry.channels()
+        for measure in GAUGES:
+            gauge = GaugeMetricFamily(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
+            for channel in channels:
+                gauge.add_metric([channel.name], measure.read(channel))
+            yield gauge
+        for measure in COUNTERS:
+            counter = CounterMetricFamily(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
+            for channel in channels:
+                counter.add_metric([channel.name], measure.read(channel))
+            yield counter
+        info = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=["channel"])
+        for channel in channels:
+            info.add_metric([channel.name], {"channel_id": channel.channel_id, "type": channel.config.type})
+        yield info
+
+    def _collect_hosted(self) -> Iterator[Metric]:
+        """What is told of all channels, open or not."""
+        hosted = self._registry.hosted()
+        state = GaugeMetricFamily(
+            _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"]
+        )
+        replayed = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=["channel"])
+        for one in hosted:
+            replayed.add_metric([one.name], one.replayed_fraction)
+            for possible in ChannelState:
+                state.add_metric([one.name, possible.name.lower()], float(one.state is possible))
+        yield state
+        yield replayed
+        for measure in STORE_GAUGES:
+            gauge = GaugeMetricFamily(_CHANNEL_PREFIX + measure.name, measure.help, labels=["channel"])
+            for one in hosted:
+                if one.store is not None:
+                    gauge.add_metric([one.name], measure.read(one.store))
+            yield gauge
+
+
+_COMPONENT_PREFIX = "millrace_component_"
+_COMPONENT_LABELS = ("kind", "component")
+
+_FLUMES_KEYS = {
+    ComponentKind.SOURCE: ("EventAcceptedCount", "AppendBatchAcceptedCount"),
+    ComponentKind.SINK: ("EventDrainSuccessCount", "BatchCompleteCount"),
+    ComponentKind.SINK_GROUP: ("EventDrainSuccessCount", "BatchCompleteCount"),
+}
+"""What Flume calls the events and the batches of each kind."""
+
+_OUTCOME_KEYS = {
+    EventOutcome.FILTERED: "FilteredCount",
+    EventOutcome.UNROUTED: "UnroutedCount",
+    EventOutcome.DEAD_LETTERED: "DeadLetteredCount",
+    EventOutcome.DROPPED: "DroppedCount",
+    EventOutcome.MISSED: "MissedCount",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    name: str
+    """Its name for Prometheus, behind `millrace_component_`; `_total` is added there."""
+    help: str
+    """What it is."""
+    read: Callable[[Component], int]
+    """Its value now."""
+
+
+_COUNTS = (
+    _Count("events", "Events that a source has stored, or that have left by a sink.", lambda one: one.event_count),
+    _Count("batches", "Batches of these.", lambda one: one.batch_count),
+    _Count("body_bytes", "Bytes of their bodies.", lambda one: one.byte_count),
+    _Count("failures", "Times that it could not do its work.", lambda one: one.failure_count),
+)
+
+
+def describe_components(components: Iterable[Component]) -> dict[str, dict[str, str | float | None]]:
+    """Each component under `SOURCE.name`, `SINK.name` or `SINK_GROUP.name`, as Flume's JSON reporting has it.
+
+    Flume's keys have Flume's meanings, but numbers are numbers; the other keys are ours.
+    """
+    return {f"{one.kind.key.upper()}.{one.name}": _describe_component(one) for one in components}
+
+
+def _describe_component(component: Component) -> dict[str, str | float | None]:
+    events_key, batches_key = _FLUMES_KEYS[component.kind]
+    return {
+        "Type": component.kind.key.upper(),
+        "ComponentType": component.type_name,
+        "State": component.state.value,
+        "Reason": component.reason,
+        "Since": int(component.since * _MILLISECONDS),
+        events_key: component.event_count,
+        batches_key: component.batch_count,
+        "BodyBytes": component.byte_count,
+        "FailureCount": component.failure_count,
+        "SecondsSinceProgress": component.progress_age_seconds,
+        **{key: component.fates[fate] for fate, key in _OUTCOME_KEYS.items()},
+    }
+
+
+class ComponentCollector(Collector):
+    """Reads the components anew at each scrape."""
+
+    def __init__(self, components: Iterable[Component]) -> None:
+        self._components = components
+
+    def collect(self) -> Iterator[Metric]:
+        """Each measure with one sample a component."""
+        components = list(self._components)
+        state = GaugeMetricFamily(
+            _COMPONENT_PREFIX + "state",
+            "1 for the component's state, 0 else.",
+            labels=[*_COMPONENT_LABELS, "type", "state"],
+        )
+        age = GaugeMetricFamily(
+            _COMPONENT_PREFIX + "progress_age_seconds",
+            "Time since it last did a batch; absent before the first.",
+            labels=_COMPONENT_LABELS,
+        )
+        for component in components:
+            for possible in ComponentState:
+                is_state = float(component.state is possible)
+                state.add_metric([*_labels_of(component), component.type_name, possible.key], is_state)
+            if (seconds := component.progress_age_seconds) is not None:
+                age.add_metric(_labels_of(component), seconds)
+        yield state
+        yield age
+        for count in _COUNTS:
+            counter = CounterMetricFamily(_COMPONENT_PREFIX + count.name, count.help, labels=_COMPONENT_LABELS)
+            for component in components:
+                counter.add_metric(_labels_of(component), count.read(component))
+            yield counter
+        fates = CounterMetricFamily(
+            _COMPONENT_PREFIX + "event_fates",
+            "Events that were not stored where they were meant to be.",
+            labels=[*_COMPONENT_LABELS, "fate"],
+        )
+        for component in components:
+            for fate, event_count in component.fates.items():
+                fates.add_metric([*_labels_of(component), fate.value], event_count)
+        yield fates
+
+
+def _labels_of(component: Component) -> list[str]:
+    return [component.kind.key, component.name]

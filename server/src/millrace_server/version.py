@@ -1,5 +1,0 @@
-"""Which release this is."""
-
-from importlib.metadata import version
-
-VERSION = version("millrace-server")

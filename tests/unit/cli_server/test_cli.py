@@ -1,0 +1,160 @@
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from millrace_server.cli import app
+from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
+
+GOOD = """
+[server]
+listen = "127.0.0.1:0"
+data_dir = "somewhere"
+[channels.orders]
+type = "memory"
+capacity = 50
+byte_capacity = 1000
+[channels.logs]
+type = "memory"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "millrace.toml"
+
+
+def test_version_shows_the_release() -> None:
+    """The version is that of the installed distribution."""
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"millraced {version('millrace-server')}\n")
+
+
+def test_check_of_a_good_file_says_what_it_says(file: Path) -> None:
+    """A good file is summed up, and nothing is made."""
+    file.write_text(GOOD)
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    first, second, orders, logs = result.output.splitlines()
+    assert first == f"{file} is valid."
+    assert second == "gRPC listens on 127.0.0.1:0, HTTP on 127.0.0.1:7071; data is stored in somewhere."
+    assert orders == "Channel orders: memory, holds 50 events and 800 bytes of bodies, 50 events in a transaction."
+    assert logs.startswith("Channel logs: memory, holds 100 events and ")
+    assert not Path("somewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        (
+            "",
+            (
+                "  Its log is in somewhere/channels/orders; it is synced before each commit is answered; "
+                "records are not compressed and not encrypted."
+            ),
+        ),
+        (
+            """
+            data_dirs = ["/disk-1", "/disk-2"]
+            checkpoint_dir = "/disk-3"
+            fsync = "interval"
+            fsync_interval_seconds = 0.5
+            compression = "zstd"
+            encryption = { active_key = "2026", keys = { 2026 = "/keys/2026" } }
+            """,
+            (
+                "  Its log is in /disk-1/orders and /disk-2/orders, its checkpoints in /disk-3/orders; "
+                "it is synced every 0.5 s, so a power failure loses the commits since the last sync; "
+                "records are compressed with zstd and encrypted with the key 2026."
+            ),
+        ),
+    ],
+)
+def test_check_of_a_file_channel_says_where_and_how_it_keeps_its_log(file: Path, toml: str, sentence: str) -> None:
+    """Whoever runs the server sees which disks will fill, and what a crash can lose. Nothing is made."""
+    file.write_text(f'[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "file"\n{toml}')
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    *_, orders, log = result.stdout.splitlines()
+    assert orders == (
+        "Channel orders: file, holds 1000000 events and 6871947673 bytes of bodies, 10000 events in a transaction."
+    )
+    assert log == sentence
+    assert not Path("somewhere").exists()
+
+
+def test_check_warns_of_keys_that_cannot_be_used_here(file: Path) -> None:
+    """The file is good all the same: it may be meant for another machine."""
+    key, shown_to_all = file.with_name("good.key"), file.with_name("shown.key")
+    for path, mode in ((key, 0o600), (shown_to_all, 0o644)):
+        path.write_text("5a" * 32)
+        path.chmod(mode)
+    keys = f'{{ good = "{key}", shown = "{shown_to_all}", lost = "{file}.key" }}'
+    file.write_text(f'[channels.orders]\ntype = "file"\nencryption = {{ active_key = "good", keys = {keys} }}\n')
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    warnings = "".join(result.stderr.splitlines())
+    assert warnings.count("channel orders would not open here: key ") == 2
+    assert f"key 'shown': {shown_to_all} has mode 0644" in warnings
+    assert f"key 'lost': {file}.key cannot be read: No such file or directory" in warnings
+
+
+def test_check_of_a_spillable_channel_says_what_a_crash_loses(file: Path) -> None:
+    """How much is in memory only, and where the rest goes."""
+    file.write_text(
+        '[server]\ndata_dir = "somewhere"\n[channels.orders]\ntype = "spillable"\n'
+        "memory_capacity = 500\nmemory_byte_capacity = 1000\n"
+    )
+    *_, orders, memory, log = CliRunner().invoke(app, ["check", str(file)]).output.splitlines()
+    assert orders.startswith("Channel orders: spillable, holds 1000000 events and 6871947673 bytes of bodies")
+    assert memory == "  Of these, up to 500 events and 800 bytes of bodies are in memory only, and a crash loses them."
+    assert log.startswith("  Its log is in somewhere/channels/orders; it is synced before each commit is answered")
+
+
+def test_check_of_an_empty_file_says_that_there_are_no_channels(file: Path) -> None:
+    """The defaults are good, too."""
+    file.touch()
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    assert "It has no channels." in result.output
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path, command: str) -> None:
+    """Both commands tell the same, one problem a line, and exit with a code of its own."""
+    file.write_text('[server]\nlisten = "x"\nreflection = 1\n[channels.a]\ntype = "fiel"\n')
+    result = CliRunner().invoke(app, ["check", str(file)] if command == "check" else ["serve", "--config", str(file)])
+    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f'millraced: {file}: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
+        f"millraced: {file}: server.reflection: is 1; it must be true or false",
+        f'millraced: {file}: channels.a.type: is "fiel"; it must be "memory" or "file" or "spillable"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--listen", "nowhere"], 'millraced: command line: server.listen: is "nowhere"; it must be host:port'),
+        (["--http-listen", "0.0.0.0:1"], "it must be a loopback address, or server.allow_plaintext must be true"),
+        (["--data-dir", ""], 'server.data_dir: is ""; it must be the path of a directory of its own'),
+        (["--config", "no/such.toml"], "millraced: no/such.toml: cannot be read: No such file or directory"),
+        (["--config", "no\n\x1b[2J"], "millraced: no\\n\\x1b[2J: cannot be read"),
+    ],
+)
+def test_serve_with_a_bad_option_says_so_in_a_sentence(arguments: list[str], sentence: str) -> None:
+    """Options are checked like the file, and hostile ones do not reach the terminal as they are."""
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve", "x"], ["check"], ["nothing"], ["--nothing"]])
+def test_command_line_that_is_none_shows_how_it_goes(arguments: list[str]) -> None:
+    """Wrong usage exits with 2 and shows the usage."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert "Usage" in result.output

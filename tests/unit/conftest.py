@@ -1,0 +1,20 @@
+"""Runs the asynchronous tests of the server's processes on the server's own event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.server_loop import new_server_loop
+
+_ON_SERVER_LOOP = {"cli_server", "configuration", "hosting", "http_service", "network", "process", "server"}
+"""Folders of tests whose event loop is uvloop's, since its transports differ slightly from asyncio's."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Returns the factory of the loop that a test runs on."""
+    if item.path.parent.name in _ON_SERVER_LOOP:
+        return {"uvloop": new_server_loop}
+    return {"asyncio": asyncio.new_event_loop}

@@ -1,0 +1,135 @@
+import asyncio
+import errno
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.columns import columns_from_events
+from millrace.v1 import admin_service_pb2 as pb
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.config import AnyChannelConfig, MemoryChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.errors import DiskFullError
+from millrace_server.grpc_services.admin_service import AdminService
+from millrace_server.hosting.data_dir import Catalog
+
+
+class SlowCatalog(Catalog):
+    """Begins to write, and ends when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def _store(self, channels: dict[str, AnyChannelConfig]) -> None:
+        self.has_begun.set()
+        self.may_end.wait()
+        super()._store(channels)
+
+
+def opened(tmp_path: Path) -> tuple[SlowCatalog, ChannelRegistry, AdminService]:
+    catalog = SlowCatalog(tmp_path / "catalog.json")
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    return catalog, registry, AdminService(registry, catalog)
+
+
+async def left_in_the_middle(call: Coroutine[Any, Any, Any], catalog: SlowCatalog, changed: asyncio.Event) -> None:
+    """Cancels a call while the catalog is being written, and returns once channels have changed all the same."""
+    calling = asyncio.ensure_future(call)
+    await asyncio.to_thread(catalog.has_begun.wait)
+    calling.cancel()
+    await asyncio.wait((calling,))
+    assert calling.cancelled()
+    catalog.may_end.set()
+    await changed.wait()
+
+
+async def test_create_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
+    """What the catalog says after a restart is what the server says before it."""
+    catalog, registry, service = opened(tmp_path)
+    changed = asyncio.Event()
+    registry.watch(lambda _name: changed.set())
+    request = pb.CreateChannelRequest(name="orders", config={"type": pb.CHANNEL_TYPE_MEMORY})
+    await left_in_the_middle(service._create_channel(request), catalog, changed)
+    assert "orders" in registry
+    assert "orders" in Catalog(tmp_path / "catalog.json").load()
+
+
+async def test_delete_whose_caller_leaves_is_done_whole(tmp_path: Path) -> None:
+    """No channel goes on that a restart would not bring back."""
+    config = MemoryChannelConfig(type="memory")
+    Catalog(tmp_path / "catalog.json").put("orders", config)
+    catalog, registry, service = opened(tmp_path)
+    registry.create("orders", config)
+    changed = asyncio.Event()
+    registry.watch(lambda _name: changed.set())
+    await left_in_the_middle(service._delete_channel(pb.DeleteChannelRequest(name="orders")), catalog, changed)
+    assert "orders" not in registry
+    assert Catalog(tmp_path / "catalog.json").load() == {}
+
+
+class FullCatalog(Catalog):
+    """Lies on a disk that has no room left."""
+
+    def replace(self, name: str, config: AnyChannelConfig) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def remove(self, name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> None:
+    """DISK_FULL says that nothing was changed."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
+    service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
+    with pytest.raises(DiskFullError):
+        await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
+    assert (channel.config.capacity, channel.contents.room.events_max) == (100, 100)
+
+
+async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
+    """An update that waits for room puts nothing back that another one has changed meanwhile."""
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
+    service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
+    await channel.append(stored_columns(60), None)
+    shrinking = asyncio.ensure_future(
+        service._update_channel(
+            pb.UpdateChannelRequest(name="orders", config={"capacity": 50, "transaction_capacity": 50})
+        )
+    )
+    await asyncio.sleep(0)
+    assert len(channel.contents.room.line) == 1
+    other = asyncio.ensure_future(
+        service._update_channel(pb.UpdateChannelRequest(name="orders", config={"open_transactions_max": 7}))
+    )
+    await asyncio.sleep(0)
+    await channel.purge()
+    assert (await shrinking).applied
+    assert (await other).applied
+    assert (channel.config.capacity, channel.config.open_transactions_max) == (50, 7)
+
+
+def stored_columns(count: int) -> list[StoredColumns]:
+    return [StoredColumns.of(columns) for columns in columns_from_events([({}, b"x")] * count)]
+
+
+async def test_delete_that_the_catalog_has_no_room_for_leaves_no_channel_that_would_lose_events(tmp_path: Path) -> None:
+    """Its files say by then that it is deleted: what it took from then on would be gone after the next start."""
+    path = tmp_path / "catalog.json"
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10, channels_dir=tmp_path / "channels")
+    service = AdminService(registry, Catalog(path))
+    for name, kind in (("logged", pb.CHANNEL_TYPE_FILE), ("remembered", pb.CHANNEL_TYPE_MEMORY)):
+        await service._create_channel(pb.CreateChannelRequest(name=name, config={"type": kind}))
+    service = AdminService(registry, FullCatalog(path))
+    for name in ("logged", "remembered"):
+        with pytest.raises(DiskFullError, match="no room for the server's catalog"):
+            await service._delete_channel(pb.DeleteChannelRequest(name=name))
+    assert "logged" not in registry
+    assert "remembered" in registry
+    await registry.close()

@@ -1,0 +1,39 @@
+import asyncio
+import os
+import signal
+
+from structlog.testing import capture_logs
+
+from millrace_server.hosting.signals import ReloadRequests
+
+
+async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
+    """Each SIGHUP that nobody waits for yet is kept, and many of them are one."""
+    requests = ReloadRequests()
+    with requests.from_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.wait_for(requests.wait(), 10.0)
+        for _ in range(3):
+            requests.add()
+        await asyncio.wait_for(requests.wait(), 10.0)
+        waiting = asyncio.create_task(requests.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        requests.add()
+        await asyncio.wait_for(waiting, 10.0)
+
+
+async def test_signals_afterwards_are_the_processs_again() -> None:
+    """Nothing of the handler is left behind."""
+    with ReloadRequests().from_signals():
+        pass
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_add_while_the_server_stops_is_told_and_forgotten() -> None:
+    """Whoever asks too late is told why nothing happens."""
+    requests = ReloadRequests()
+    requests.close()
+    with capture_logs() as log:
+        requests.add()
+    assert [entry["event"] for entry in log] == ["SIGHUP is ignored, since the server is stopping"]

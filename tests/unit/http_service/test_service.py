@@ -1,0 +1,270 @@
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from millrace.columns import columns_from_events
+from millrace_server.agent.components import ComponentKind, Components
+from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.channel import TakeLimits
+from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.http_service.metrics import COUNTERS, GAUGES
+from millrace_server.http_service.service import HttpService
+from millrace_server.network.addresses import Address, open_socket
+
+FLUMES_KEYS = {
+    "Type",
+    "ChannelSize",
+    "ChannelCapacity",
+    "ChannelFillPercentage",
+    "EventPutAttemptCount",
+    "EventPutSuccessCount",
+    "EventTakeAttemptCount",
+    "EventTakeSuccessCount",
+    "StartTime",
+    "StopTime",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """An HTTP service with its registry, and a client for it."""
+
+    def __init__(self, registry: ChannelRegistry, service: HttpService, address: tuple[str, int]) -> None:
+        self.registry = registry
+        self.service = service
+        self.address = address
+
+    async def get(self, path: str, *, method: str = "GET", accept: str = "*/*") -> Answer:
+        reader, writer = await asyncio.open_connection(*self.address)
+        request = f"{method} {path} HTTP/1.1\r\nHost: mill\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode("latin-1"))
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, _, headers = head.partition(b"\r\n")
+        return Answer(int(status.split()[1]), BytesHeaderParser().parsebytes(headers), body)
+
+    async def samples(self) -> dict[tuple[str, str], float]:
+        """The samples of /metrics by name and channel."""
+        text = (await self.get("/metrics")).body.decode()
+        return {
+            (sample.name, sample.labels.get("channel", "")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    service = HttpService(registry)
+    bound = await open_socket(Address("127.0.0.1", 0), "test")
+    address = bound.getsockname()
+    await service.start(bound)
+    yield Served(registry, service, address)
+    await service.stop()
+
+
+async def use(registry: ChannelRegistry) -> None:
+    """Makes a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
+    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=10, byte_capacity=1_000)).channel
+    [columns] = columns_from_events([({}, b"body")] * 5)
+    await channel.append([StoredColumns.of(columns)], None)
+    for txn_id, count in (("first", 2), ("second", 1)):
+        channel.begin(txn_id, None)
+        await channel.take(txn_id, TakeLimits(events_max=count), 0.0, None)
+    await channel.commit(["first"], None)
+
+
+async def test_healthz_while_serving_says_so(served: Served) -> None:
+    """A probe gets 200."""
+    answer = await served.get("/healthz")
+    assert (answer.status, answer.json()) == (200, {"status": "serving"})
+
+
+async def test_healthz_while_draining_sends_probes_away(served: Served) -> None:
+    """A probe gets 503 from a server that is stopping, while everything else is still told."""
+    served.service.drain()
+    answer = await served.get("/healthz")
+    assert (answer.status, answer.json()) == (503, {"status": "draining"})
+    assert (await served.get("/metrics")).status == 200
+
+
+async def test_channels_tells_flumes_keys_with_numbers(served: Served) -> None:
+    """Those who read Flume's JSON find its keys with its meanings, and numbers where Flume had texts."""
+    await use(served.registry)
+    answer = await served.get("/channels")
+    assert answer.headers["content-type"] == "application/json"
+    assert list(answer.json()) == ["CHANNEL.orders"]
+    orders = answer.json()["CHANNEL.orders"]
+    assert set(orders) >= FLUMES_KEYS
+    start_time_ms = served.registry.get("orders").start_time * 1000
+    assert orders.pop("StartTime") == int(start_time_ms)
+    assert orders.pop("ChannelId") == served.registry.get("orders").channel_id
+    assert orders == {
+        "Type": "CHANNEL",
+        "ChannelType": "memory",
+        "State": "open",
+        "Fault": "",
+        "ReplayedPercentage": 100.0,
+        "ChannelCapacity": 10,
+        "ChannelSize": 2,
+        "ChannelFillPercentage": 20.0,
+        "TakenEvents": 1,
+        "MemoryEvents": 3,
+        "BodyBytes": 12,
+        "BodyBytesMax": 800,
+        "OpenTransactions": 1,
+        "WaitingTakes": 0,
+        "WaitingCommits": 0,
+        "Producers": 0,
+        "Claims": 0,
+        "FirstSequence": 4,
+        "NextSequence": 6,
+        "EventPutAttemptCount": 5,
+        "EventPutSuccessCount": 5,
+        "EventTakeAttemptCount": 3,
+        "EventTakeSuccessCount": 2,
+        "CommitCount": 2,
+        "RollbackCount": 0,
+        "LeaseExpiredCount": 0,
+        "DeduplicatedCount": 0,
+        "StopTime": 0,
+    }
+
+
+async def test_channels_without_any_is_empty(served: Served) -> None:
+    """A server without channels has an empty object."""
+    assert (await served.get("/channels")).json() == {}
+
+
+async def test_metrics_tells_each_channel_as_it_stands(served: Served) -> None:
+    """Values are read at the scrape: what was deleted is gone."""
+    await use(served.registry)
+    samples = await served.samples()
+    assert samples["millrace_channel_queued_events", "orders"] == 2
+    assert samples["millrace_channel_taken_events", "orders"] == 1
+    assert samples["millrace_channel_put_successes_total", "orders"] == 5
+    assert samples["millrace_channel_take_successes_total", "orders"] == 2
+    assert samples["millrace_channel_info", "orders"] == 1
+    assert samples["millrace_open_transactions", ""] == 1
+    assert samples["process_resident_memory_bytes", ""] > 0
+    await served.registry.delete("orders")
+    assert not any(channel for _, channel in await served.samples())
+
+
+async def test_metrics_help_leads_from_flumes_names_to_ours(served: Served) -> None:
+    """Whoever searches /metrics for Flume's name finds the series."""
+    text = (await served.get("/metrics")).body.decode()
+    assert "# HELP millrace_channel_put_attempts_total Events offered. Flume: EventPutAttemptCount." in text
+    for key in FLUMES_KEYS & {measure.key for measure in (*GAUGES, *COUNTERS)}:
+        assert f"Flume: {key}." in text
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0"),
+        ("application/openmetrics-text; version=x; escaping=\xff", "application/openmetrics-text; version=1.0.0"),
+        ("text/plain; version=x.y", "text/plain"),
+        (",;=", "text/plain"),
+    ],
+)
+async def test_metrics_speaks_the_format_that_is_asked_for(served: Served, accept: str, content_type: str) -> None:
+    """Prometheus gets its text or OpenMetrics; nonsense in the header does no harm."""
+    await use(served.registry)
+    answer = await served.get("/metrics", accept=accept)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith(content_type)
+    assert answer.body.endswith(b"# EOF\n") is ("openmetrics" in content_type)
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 405), ("DELETE", 405), ("TRACE", 405)])
+async def test_request_with_another_method_changes_nothing(served: Served, method: str, status: int) -> None:
+    """Everything is for reading only."""
+    assert (await served.get("/channels", method=method)).status == status
+
+
+@pytest.mark.parametrize("path", ["/", "/channels/", "/../etc/passwd", "/%2e%2e/", "/docs", "/healthz/x"])
+async def test_request_for_another_path_is_not_found(served: Served, path: str) -> None:
+    """There are four pages and no more."""
+    answer = await served.get(path)
+    assert answer.status in {307, 404}
+    assert b"Traceback" not in answer.body
+
+
+async def test_request_with_a_huge_header_is_refused(served: Served) -> None:
+    """A header that does not end costs no memory."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000)
+    assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
+async def test_stop_with_a_connection_open_closes_it_and_the_port(served: Served) -> None:
+    """Whoever keeps a connection does not keep the server from stopping."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: mill\r\n\r\n")
+    assert b"serving" in await reader.readuntil(b"}")
+    await asyncio.wait_for(served.service.stop(), 10.0)
+    assert await reader.read() == b""
+    writer.close()
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(served.address):
+        pytest.fail("the port is still open")
+
+
+@pytest.fixture
+async def served_components() -> AsyncIterator[tuple[Components, Served]]:
+    registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100)
+    components = Components()
+    service = HttpService(registry, components)
+    bound = await open_socket(Address("127.0.0.1", 0), "test")
+    address = bound.getsockname()
+    await service.start(bound)
+    yield components, Served(registry, service, address)
+    await service.stop()
+
+
+async def test_components_tells_each_part_as_it_stands(served_components: tuple[Components, Served]) -> None:
+    """On a page of its own and among the metrics, read when somebody asks."""
+    components, served = served_components
+    assert (await served.get("/components")).json() == {}
+    source = components.add(ComponentKind.SOURCE, "access", "taildir")
+    source.note_progress(2, 20)
+    [(name, told)] = (await served.get("/components")).json().items()
+    assert (name, told["State"], told["EventAcceptedCount"]) == ("SOURCE.access", "running", 2)
+    assert (
+        b'millrace_component_events_total{component="access",kind="source"} 2.0' in (await served.get("/metrics")).body
+    )
+
+
+async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
+    served_components: tuple[Components, Served],
+) -> None:
+    """A probe that starts the server anew would not help a sink whose target is away."""
+    components, served = served_components
+    components.add(ComponentKind.SINK, "well", "null").runs()
+    components.add(ComponentKind.SINK, "collector", "millrace").backs_off("cannot reach it")
+    answer = await served.get("/healthz")
+    assert answer.status == 200
+    assert answer.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}

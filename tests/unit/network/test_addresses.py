@@ -1,0 +1,71 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace_server.network.addresses import PORT_MAX, Address
+
+HOSTS = st.one_of(
+    st.ip_addresses().map(str), st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,8}){0,3}", fullmatch=True)
+)
+
+
+@given(HOSTS, st.integers(0, PORT_MAX))
+def test_parse_of_an_address_text_gives_the_address(host: str, port: int) -> None:
+    """What an address writes, it reads."""
+    assert Address.parse(str(Address(host, port))) == Address(host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", "host:port"),
+        ("7070", "host:port"),
+        (":7070", "host:port"),
+        ("localhost:", "from 0 to 65535"),
+        ("localhost:65536", "from 0 to 65535"),
+        ("localhost:-1", "from 0 to 65535"),
+        ("localhost:+1", "from 0 to 65535"),
+        ("localhost: 1", "from 0 to 65535"),
+        ("localhost:٣", "from 0 to 65535"),
+        ("localhost:99999999999999999999", "from 0 to 65535"),
+        ("::1:7070", "must be in brackets"),
+        ("[::g]:7070", "must be an IPv6 address"),
+        ("[127.0.0.1]:7070", "must be an IPv6 address"),
+        ("[]:7070", "must be an IPv6 address"),
+        ("1.2.3:7070", "IPv4"),
+        ("256.1.1.1:7070", "IPv4"),
+        ("-x:7070", "host name"),
+        ("a..b:7070", "host name"),
+        ("a b:7070", "host name"),
+        ("a\nb:7070", "host name"),
+        ("a\0:7070", "host name"),
+        ("../x:7070", "host name"),
+        ("http://localhost:7070", "brackets"),
+        ("x" * 300 + ":7070", "host name"),
+        (".".join(["x" * 60] * 5) + ":7070", "host name"),
+    ],
+)
+def test_parse_when_malformed_says_what_is_allowed(text: str, allowed: str) -> None:
+    """Each way to get an address wrong has its sentence."""
+    with pytest.raises(ValueError, match=allowed):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.255.0.9:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("LOCALHOST:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example.com:1", False),
+        ("mill:1", False),
+    ],
+)
+def test_is_loopback_tells_who_can_connect(text: str, *, is_loopback: bool) -> None:
+    """Only what surely stays on this machine counts as loopback."""
+    assert Address.parse(text).is_loopback is is_loopback
