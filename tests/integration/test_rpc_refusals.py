@@ -63,7 +63,10 @@ async def test_request_cut_short_is_refused(rpc: Rpc, cut: int) -> None:
     """Half of a message is no message."""
     name = await rpc.make_channel()
     whole = pb.AppendRequest(channel=name, columns=columns(b"aaaa", key="value")).SerializeToString()
-    async with rpc.unchanged(name), refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are not a valid millrace.v1.AppendRequest"):
+    async with (
+        rpc.unchanged(name),
+        refused(INVALID_ARGUMENT, "BAD_ARGUMENT", "are not a valid millrace.v1.AppendRequest"),
+    ):
         await answer_to(rpc, "millrace.v1.ChannelService", "Append", whole[:-cut])
 
 

@@ -99,7 +99,9 @@ def test_parse_apart_of_columns_in_pieces_joins_them_as_protobuf_does(kind: type
 def test_parse_apart_of_broken_bytes_refuses(spoil: Callable[[bytes], bytes], body_bytes: int) -> None:
     """Cut short, half a field behind, or text that is no text: BAD_ARGUMENT, as for any other request."""
     raw = spoil(pb.AppendRequest(columns=columns(bytes(body_bytes))).SerializeToString())
-    with pytest.raises(BadArgumentError, match=rf"request: its {len(raw)} bytes are not a valid millrace.v1.AppendRequest"):
+    with pytest.raises(
+        BadArgumentError, match=rf"request: its {len(raw)} bytes are not a valid millrace.v1.AppendRequest"
+    ):
         parse_apart(pb.AppendRequest, raw)
 
 

@@ -16,8 +16,7 @@ from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
 from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import StartError
-from millrace_server.network.addresses import Address
-from millrace_server.network.sockets import open_socket
+from millrace_server.network.addresses import Address, open_socket
 
 
 class EmbeddedSources:
