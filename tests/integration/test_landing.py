@@ -100,7 +100,7 @@ def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
     program = LandProgram(tmp_path, servers)
     check, land = (command.split()[1:] for command in blocks_of(PAGE, "shell")[0].splitlines())
     checked = program.start(*check)
-    assert b"web.toml: good; lands web in" in checked.communicate(timeout=RUN_SECONDS_MAX)[0]
+    assert b"web.toml: valid; lands web in" in checked.communicate(timeout=RUN_SECONDS_MAX)[0]
 
     small_batches = ("--set", "source.events_per_batch_max=1000")
     with program.start(*land, *SMALL, *small_batches) as killed:
@@ -162,7 +162,7 @@ def rejected(servers: Sequence[Millraced]) -> list[bytes]:
         with millrace.connect(server.grpc) as client:
             for batch in client.channel("rejected-web").peek(1, EVENTS):
                 for event in batch:
-                    assert event.headers["millrace.dead_letter.reason"] == "is no line of an access log"
+                    assert event.headers["millrace.dead_letter.reason"] == "is not a line of an access log"
                     assert event.headers["millrace.dead_letter.channel"] == "web"
                     bodies.append(event.body)
     return bodies

@@ -92,11 +92,11 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
     file.write_text("id bigint, at timestamp, tags array<string>\n")
     good, bad = landed(spark, lines, {"type": "json", "columns_file": str(file), "required": ["id"]})
     assert [(row.id, row.tags) for row in good] == [(1, None), (2, ["}{", "a"])]
-    type_told, follows = "is JSON, but a value is not of the type that the schema says", "something follows it"
+    type_told, follows = "is JSON, but a value does not have the type of the schema", "something follows it"
     assert bad == [
         (3, type_told),
         (4, "is not JSON"),
-        *((number, "is no object of JSON") for number in (5, 6, 7)),
+        *((number, "is not a JSON object") for number in (5, 6, 7)),
         *((number, f"is not one object of JSON: {follows}") for number in (8, 9, 10)),
         (11, "has no id"),
         (12, type_told),
@@ -106,7 +106,7 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
-        ({"parse": {"type": "json", "columns": "id big"}}, "parse.columns: is no schema such as"),
+        ({"parse": {"type": "json", "columns": "id big"}}, "parse.columns: is not a schema such as"),
         ({"parse": {"type": "json", "columns_file": "/none"}}, "parse.columns_file: /none cannot be read"),
         ({"parse": {"type": "json", "columns": "id int", "required": ["x"]}}, "parse.required: 'x' is no column"),
         ({"parse": {"type": "json", "columns": "sequence int"}}, "the column 'sequence' would come twice; choose a"),
@@ -145,11 +145,11 @@ def test_lines_matched_by_a_pattern_have_typed_columns(spark: SparkSession) -> N
     assert [(row.n_1, row.word, str(row.price)) for row in good] == [(12, "ab", "1.50"), (13, None, "None")]
     assert good[1].at == datetime(2026, 1, 2, 2, 4, 5, 250_000)  # noqa: DTZ001 - Spark gives local times, here UTC's
     assert bad == [
-        (3, "is not matched by parse.pattern"),
-        (4, "is not matched by parse.pattern"),
+        (3, "does not match parse.pattern"),
+        (4, "does not match parse.pattern"),
         (5, "n_1 is '99999999999', which is not a value of type int"),
         (6, "at is '2026-99-02T03:04:05Z', which is not a timestamp"),
-        (7, "holds the control character U+0001"),
+        (7, "has the control character U+0001"),
     ]
 
 
@@ -169,7 +169,7 @@ def test_lines_of_access_logs_become_columns(spark: SparkSession) -> None:
     assert (good[1].method, good[1].request, good[1].user, good[1].agent) == (None, "\\x16\\x03", "bob", None)
     assert bad == [
         (3, "time is '17/Mai/2015:23:55:03 +0000', which is not a time"),
-        (4, "is no line of an access log"),
+        (4, "is not a line of an access log"),
     ]
 
 
@@ -195,7 +195,7 @@ def test_lines_of_syslog_of_both_kinds_become_the_same_columns(spark: SparkSessi
     assert bad == [
         (5, "facility is '999', which is not a priority"),
         (6, "time is 'soon', which is not a time"),
-        (7, "is no message of syslog"),
+        (7, "is not a syslog message"),
     ]
 
 
@@ -225,7 +225,7 @@ def test_letters_of_bad_lines_say_why_and_from_where(spark: SparkSession) -> Non
     assert letter.headers.pop("millrace.dead_letter.time")
     assert letter.headers == {
         "host": "h",
-        "millrace.dead_letter.reason": "is no line of an access log",
+        "millrace.dead_letter.reason": "is not a line of an access log",
         "millrace.dead_letter.sink": "land-web",
         "millrace.dead_letter.channel": "web",
         "millrace.dead_letter.sequence": "1",
@@ -273,7 +273,7 @@ def test_batches_landed_and_compacted_by_the_documented_command_have_each_row_on
     assert sorted(ds.dataset(folder, partitioning="hive").to_table()["hour"].to_pylist()) == [10] * 6 + [11] * 6
     bad = pq.ParquetDataset(wanted.bad_lines_path).read()
     assert sorted(bad["body"].to_pylist()) == [b"bad 0", b"bad 1", b"bad 2"]
-    assert set(bad["reason"].to_pylist()) == {"is no line of an access log"}
+    assert set(bad["reason"].to_pylist()) == {"is not a line of an access log"}
 
     monkeypatch.setattr(commands, "spark_session", lambda *_: shared(spark))
     [command] = blocks_of(PAGE, "compact")

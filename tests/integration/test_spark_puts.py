@@ -295,10 +295,10 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
         commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False)
     assert "at 127.0.0.1:1: cannot reach a Millrace server" in str(refused.value)
     assert str(refused.value).endswith(
-        f"What goes to {puts[0].shard} is stored; saving again to the same endpoints with "
-        'option("producerId", "query").option("batchNumber", 3) stores the rest alone'
+        f"The rows for {puts[0].shard} is stored; saving again to the same endpoints with "
+        'option("producerId", "query").option("batchNumber", 3) stores only the rest'
     )
-    with pytest.raises(MillraceSparkError, match=f"What goes to {puts[0].shard} is stored$"):
+    with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} is stored$"):
         commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, is_repeatable=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)

@@ -180,7 +180,7 @@ def test_load_after_its_lease_reads_again(
         txn.take(max_events=1)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert format_error(refused).endswith("what this read was planned for has been consumed; load anew")
+    assert format_error(refused).endswith("what this read was planned for has been consumed; load again")
 
 
 # Consuming.
@@ -264,7 +264,7 @@ def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client
         with pytest.raises(MillraceSparkError) as refused:
             claim_ranges(client.endpoint, channel.name, reader_id="other")
         assert str(refused.value) == (
-            f"channel {channel.name} at {client.endpoint}: this program itself has claimed it, as reader 'nightly'; "
+            f"channel {channel.name} at {client.endpoint}: this program holds the claim itself, as reader 'nightly'; "
             "call release() on what that claim_ranges() returned, or leave its with block; claiming with the same "
             "reader_id ends it, too"
         )
@@ -326,7 +326,7 @@ def test_ranges_after_release_are_refused(
         events = claimed.load(spark)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert "the claim of this read has ended; load anew" in format_error(refused)
+    assert "the claim of this read has ended; load again" in format_error(refused)
     with pytest.raises(MillraceSparkError, match="the claims were released, so nothing was acknowledged"):
         claimed.acknowledge()
     assert queued_count(client, channel) == 10
@@ -339,7 +339,7 @@ def test_ranges_after_acknowledging_are_gone(
     fill(channel, 10)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         claimed.acknowledge()
-        with pytest.raises(PySparkException, match="has been consumed; load anew"):
+        with pytest.raises(PySparkException, match="has been consumed; load again"):
             claimed.load(spark).collect()
 
 
@@ -449,4 +449,4 @@ def test_load_with_a_wrong_schema_says_why(
     reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channels", channel.name)
     with pytest.raises(PySparkException) as refused:
         reader.schema("body string").load().collect()
-    assert format_error(refused) == "schema: body is string; it must be binary. Read it as that, then cast it"
+    assert format_error(refused) == "schema: body is string; it must be binary. Read it with that type, then cast it"

@@ -260,7 +260,7 @@ def test_server_that_is_killed_under_a_running_query_is_waited_for(
     ("options", "sentence"),
     [
         ({"endpoints": "127.0.0.1:1"}, "at 127.0.0.1:1: cannot reach"),
-        ({"channels": "no-such-*"}, "channel no-such-*: the pattern fits no channel on "),
+        ({"channels": "no-such-*"}, "channel no-such-*: the pattern matches no channel on "),
         ({"endingSequences": "latest"}, "option endingSequences: is for batch reads; leave it out, or use spark.read"),
     ],
 )

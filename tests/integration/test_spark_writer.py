@@ -150,7 +150,7 @@ def test_save_with_a_failing_task_stores_nothing(
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, channel, client).save()
     assert format_error(refused) == (
-        "column body: is null in a row; leave such rows out, or write coalesce(body, '') for an empty body"
+        "column body: is null in a row; remove such rows, or write coalesce(body, '') for an empty body"
     )
     assert stored(client, channel.name) == []
 
@@ -166,7 +166,7 @@ def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: m
     assert "for as long as retrySeconds says; let somebody consume" in format_error(refused)
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(0, 1_001, 1, 1).selectExpr("cast(id as string) body"), small, client).save()
-    assert "it can never fit, however empty the channel is; give the channel more capacity" in format_error(refused)
+    assert "the batch cannot fit even an empty channel; give the channel more capacity" in format_error(refused)
     assert len(bodies(client, small.name)) == 500
 
 
@@ -179,14 +179,14 @@ def test_save_that_cannot_work_says_why(
         ("'x' body", {"channel": "no-such"}, "channel no-such at .*: there is none called 'no-such'; create it"),
         ("1 body", {}, r"column body: is int; it must be binary or string; cast it"),
         ("'x' body", {"chanel": "x"}, r"option chanel: is unknown; did you mean channel\?"),
-        ("'x' body", {"startingSequences": "latest"}, "option startingSequences: is one of reading; the options of"),
+        ("'x' body", {"startingSequences": "latest"}, "option startingSequences: is for reading; the options of"),
     ):
         with pytest.raises(PySparkException) as refused:
             writer_to(spark.range(1).selectExpr(columns), channel, client, **options).save()
         assert re.match(f".*{sentence}", format_error(refused))
     with pytest.raises(PySparkException) as refused:
         writer_to(spark.range(1).selectExpr("'x' body"), channel, client).mode("overwrite").save()
-    assert format_error(refused).startswith("mode overwrite: does not go with channels")
+    assert format_error(refused).startswith("mode overwrite: is not supported by channels")
 
 
 # Streams.
@@ -289,7 +289,7 @@ def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
         assert other_client.admin.update_channel(name, full).applied
         with pytest.raises(StreamingQueryException) as refused:
             lines.run(endpoints, name, retrySeconds=1)
-        assert f"What goes to {name}@{client.endpoint} is stored" in str(refused.value)
+        assert f"The rows for {name}@{client.endpoint} is stored" in str(refused.value)
         here = bodies(client, name)
         other_client.admin.update_channel(name, millrace.ChannelConfig(capacity=1_000))
         lines.run(endpoints, name)
@@ -326,8 +326,8 @@ def test_stream_whose_server_is_killed_before_the_commit_repeats_the_batch(
         with pytest.raises(StreamingQueryException) as refused:
             lines.run(server.grpc, "orders", hold=(b"1999", go_on))
         restarting.result()
-    assert "the server was started anew, or leaseSeconds ran out" in str(refused.value)
-    assert "start the query again: it repeats the batch, and stores nothing twice" in str(refused.value)
+    assert "the server restarted, or leaseSeconds ran out" in str(refused.value)
+    assert "start the query again; it repeats the batch, and stores nothing twice" in str(refused.value)
     lines.run(server.grpc, "orders")
     with millrace.connect(server.grpc) as client:
         assert sorted(bodies(client, "orders"), key=int) == lines.expected

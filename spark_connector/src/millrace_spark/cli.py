@@ -1,4 +1,4 @@
-"""The command line `millrace-spark`, which the extra `cli` of millrace-spark installs."""
+"""The entry point of the command `millrace-spark`, which needs the extra `cli` of millrace-spark."""
 
 import sys
 
@@ -7,7 +7,7 @@ _USAGE = 2
 
 
 def main() -> None:
-    """Runs `millrace-spark` with this process's arguments, and exits with an `ExitCode`."""
+    """Runs `millrace-spark` with the arguments of this process, and exits with an `ExitCode`."""
     try:
         from millrace_spark.landing.program import app
     except ModuleNotFoundError as error:

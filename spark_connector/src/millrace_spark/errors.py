@@ -1,13 +1,13 @@
-"""What the connector refuses."""
+"""Errors of the connector."""
 
 
 class MillraceSparkError(Exception):
-    """Returned when reading or writing through Spark cannot go on; its message is a sentence that says what to do."""
+    """Raised when a read or write through Spark fails. The message is a sentence that says what to do."""
 
 
 class OptionError(MillraceSparkError):
-    """Returned when an option or a schema is not one that `format("millrace")` knows."""
+    """Raised for an option or a schema that `format("millrace")` does not support."""
 
 
 class DataLossError(MillraceSparkError):
-    """Returned when events are gone that were to be read; `failOnDataLoss` set to false goes on without them."""
+    """Raised when events are gone before they were read. With `failOnDataLoss` set to false, the read goes on."""

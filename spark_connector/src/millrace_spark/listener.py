@@ -1,4 +1,4 @@
-"""What streaming queries do, told to Prometheus."""
+"""Metrics of streaming queries for Prometheus."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
 
 _SHARD_FIGURES = {
-    "lag": ("millrace_spark_lag_events", "Events in the channel that no micro-batch holds yet."),
-    "position": ("millrace_spark_position_sequence", "The sequence after the last that a micro-batch holds."),
+    "lag": ("millrace_spark_lag_events", "Events in the channel that are not in a micro-batch yet."),
+    "position": ("millrace_spark_position_sequence", "The sequence after the last one in a micro-batch."),
     "first": ("millrace_spark_first_sequence", "The oldest sequence that is not acknowledged."),
-    "next": ("millrace_spark_next_sequence", "The sequence that the next event will get."),
-    "rate": ("millrace_spark_arriving_events_per_second", "Events that come into the channel, a second."),
+    "next": ("millrace_spark_next_sequence", "The sequence of the next event."),
+    "rate": ("millrace_spark_arriving_events_per_second", "Events that arrive in the channel per second."),
     "reachable": ("millrace_spark_shard_reachable", "1 while the server answers, else 0."),
 }
-"""What the source reports of each shard, and as what it is published."""
+"""The metric of each figure that the source reports for a shard."""
 
 _QUERY_FIGURES = {
-    "inputRowsPerSecond": ("millrace_spark_input_rows_per_second", "Rows that came in, all sources of the query."),
-    "processedRowsPerSecond": ("millrace_spark_processed_rows_per_second", "Rows that were processed."),
+    "inputRowsPerSecond": ("millrace_spark_input_rows_per_second", "Rows that arrived, from all sources of the query."),
+    "processedRowsPerSecond": ("millrace_spark_processed_rows_per_second", "Rows that the query processed."),
     "batchId": ("millrace_spark_batch_id", "The number of the last micro-batch."),
 }
 _SHARD_LABELS = ("query", "channel", "endpoint")
@@ -40,7 +40,7 @@ _SHARD_LABELS = ("query", "channel", "endpoint")
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What a query's progress tells of one shard."""
+    """The figures of one shard in a query's progress."""
 
     shard: Shard
     figures: dict[str, float]
@@ -48,21 +48,21 @@ class ShardReport:
 
 
 class PrometheusListener(StreamingQueryListener):
-    """Publishes lag, rates and sequences of each shard, for every query that reads Millrace, and what a batch takes.
+    """Publishes lag, rates and sequences of each shard, and batch durations, for queries that read Millrace.
 
         listener = PrometheusListener(port=9400)
         spark.streams.addListener(listener)
 
-    Figures are those of the last progress that Spark told, one for each micro-batch, and one every 10 s while there is
-    nothing to do. Those of a query that has ended go. The label `query` is the query's name, or its id without one.
+    The figures are those of the last progress event, which Spark sends after each micro-batch, and every 10 s while
+    idle. They are removed when the query ends. The label `query` is the name of the query, or its id.
 
     Args:
-        port: Where to serve `/metrics`; None where `registry` is served by somebody else.
-        address: The interface to serve on; loopback where nothing else is said.
-        registry: Where figures are kept; one of its own if None.
+        port: The port of `/metrics`; None if the program serves `registry` itself.
+        address: The interface of `/metrics`; loopback by default.
+        registry: The registry of the metrics; a new one if None.
 
     Raises:
-        MillraceSparkError: There is no prometheus-client, or the port is taken.
+        MillraceSparkError: prometheus-client is not installed, or the port is in use.
     """
 
     def __init__(
@@ -72,33 +72,33 @@ class PrometheusListener(StreamingQueryListener):
             import prometheus_client
         except ImportError:
             raise MillraceSparkError(
-                'figures for Prometheus need prometheus-client; run: pip install "millrace-spark[prometheus]"'
+                'metrics for Prometheus need prometheus-client; run: pip install "millrace-spark[prometheus]"'
             ) from None
         self.registry = registry or prometheus_client.CollectorRegistry()
         self._shard_gauges = {
-            figure: prometheus_client.Gauge(name, told, _SHARD_LABELS, registry=self.registry)
-            for figure, (name, told) in _SHARD_FIGURES.items()
+            figure: prometheus_client.Gauge(name, description, _SHARD_LABELS, registry=self.registry)
+            for figure, (name, description) in _SHARD_FIGURES.items()
         }
         self._query_gauges = {
-            figure: prometheus_client.Gauge(name, told, ("query",), registry=self.registry)
-            for figure, (name, told) in _QUERY_FIGURES.items()
+            figure: prometheus_client.Gauge(name, description, ("query",), registry=self.registry)
+            for figure, (name, description) in _QUERY_FIGURES.items()
         }
         self._rows = prometheus_client.Counter(
-            "millrace_spark_rows", "Rows that the query's micro-batches had.", ("query",), registry=self.registry
+            "millrace_spark_rows", "Rows in the micro-batches of the query.", ("query",), registry=self.registry
         )
         self._batch_seconds = prometheus_client.Histogram(
-            "millrace_spark_batch_seconds", "How long a micro-batch took.", ("query",), registry=self.registry
+            "millrace_spark_batch_seconds", "The duration of a micro-batch.", ("query",), registry=self.registry
         )
         self._names: dict[str, str] = {}
         self._shards: dict[str, set[Shard]] = {}
         self._close: Callable[[], None] = _nothing
         self.address: str | None = None
-        """Where `/metrics` is served, `host:port`; None where it is not."""
+        """The address of `/metrics`, `host:port`; None if the listener does not serve it."""
         if port is not None:
             self._serve(port, address)
 
     def close(self) -> None:
-        """Ends serving `/metrics`. Take the listener from the session before that."""
+        """Stops serving `/metrics`. Remove the listener from the session first."""
         self._close()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
@@ -123,12 +123,12 @@ class PrometheusListener(StreamingQueryListener):
             self._batch_seconds.labels(query).observe(progress.batchDuration / 1_000)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """What was told last holds on."""
+        """Keeps the last figures."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         run = str(event.runId)
         query = self._names.pop(run, str(event.id))
-        # A query that was started again at once may have told of itself before the end of its last run is known.
+        # A query that restarted quickly may have reported progress before the end of its last run is reported.
         others = [other for other, name in self._names.items() if name == query]
         kept = {shard for other in others for shard in self._shards.get(other, ())}
         for shard in self._shards.pop(run, set()) - kept:
@@ -164,12 +164,12 @@ class PrometheusListener(StreamingQueryListener):
 
 
 def shard_reports(latest_offset: str | None) -> Iterator[ShardReport]:
-    """What a source's `latestOffset` in a query's progress tells of each shard; nothing where it is not Millrace's."""
+    """Yields the figures in a source's `latestOffset`, for each shard; nothing if the source is not Millrace."""
     try:
-        told: Any = json.loads(latest_offset or "")
+        progress: Any = json.loads(latest_offset or "")
     except ValueError:
         return
-    for name, figures in told.items() if isinstance(told, dict) else ():
+    for name, figures in progress.items() if isinstance(progress, dict) else ():
         if not isinstance(figures, dict) or not _SHARD_FIGURES.keys() <= figures.keys():
             return
         try:
@@ -187,5 +187,5 @@ def _remove(metric: "MetricWrapperBase", *labels: str) -> None:
     try:
         metric.remove(*labels)
     except KeyError:
-        # A query that ended before its first progress has none.
+        # The query ended before its first progress event.
         return

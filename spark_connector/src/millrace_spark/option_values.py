@@ -1,4 +1,4 @@
-"""How options are read: their names in any case, and values of each kind."""
+"""Parses options: case-insensitive names, and values of each type."""
 
 import difflib
 import json
@@ -15,20 +15,20 @@ _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\],]+):[0-9]{1,5}")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|d)?")
 _SECONDS_OF_UNIT = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _ADVICE = {
-    "path": "does not say where channels are; call load() and save() without a path, and name them by options",
+    "path": "does not name channels; call load() and save() without a path, and name the channels by options",
     "provider": "tables in Spark's catalog are not supported; use CREATE TEMPORARY VIEW ... USING millrace",
 }
-"""What is said of options that Spark sets by itself, for a call that does not go with channels."""
+"""Advice about options that Spark sets for calls that channels do not support."""
 
 _IS_RESERVED = re.compile(r"tls.*|token.*", re.IGNORECASE)
 
 
 class OptionValues:
-    """The options that a user gave, each under its name as it is documented.
+    """The options of a read or write, by their documented names.
 
     Args:
-        options: As they were given; names in any case.
-        known: All names there are.
+        options: The options as Spark passes them; names in any case.
+        known: The names of all options.
 
     Raises:
         OptionError: A name is unknown.
@@ -42,20 +42,20 @@ class OptionValues:
 
     @property
     def names(self) -> list[str]:
-        """What was given, sorted."""
+        """The names of the options that are set, sorted."""
         return sorted(self._values)
 
     def text(self, name: str) -> str:
-        """An option's value as it was given; empty where it was not."""
+        """Returns the text of an option; empty if it is not set."""
         return self._values.get(name, "")
 
     def value(self, name: str, parse: Callable[[str], Value], default: Value) -> Value:
-        """An option's value.
+        """Returns the value of an option.
 
         Args:
-            name: Which.
-            parse: Makes the value of the text, or raises a ValueError that says what is allowed.
-            default: What holds without the option.
+            name: The name of the option.
+            parse: Parses the text, or raises a ValueError that describes the allowed values.
+            default: The value if the option is not set.
         """
         if name not in self._values:
             return default
@@ -66,18 +66,18 @@ class OptionValues:
 
 
 def known_name(name: str, known: Collection[str]) -> str:
-    """An option's name as it is documented.
+    """Returns the documented name of an option.
 
     Raises:
-        OptionError: There is none of that name; says which is near.
+        OptionError: There is no such option. The message suggests a similar name.
     """
     by_lower = {option.lower(): option for option in known}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
     if _IS_RESERVED.fullmatch(name):
         raise OptionError(
-            f"option {name}: is reserved for TLS and tokens, which Millrace does not have yet; leave it out and keep "
-            "to a network of your own"
+            f"option {name}: is reserved for TLS and tokens, which Millrace does not support yet; remove it, and use "
+            "a private network"
         )
     if name.lower() in _ADVICE:
         raise OptionError(f"option {name}: {_ADVICE[name.lower()]}")
@@ -87,29 +87,29 @@ def known_name(name: str, known: Collection[str]) -> str:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Servers, with commas between.
+    """Parses a comma-separated list of servers.
 
     Raises:
-        OptionError: One is no `host:port`, comes twice, or there is none.
+        OptionError: The list is empty, has a server twice, or an entry is not `host:port`.
     """
     endpoints = [endpoint.strip() for endpoint in text.split(",")]
     for endpoint in endpoints:
         if not _ENDPOINT.fullmatch(endpoint):
-            raise OptionError(f"option endpoints: {endpoint!r} is no host:port such as 127.0.0.1:7070")
+            raise OptionError(f"option endpoints: {endpoint!r} is not host:port, such as 127.0.0.1:7070")
         if endpoints.count(endpoint) > 1:
-            raise OptionError(f"option endpoints: {endpoint} comes twice; its events would too")
+            raise OptionError(f"option endpoints: {endpoint} comes twice, and its events would too; name it once")
     return tuple(endpoints)
 
 
 def parse_count(text: str) -> int:
-    """A count of at least 1."""
+    """Parses a whole number of at least 1."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not int(text):
         raise ValueError("a whole number from 1 on")
     return int(text)
 
 
 def parse_seconds(text: str) -> float:
-    """A duration above 0: seconds, or with a unit such as `500ms`, `90s`, `15m`, `2h`."""
+    """Parses a duration above 0: seconds, or with a unit such as `500ms`, `90s`, `15m`, `2h`."""
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS_OF_UNIT[match[2]] if match else math.nan
     if not 0 < seconds < math.inf:
@@ -118,14 +118,14 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_flag(text: str) -> bool:
-    """True or false, in any case."""
+    """Parses true or false, in any case."""
     if text.lower() not in {"true", "false"}:
         raise ValueError("true or false")
     return text.lower() == "true"
 
 
 def parse_choice(*choices: str) -> Callable[[str], str]:
-    """One of some words, in any case."""
+    """Returns a parser of one of these words, in any case."""
 
     def parse(text: str) -> str:
         for choice in choices:
@@ -137,7 +137,7 @@ def parse_choice(*choices: str) -> Callable[[str], str]:
 
 
 def parse_json_object(text: str) -> dict[str, object]:
-    """A JSON object."""
+    """Parses a JSON object."""
     try:
         parsed = json.loads(text)
     except ValueError:

@@ -16,17 +16,17 @@ EVENT_SCHEMA = StructType(
         StructField("body", BinaryType()),
     ]
 )
-"""One row an event."""
+"""One row per event."""
 
 _DDL = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in EVENT_SCHEMA)
 _TYPES: dict[str, DataType] = {field.name: field.dataType for field in EVENT_SCHEMA}
 
 
 def check_schema(schema: StructType) -> None:
-    """Makes sure that a user's own schema asks for columns that events have, with the types that they have.
+    """Checks that the columns of a user's schema are columns of events, with their types.
 
     Raises:
-        OptionError: A column is unknown, comes twice, or has another type.
+        OptionError: A column is unknown, duplicate, or has another type.
     """
     seen = set()
     for field in schema:
@@ -36,11 +36,11 @@ def check_schema(schema: StructType) -> None:
         if name in seen:
             raise OptionError(f"schema: has the column {field.name!r} twice; once is allowed")
         seen.add(name)
-        # Only a map's nullability of values may differ: it promises more than is needed.
+        # Only the nullability of a map's values may differ.
         if field.dataType.simpleString() != _TYPES[name].simpleString():
             raise OptionError(
                 f"schema: {field.name} is {field.dataType.simpleString()}; it must be {_TYPES[name].simpleString()}. "
-                "Read it as that, then cast it"
+                "Read it with that type, then cast it"
             )
 
 
@@ -52,7 +52,7 @@ _WRITE_TYPES = {
 }
 _DROPPED = {"endpoint", "sequence"}
 _ADVICE = {
-    "body": "cast it, or make text of it with to_json",
+    "body": "cast it, or convert it to text with to_json",
     "headers": "build it with map('name', value, ...), each value cast to string",
     "key": "cast it to string",
     "channel": "cast it to string",
@@ -60,25 +60,25 @@ _ADVICE = {
 
 
 def options_for(schema: StructType, options: WriteOptions) -> WriteOptions:
-    """Makes sure that rows with these columns can be written.
+    """Checks that rows with these columns can be written.
 
     Returns:
-        The options, with the routing that these columns lead to.
+        The options, with the routing that follows from the columns.
 
     Raises:
-        OptionError: A column is missing, unknown, comes twice, or has another type.
+        OptionError: A column is missing, unknown, duplicate, or has another type.
     """
     types = {}
     for field in schema:
         name = field.name.lower()
         if name in types:
             raise OptionError(
-                f"column {field.name}: comes twice, since the case of its name says nothing; once is allowed"
+                f"column {field.name}: comes twice, since column names are case-insensitive; once is allowed"
             )
         types[name] = field.dataType.simpleString()
         if name not in _WRITE_TYPES and name not in _DROPPED:
             raise OptionError(
-                f"column {field.name}: has no place in an event; leave it out with drop, or put it into body or "
+                f"column {field.name}: has no place in an event; remove it with drop, or put it into body or "
                 "headers. The columns are body, and optionally headers, key, channel"
             )
         if name in _WRITE_TYPES and types[name] not in _WRITE_TYPES[name]:
@@ -86,10 +86,10 @@ def options_for(schema: StructType, options: WriteOptions) -> WriteOptions:
                 f"column {field.name}: is {types[name]}; it must be {' or '.join(_WRITE_TYPES[name])}; {_ADVICE[name]}"
             )
     if "body" not in types:
-        raise OptionError("column body: is missing; name what is to be stored with alias('body')")
+        raise OptionError("column body: is missing; name the column to store with alias('body')")
     if not options.channel and "channel" not in types:
-        raise OptionError("option channel: is missing, and so is a column channel; give one of them")
+        raise OptionError("option channel: is missing, and there is no column channel; set one of them")
     if options.routing is WriteRouting.KEY and "key" not in types:
-        raise OptionError("option routing: is key, but there is no column key; add it, or take roundRobin")
+        raise OptionError("option routing: is key, but there is no column key; add it, or set roundRobin")
     routing = options.routing or (WriteRouting.KEY if "key" in types else WriteRouting.ROUND_ROBIN)
     return replace(options, routing=routing)

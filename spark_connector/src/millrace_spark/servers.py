@@ -9,14 +9,13 @@ from typing import TypeVar
 import millrace_client as millrace
 from millrace_client import MillraceError, RetryAdvice
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.refusals import explained
 from millrace_spark.shards import Shard, is_meant, is_pattern
 
 TRANSIENT = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE})
 """Errors that a retry may clear."""
 
 STARTING = frozenset({RetryAdvice.FULL, RetryAdvice.LATER})
-"""Errors of a server that answers, but must finish something first."""
+"""Errors of a server that answers but must finish something first."""
 
 Answer = TypeVar("Answer")
 
@@ -25,13 +24,13 @@ _PAUSE_SECONDS_MAX = 2.0
 
 
 class RetryPolicy:
-    """Waits between attempts, longer each time, until they have failed for too long.
+    """Retries calls with exponential back-off, until they have failed for too long.
 
     Args:
-        seconds_max: How long attempts may fail without success in between.
-        retried: The errors after which another attempt is made.
-        clock: Tells the time, in seconds.
-        pause: Waits so many seconds.
+        seconds_max: The longest time of failures without a success.
+        retried: The errors that are retried.
+        clock: A monotonic clock, in seconds.
+        pause: Sleeps a number of seconds.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class RetryPolicy:
         self._pause_seconds = _PAUSE_SECONDS
 
     def call(self, call: Callable[[], Answer]) -> Answer:
-        """Makes a call until it succeeds; gives its answer.
+        """Returns the result of a call, repeated until it succeeds.
 
         Raises:
-            MillraceError: What the call raised last.
+            MillraceError: The last error of the call.
         """
         while True:
             try:
@@ -62,15 +61,15 @@ class RetryPolicy:
                 self.wait(error)
 
     def reset(self) -> None:
-        """Begins to count anew."""
+        """Ends the current series of failures."""
         self._since = None
         self._pause_seconds = _PAUSE_SECONDS
 
     def wait(self, error: MillraceError) -> None:
-        """Waits for the next attempt.
+        """Sleeps before the next attempt.
 
         Raises:
-            MillraceError: The same one: it does not pass, or has lasted for too long.
+            MillraceError: The given error, which is not retried, or has lasted too long.
         """
         now = self._clock()
         if self._since is None:
@@ -83,12 +82,49 @@ class RetryPolicy:
 
 
 CALL_SECONDS_MAX = 10.0
-"""How long a server may take to answer; there is nothing to wait for in what is asked of it."""
+"""The deadline of a call that does not wait for events."""
+
+
+_ADVICE = {
+    "CHANNEL_CLAIMED": (
+        "in Spark, set the option takeover; if the reader is in this program, call release() on the result of "
+        "claim_ranges(), or stop() on the query"
+    ),
+    "NOT_CLAIMED": "the claim of this read has ended; load again",
+    "STALE_EPOCH": "the claim of this read has ended and a newer one has begun; load again",
+    "SEQUENCE_GONE": "events that this read was planned for have been consumed; load again",
+}
+"""Advice that follows the client's message, by the reason of the error."""
+
+
+@contextlib.contextmanager
+def translated_errors(
+    endpoint: str,
+    channel: str,
+    but: tuple[type[MillraceError], ...] = (),
+    advice_by_reason: Mapping[str, str] = _ADVICE,
+) -> Iterator[None]:
+    """Raises errors of the client as one sentence that names endpoint and channel and says what to do.
+
+    Args:
+        endpoint: The server of the call.
+        channel: The channel of the call.
+        but: Errors that pass through unchanged.
+        advice_by_reason: Advice that follows the client's message.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except MillraceError as error:
+        message = f"channel {channel} at {endpoint}: {str(error).rstrip('.')}"
+        advice = advice_by_reason.get(error.reason)
+        raise MillraceSparkError(f"{message}; {advice}" if advice else message) from None
 
 
 @contextlib.contextmanager
 def connected(endpoints: Sequence[str]) -> Iterator[dict[str, millrace.Client]]:
-    """A connection to each endpoint, closed in the end."""
+    """Opens a connection to each endpoint, and closes them all at the end of the block."""
     with ExitStack() as stack:
         yield {
             endpoint: stack.enter_context(millrace.connect(endpoint, timeout_seconds=CALL_SECONDS_MAX))
@@ -97,38 +133,38 @@ def connected(endpoints: Sequence[str]) -> Iterator[dict[str, millrace.Client]]:
 
 
 def check_aliases(homes: dict[str, str], endpoint: str, channels: Sequence[millrace.ChannelInfo]) -> None:
-    """Makes sure that no server is named twice, as `localhost` and `127.0.0.1`: a channel's id is its own.
+    """Checks that no server is named twice, such as by `localhost` and `127.0.0.1`.
 
     Raises:
-        OptionError: One is.
+        OptionError: Two endpoints have a channel with the same id.
     """
     for info in channels:
         if (home := homes.setdefault(info.channel_id, endpoint)) != endpoint:
             raise OptionError(
-                f"option endpoints: {home} and {endpoint} are the same server, since channel {info.name} is one and "
-                "the same there; name it once"
+                f"option endpoints: {home} and {endpoint} are the same server, since channel {info.name} has the same "
+                "id on both; name the server once"
             )
 
 
 def find_shards(clients: Mapping[str, millrace.Client], wanted: Sequence[str]) -> list[Shard]:
-    """The channels of these names and patterns on each server; a channel need not be on all of them.
+    """Returns the shards that match these names and patterns. A channel need not be on every server.
 
     Raises:
-        MillraceSparkError: A server cannot be reached, or a name or pattern fits no channel on any.
+        MillraceSparkError: A server is unreachable, or a name or pattern matches no channel on any server.
     """
     if len(clients) == 1 and not any(map(is_pattern, wanted)):
-        # Claiming them tells whether they are there.
+        # The claims fail if the channels do not exist.
         return [Shard(name, endpoint) for endpoint in clients for name in wanted]
     there: list[Shard] = []
     homes: dict[str, str] = {}
     for endpoint, client in clients.items():
-        with explained(endpoint, ", ".join(wanted)):
+        with translated_errors(endpoint, ", ".join(wanted)):
             infos = client.admin.list_channels()
         check_aliases(homes, endpoint, infos)
         there.extend(Shard(info.name, endpoint) for info in infos)
     for name in wanted:
         if not any(is_meant(shard.channel, (name,)) for shard in there):
             channels = ", ".join(sorted({shard.channel for shard in there})) or "no channels"
-            what = "the pattern fits no channel" if is_pattern(name) else "there is none of that name"
+            what = "the pattern matches no channel" if is_pattern(name) else "there is no channel of that name"
             raise MillraceSparkError(f"channel {name}: {what} on {', '.join(clients)}, which have {channels}")
     return sorted(shard for shard in there if is_meant(shard.channel, tuple(wanted)))

@@ -1,4 +1,4 @@
-"""Shards: what one server holds of a channel."""
+"""Shards: the part of a channel on one server."""
 
 import re
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ _PATTERN = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """One server's channel. One logical channel over several servers is several shards."""
+    """A channel on one server. A logical channel on several servers has several shards."""
 
     channel: str
-    """The channel's name."""
+    """The name of the channel."""
     endpoint: str
     """The server, `host:port`."""
 
     @classmethod
     def parse(cls, name: str) -> "Shard":
-        """The shard of a name such as `orders@127.0.0.1:7070`.
+        """Returns the shard with a name such as `orders@127.0.0.1:7070`.
 
         Raises:
-            ValueError: It is no such name.
+            ValueError: The name has another form.
         """
         channel, separator, endpoint = name.partition("@")
         if not (channel and separator and endpoint):
-            raise ValueError(f"{name!r} is no channel@host:port")
+            raise ValueError(f"{name!r} is not channel@host:port")
         return cls(channel, endpoint)
 
     def __str__(self) -> str:
@@ -35,10 +35,10 @@ class Shard:
 
 
 def parse_channels(text: str) -> tuple[str, ...]:
-    """Names of channels, or patterns with `*`, `?` and `[...]`, with commas between.
+    """Parses a comma-separated list of channel names, or patterns with `*`, `?` and `[...]`.
 
     Raises:
-        OptionError: There is none, or one comes twice.
+        OptionError: The list is empty, or has a name twice.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -50,10 +50,10 @@ def parse_channels(text: str) -> tuple[str, ...]:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it stands for all channels whose names match."""
+    """Whether a name is a pattern."""
     return bool(_PATTERN.search(name))
 
 
 def is_meant(channel: str, wanted: tuple[str, ...]) -> bool:
-    """Whether a channel is one of those that were asked for by name or pattern."""
+    """Whether a channel matches one of the names and patterns."""
     return any(channel == name or (is_pattern(name) and fnmatchcase(channel, name)) for name in wanted)

@@ -1,4 +1,4 @@
-"""`format("millrace")`, as Spark knows it."""
+"""`format("millrace")`: the data source that Spark instantiates."""
 
 import os
 import tempfile
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("millrace")` known to a session.
+    """Registers `format("millrace")` with a session.
 
-    Where millrace-spark is installed with pip, Spark finds it by itself. This is for a session that was begun before it
-    was installed, and for Spark Connect.
+    Spark finds the format itself if millrace-spark is installed with pip. Call this for a session that started before
+    the installation, and for Spark Connect.
 
     Raises:
-        MillraceSparkError: Spark's workers run a Python of another version, or one without this package.
+        MillraceSparkError: Spark's workers run another Python version, or a Python without this package.
     """
     check_worker_python(spark)
     spark.dataSource.register(MillraceDataSource)
 
 
 def ship(spark: SparkSession) -> None:
-    """Sends this package and the client to all executors of a session, and makes `format("millrace")` known to it.
+    """Sends this package and the client to all executors of a session, and registers `format("millrace")` with it.
 
-    Call it once, before the first read or write. The executors' Python still needs pyarrow, grpcio and protobuf.
+    Call it once, before the first read or write. The Python of the executors still needs pyarrow, grpcio and protobuf.
     """
-    # Spark copies the file at once, but asks for it by its path again where an executor comes later.
+    # Spark copies the file now, and reads it again from its path for executors that join later.
     folder = Path(tempfile.mkdtemp(prefix="millrace-spark-"))
     spark.sparkContext.addPyFile(str(pack(folder / "millrace_spark.zip")))
-    # Registered by name it would go to workers that look for it where it is installed, and not among files sent.
+    # Spark would look up a format registered by name only where it is installed, not among the files sent.
     register(spark)
 
 
 class MillraceDataSource(DataSource):
-    """Events of a channel, one row an event; see `millrace_spark` for how they are read and acknowledged."""
+    """Events of channels, one row per event; `millrace_spark` describes how they are read and acknowledged."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -65,8 +65,8 @@ class MillraceDataSource(DataSource):
             raise MillraceSparkError(
                 'format("millrace") needs pyarrow, and this Python has none; run: pip install "pyarrow>=18"'
             )
-        # Made once, where load() is called, then shipped. There the parent process lives as long as the application,
-        # so that all its reads renew one claim and those of another application are refused.
+        # Computed once, where load() is called, then pickled. The parent of that process lives as long as the
+        # application, so that all its reads renew one claim, and reads of another application are refused.
         self._reader_id = reader_id_of(os.getppid())
 
     @classmethod
@@ -74,7 +74,7 @@ class MillraceDataSource(DataSource):
         return "millrace"
 
     def schema(self) -> StructType:
-        # Asked by load(), so that a typing error is told there and not by the first action.
+        # load() calls this, so that a mistyped option is reported there and not by the first action.
         check_options(self.options)
         return EVENT_SCHEMA
 
@@ -101,7 +101,7 @@ class MillraceDataSource(DataSource):
 
 
 class MillraceReader(DataSourceReader):
-    """Claims when Spark plans, then reads each part in a task of its own."""
+    """Claims the channels when Spark plans the read; each task then reads one partition."""
 
     def __init__(self, options: BatchOptions, schema: StructType) -> None:
         self._options = options
@@ -120,7 +120,7 @@ class MillraceReader(DataSourceReader):
         return split_among_tasks(ranges, limits.events_max, limits.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        # Where there are no parts Spark makes one of its own, and wants no rows for it.
+        # Without partitions Spark creates one of its own, which has no rows.
         if not isinstance(partition, RangePartition):
             return iter(())
         require_modules()

@@ -22,23 +22,23 @@ from pyspark.sql import SparkSession
 from millrace_spark.errors import MillraceSparkError
 
 PACKAGES = ("millrace", "millrace_client", "millrace_spark", "pyspark_millrace")
-"""What is packed."""
+"""The packages in the zip."""
 
 _NEEDED = {"pyarrow": "pyarrow", "grpc": "grpcio", "google.protobuf": "protobuf"}
-"""Modules that are not pure Python, and the distributions that they come from."""
+"""Modules that are not pure Python, and their distributions."""
 
-# The oldest that a zip file can tell: the same code gives the same bytes, whenever it is packed.
+# The oldest timestamp in the zip format, so that the same code always yields the same bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
 
 def pack(path: Path | str) -> Path:
-    """Writes a zip of this package and the client, for `--py-files` or `addPyFile`; the same code gives the same bytes.
+    """Writes a zip of this package and the client for `--py-files` or `addPyFile`. The same code yields the same bytes.
 
     Returns:
         The path.
 
     Raises:
-        MillraceSparkError: It cannot be written there.
+        MillraceSparkError: The file cannot be written.
     """
     path = Path(path)
     try:
@@ -51,15 +51,15 @@ def pack(path: Path | str) -> Path:
 
 
 def require_modules() -> None:
-    """Makes sure that this Python can do a task's work.
+    """Checks that this Python has the modules that tasks need.
 
     Raises:
-        MillraceSparkError: A module is missing; says which, on which machine, and how to get it there.
+        MillraceSparkError: A module is missing. The message names module and machine, and says how to install it.
     """
     if missing := [distribution for module, distribution in _NEEDED.items() if not _is_there(module)]:
         raise MillraceSparkError(
             f"the Python of this task, {sys.executable} on {platform.node()}, has no {' and no '.join(missing)}; "
-            "install that on every node, or ship an environment with --archives and set PYSPARK_PYTHON to its Python"
+            "install it on every node, or send an environment with --archives and set PYSPARK_PYTHON to its Python"
         )
 
 
@@ -76,7 +76,7 @@ def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # It is that of a package which is missing, too.
+        # The parent package is missing.
         return False
 
 
@@ -89,12 +89,12 @@ _IS_LOCAL = re.compile(r"local(\[.*\])?")
 
 
 def check_worker_python(spark: SparkSession) -> None:
-    """Makes sure that the workers of a session on this machine run a Python of this version, with this package.
+    """Checks that the workers of a local session run the same Python version, with this package.
 
-    Of workers elsewhere, and of Spark Connect's, nothing is known here.
+    Workers on other machines, and those of Spark Connect, cannot be checked from here.
 
     Raises:
-        MillraceSparkError: They do not, so that every read would fail with a long tale.
+        MillraceSparkError: They do not; every read would fail with a long stack trace.
     """
     # A session of Spark Connect has no context.
     context = getattr(spark, "sparkContext", None)
@@ -118,25 +118,25 @@ def _check(python: str) -> None:
         return
     raise MillraceSparkError(
         f"Spark's workers run {python!r}, {what}; set the environment variable PYSPARK_PYTHON to {sys.executable} "
-        "before the first SparkSession is made"
+        "before the first SparkSession is created"
     )
 
 
 def _probed(place: str) -> list[str] | None:
-    """Its version, and whether it has this package."""
+    """Returns the version of a Python, and whether it has this package."""
     try:
-        told = subprocess.run(  # noqa: S603 - the program that Spark runs anyway
+        probe = subprocess.run(  # noqa: S603 - the program that Spark runs anyway
             [place, "-c", _PROBE], capture_output=True, check=True, text=True, timeout=_PROBE_SECONDS_MAX
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.split()
+    return probe.stdout.split()
 
 
 @cache
 def freeze_loaded_objects() -> None:
-    """Has the garbage collector pass over all that is loaded, once for each process.
+    """Excludes all loaded objects from garbage collection, once per process.
 
-    Spark's worker runs it after each task, and for a task of some 50,000 events that took a fifth of its time.
+    Spark's worker collects garbage after each task, which takes a fifth of the time of a task of 50,000 events.
     """
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Lets Spark find `format("millrace")` by itself.
+"""The entry point by which Spark finds `format("millrace")`.
 
-Spark imports every top-level module whose name begins with `pyspark_` and registers its `DefaultSource`. One such
-module that cannot be imported breaks all data sources, so nothing here imports gRPC or pyarrow.
+Spark imports every top-level module whose name begins with `pyspark_` and registers its `DefaultSource`. If one such
+module cannot be imported, all data sources fail, so this module does not import gRPC or pyarrow.
 """
 
 from millrace_spark.source import MillraceDataSource as DefaultSource

@@ -22,7 +22,7 @@ def test_check_schema_of_events_columns_is_fine(schema: StructType) -> None:
     ("columns", "sentence"),
     [
         ({"value": BinaryType()}, "schema: has the column 'value'; the columns of events are channel string, endpoint"),
-        ({"body": StringType()}, "schema: body is string; it must be binary. Read it as that, then cast it"),
+        ({"body": StringType()}, "schema: body is string; it must be binary. Read it with that type, then cast it"),
         ({"headers": MapType(StringType(), BinaryType())}, "schema: headers is map<string,binary>; it must be"),
         ({"body": BinaryType(), "Body": BinaryType()}, "schema: has the column 'Body' twice"),
     ],

@@ -89,9 +89,9 @@ def test_find_shards_finds_each_once_wherever_it_is(mill: FakeMill, wanted: list
     [
         (
             ["orders", "ordres"],
-            "channel ordres: there is none of that name on a:1, b:1, which have audit-1, audit-2, orders",
+            "channel ordres: there is no channel of that name on a:1, b:1, which have audit-1, audit-2, orders",
         ),
-        (["x-*"], r"channel x-\*: the pattern fits no channel on a:1, b:1, which have audit-1, audit-2, orders"),
+        (["x-*"], r"channel x-\*: the pattern matches no channel on a:1, b:1, which have audit-1, audit-2, orders"),
     ],
 )
 def test_find_shards_of_what_is_not_there_says_what_is(mill: FakeMill, wanted: list[str], sentence: str) -> None:

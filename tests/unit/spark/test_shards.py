@@ -14,7 +14,7 @@ def test_parse_of_a_shard_s_name_gives_it_back(channel: str, endpoint: str) -> N
 @pytest.mark.parametrize("name", ["", "orders", "@a:1", "orders@"])
 def test_parse_of_another_name_is_refused(name: str) -> None:
     """Somebody else wrote it."""
-    with pytest.raises(ValueError, match="is no channel@host:port"):
+    with pytest.raises(ValueError, match="is not channel@host:port"):
         Shard.parse(name)
 
 

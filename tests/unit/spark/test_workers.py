@@ -78,7 +78,7 @@ def test_require_modules_without_one_says_where_and_what_to_do(module: str) -> N
     sentence = done.stderr.splitlines()[-1]
     missing = {"grpc": "grpcio", "google": "protobuf"}[module]
     assert f"the Python of this task, {sys.executable} on " in sentence
-    assert f"has no {missing}; install that on every node" in sentence
+    assert f"has no {missing}; install it on every node" in sentence
 
 
 def fake_python(folder: Path, answer: str) -> str:

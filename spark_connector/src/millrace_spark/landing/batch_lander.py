@@ -1,4 +1,4 @@
-"""What is done with each batch: parsed once, written, and put into place."""
+"""Lands one batch: parses it once, writes it, and publishes its files."""
 
 import threading
 from collections.abc import Callable
@@ -16,33 +16,33 @@ from millrace_spark.landing.rows import REASON, Rows, rows_of
 from millrace_spark.landing.storage import joined
 
 ROWS = "rows"
-"""The name under which good rows are staged."""
+"""The staging folder of good rows."""
 
 BAD_LINES = "bad"
-"""The name under which bad lines are staged, where they go to a folder."""
+"""The staging folder of bad lines, if they go to a folder."""
 
 
 _ROWS_PER_TASK = 50_000
-"""Fewer are written by one task: a second would cost more than it spares, and make more files."""
+"""Fewer rows are written by one task: a second task would cost more than it saves, and write more files."""
 
 
 class StoppedError(Exception):
-    """Returned when a batch came after the program was told to stop; the next start lands it."""
+    """Raised for a batch that begins while the program is stopping; the next start lands it."""
 
 
 @dataclass
 class LandingTotals:
-    """What this run has landed.
+    """Counts of what this run has landed.
 
     Attributes:
-        batches: How many batches, those that an earlier run had decided included.
-        events: How many events were read.
-        rows: How many of them became rows.
-        bad_lines: How many of them did not.
-        files: How many files they are in.
-        files_bytes: How large these are.
-        decided_before: How many of the batches an earlier run had written already; they are counted in full.
-        partitions: The folders that got files.
+        batches: Batches, including those committed by an earlier run.
+        events: Events that were read.
+        rows: Events that became rows.
+        bad_lines: Events that did not.
+        files: Files that were written.
+        files_bytes: Their total size.
+        decided_before: Batches that an earlier run had committed already; they are included in the other counts.
+        partitions: Folders with new files.
     """
 
     batches: int = 0
@@ -56,12 +56,12 @@ class LandingTotals:
 
 
 class BatchLander:
-    """Lands batches, one after the other; called by Spark in a thread of its own.
+    """Lands batches, one after the other. Spark calls it in its own thread.
 
     Attributes:
-        totals: What was landed.
-        failure: What ended the query; None where nothing did.
-        folder_in_use: Held while files get into the target.
+        totals: The counts of this run.
+        failure: The error that ended the query, or None.
+        folder_in_use: A lock that is held while files are published.
         is_busy: Whether a batch is being landed.
     """
 
@@ -72,13 +72,13 @@ class BatchLander:
         bad_line_writer: Callable[[], BadLineWriter],
         is_stopping: threading.Event,
     ) -> None:
-        """Lands into nothing yet.
+        """Lands nothing yet.
 
         Args:
-            config: What is wanted.
-            publisher: Makes the publisher, as soon as the query has its id.
-            bad_line_writer: Makes what writes bad lines, likewise.
-            is_stopping: Set where no further batch is to be begun.
+            config: The configuration of the landing.
+            publisher: Returns the publisher, once the query has its id.
+            bad_line_writer: Returns the writer of bad lines, once the query has its id.
+            is_stopping: Set when no further batch may begin.
         """
         self.totals = LandingTotals()
         self.failure: Exception | None = None
@@ -91,7 +91,7 @@ class BatchLander:
         self._folders: set[str] = set()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Lands a batch. Once it returns, its rows are in the target, each once, and safe."""
+        """Lands a batch. Once it returns, its rows are in the target, each once, and durable."""
         if self._is_stopping.is_set():
             raise StoppedError
         self.is_busy = True
@@ -116,12 +116,12 @@ class BatchLander:
         totals.files_bytes += record.files_bytes
         self._folders.update(target.rpartition("/")[0] for _, target in record.moves)
         totals.partitions = len(self._folders)
-        # Last, since whoever watches takes it for the sign that a batch is there.
+        # Last, since observers take it as the sign that the batch is complete.
         totals.batches += 1
 
     def _write(self, batch: DataFrame, batch_id: int, staged: str) -> BatchCounts:
         rows = rows_of(batch, self._config)
-        # The channel is read once, by the count; good and bad rows are then written from what was kept.
+        # The count reads the channel; good and bad rows are then written from the persisted rows.
         kept = Rows(rows.frame.persist(StorageLevel.MEMORY_AND_DISK), rows.partitions)
         try:
             [counted] = kept.frame.agg(F.count("*").alias("events"), F.count(REASON).alias("bad_lines")).collect()
@@ -136,8 +136,8 @@ class BatchLander:
 
     def _write_rows(self, rows: Rows, row_count: int, batch_id: int, staged: str) -> None:
         target = self._config.target
-        # One file for each folder, and no more tasks than there is work for. Spark's own way to that, adaptive
-        # execution, is switched off in streams.
+        # One file per folder, and no more tasks than there is work for. Spark disables adaptive execution, its own
+        # means to this end, in streams.
         good = rows.good()
         wanted = min(-(-row_count // _ROWS_PER_TASK), good.sparkSession.sparkContext.defaultParallelism)
         good = (
@@ -150,7 +150,7 @@ class BatchLander:
             writer = writer.option("maxRecordsPerFile", target.rows_per_file_max)
         if target.format == "delta":
             query_id = self._make_publisher().query_id
-            # Delta's own record of what was written; a batch that it knows is left out.
+            # Delta records the batches it has written by these options, and skips repeated ones.
             writer = writer.option("txnAppId", query_id).option("txnVersion", batch_id)
             writer.format("delta").save(as_uri(target.path))
         else:

@@ -27,7 +27,7 @@ from millrace_spark.landing.storage import StorageError
 
 
 class ExitCode(IntEnum):
-    """How a command ended. Numbers never change: scripts decide by them."""
+    """The exit code of a command. The numbers never change, since scripts rely on them."""
 
     OK = 0
     FAILED = 1
@@ -39,78 +39,78 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "done; with --follow also where Ctrl-C or SIGTERM ended it",
-    ExitCode.FAILED: "refused or failed, as the message says; the next start goes on, nothing lost or doubled",
+    ExitCode.OK: "done; with --follow also after Ctrl-C or SIGTERM",
+    ExitCode.FAILED: "refused or failed, as the message says; the next start goes on, with nothing lost or duplicated",
     ExitCode.USAGE: "the command line or the configuration is wrong",
     ExitCode.BAD_LINES: "done, but there were bad lines (with --strict only)",
-    ExitCode.LATER: "another millrace-spark works on this folder; try again when it has ended",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C before all was landed, or at once by a second one; the next start goes on",
-    ExitCode.TERMINATED: "ended by SIGTERM before all was landed; the next start goes on",
+    ExitCode.LATER: "another millrace-spark is using this folder; try again later",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C before all was landed, or at once by a second one; the next start goes on",
+    ExitCode.TERMINATED: "stopped by SIGTERM before all was landed; the next start goes on",
 }
-"""For each code one phrase, as `millrace-spark --help` shows it."""
+"""The meaning of each code, as `millrace-spark --help` shows it."""
 
 
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BY_SIGNAL = 128
-_AT_ONCE = "millrace-spark: ended at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
+_AT_ONCE = "millrace-spark: stopped at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
 _BEFORE = "\r\x1b[K"
 _AFTER = "\x1b[?25h"
-"""Of a terminal: wipes the screen's line that changes, and shows the cursor, which that line had hidden."""
+"""Terminal sequences that clear the progress line, and show the cursor, which that line had hidden."""
 
 
 class ShutdownSignals:
-    """What the process was asked.
+    """Handlers of SIGINT and SIGTERM: the first signal asks the program to stop, a second Ctrl-C ends it at once.
 
     Attributes:
-        is_stopping: Set where it was asked to end.
-        number: By which signal; None where by none.
+        is_stopping: Set by the first signal.
+        number: The signal, or None.
     """
 
     def __init__(self) -> None:
         self.is_stopping = threading.Event()
         self.number: signal.Signals | None = None
-        # The terminal's, also while Spark's start writes its own talk to a file under the same number.
+        # The terminal, even while Spark's start redirects file descriptor 2 to a file.
         self._errors = os.dup(_STANDARD_ERROR)
         self._former = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def install(self) -> None:
-        """From now on signals set `is_stopping`. Again after Spark's start, which puts its own handler there."""
+        """Installs the handlers. Call it again after Spark's start, which installs its own."""
         for number in _SIGNALS:
             signal.signal(number, self._stop)
 
     def uninstall(self) -> None:
-        """Signals do again what they did before; they are not installed again."""
+        """Restores the former handlers; they cannot be installed again."""
         for number, former in self._former.items():
             signal.signal(number, former)
         os.close(self._errors)
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal has ended."""
+        """The exit code that shells expect of a process ended by a signal."""
         assert self.number is not None, "no signal came"
         return _BY_SIGNAL + self.number
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         if self.is_stopping.is_set() and number == signal.SIGINT:
-            told = f"{_BEFORE}{_AT_ONCE}{_AFTER}" if os.isatty(self._errors) else _AT_ONCE
+            message = f"{_BEFORE}{_AT_ONCE}{_AFTER}" if os.isatty(self._errors) else _AT_ONCE
             with suppress(OSError):
-                # Not by way of Python's file, in which the signal may have come upon somebody who writes.
-                os.write(self._errors, told.encode())
-            # As abrupt as kill -9, which the next start bears.
+                # Not through Python's file object, which the signal may have interrupted in a write.
+                os.write(self._errors, message.encode())
+                # As abrupt as kill -9, from which the next start recovers.
             os._exit(_BY_SIGNAL + number)
         self.number = signal.Signals(number)
         self.is_stopping.set()
 
 
 def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> int:
-    """Lands channels, shows how it stands, and reports in the end, also where it failed half-way.
+    """Lands channels with a progress line, and prints a report at the end, even after a failure half-way.
 
     Returns:
         The exit code.
 
     Raises:
-        MillraceSparkError: It could not begin, or not go on.
+        MillraceSparkError: The landing could not start, or failed.
     """
     check_package(config)
     began_at = time.monotonic()
@@ -161,15 +161,15 @@ def compact_folder(
     """Merges the small files of a folder.
 
     Returns:
-        What was merged, and the exit code.
+        The counts of the compaction, and the exit code.
 
     Raises:
-        MillraceSparkError: There is no such folder, another program works on it, or files cannot be read or written.
+        MillraceSparkError: There is no such folder, another program is using it, or files cannot be read or written.
     """
-    # Two compactions that knew nothing of each other would merge the same rows twice.
-    told = f"{work.path}: is not there, and the landing into {path} must have its records somewhere; say --work-path"
+    # Without a shared work folder, two compactions would merge the same rows twice.
+    missing = f"{work.path}: does not exist, but the landing into {path} must have a work folder; set --work-path"
     if is_local(work.path) and not Path(work.path).is_dir():
-        raise MillraceSparkError(told)
+        raise MillraceSparkError(missing)
     signals = ShutdownSignals()
     signals.install()
     console = Console(stderr=True)
@@ -182,9 +182,9 @@ def compact_folder(
             signals.install()
             storage = storage_for(spark, path, work.path)
             if not storage.exists(work.path):
-                raise MillraceSparkError(told)
+                raise MillraceSparkError(missing)
             if not storage.exists(path):
-                raise MillraceSparkError(f"{path}: is not there; name the folder that was landed in")
+                raise MillraceSparkError(f"{path}: does not exist; name the folder of the landing")
             compactor = Compactor(storage, path, work, limits, spark_merger(spark, compression))
             compactor.recover()
             finish_all(storage, work)

@@ -19,30 +19,30 @@ from millrace_spark.landing.storage import Storage, StorageError, StoredFile, jo
 from millrace_spark.landing.swap import STAGING_PREFIX, Intent, recover, swap
 
 FILES_MAX = 1_000
-"""One merge reads at most so many files, so that what is to be done again after a crash stays bounded."""
+"""The most files of one merge, which bounds the work that a crash undoes."""
 
 
 class Merge(NamedTuple):
-    """Files of one folder that become one file."""
+    """Files of one folder to merge into one file."""
 
     folder: str
     files: tuple[StoredFile, ...]
 
     @property
     def size_bytes(self) -> int:
-        """How large they are together."""
+        """The total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
 
 def plan_merges(files: Iterable[StoredFile], limits: CompactionConfig, now_seconds: float) -> list[Merge]:
-    """Finds what is to be merged.
+    """Returns the merges that are due.
 
-    A file that is half as large as it should be is never read
-    again, so each row is merged a few times in its life, however many batches there are.
+    A file of at least half the target size is never read again, so that each row is merged only a few times, however
+    many batches there are.
 
     Args:
-        files: All files of the landed folder; those with names of others are left alone.
-        limits: When, and up to which size.
+        files: All files of the landed folder; files with other names are ignored.
+        limits: The settings of the compaction.
         now_seconds: The time, in seconds since 1970.
     """
     folders = defaultdict(list)
@@ -79,26 +79,26 @@ def _worthwhile(group: list[StoredFile]) -> Iterator[tuple[StoredFile, ...]]:
 
 
 Merger = Callable[[Sequence[str], str], None]
-"""Writes the rows of files into one file in a new folder.
+"""Merges files into one file in a new folder.
 
 Raises:
-    MergeError: They cannot be one file.
+    MergeError: The files cannot be merged.
 """
 
 
 class MergeError(Exception):
-    """Returned when files cannot become one; the message is a sentence. Nothing has changed."""
+    """Raised when files cannot be merged; the message is a sentence. Nothing has changed."""
 
 
 @dataclass
 class CompactionTotals:
-    """What was merged.
+    """Counts of a compaction.
 
     Attributes:
-        files_before: How many files were replaced.
-        files_after: By how many.
-        bytes_before: How large they were.
-        refusals: Why others could not be merged.
+        files_before: Files that were replaced.
+        files_after: Files that replaced them.
+        bytes_before: The size of the replaced files.
+        refusals: Reasons why other files could not be merged.
     """
 
     files_before: int = 0
@@ -108,10 +108,10 @@ class CompactionTotals:
 
 
 class Compactor:
-    """Merges the files of one folder, and ends what an earlier one began.
+    """Merges the files of one folder, and finishes interrupted merges.
 
     Attributes:
-        totals: What it has merged so far.
+        totals: The counts so far.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class Compactor:
         self._merger = merger
 
     def recover(self) -> int:
-        """Finishes or undoes what a crash has left; returns how many swaps it finished."""
+        """Finishes or undoes interrupted merges; returns the number of swaps it finished."""
         return recover(self._storage, self._work)
 
     def compact(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Merges whatever the limits say; ends early, between two merges, where it is told to.
+        """Runs all due merges; returns early, between two merges, if `is_stopping` does.
 
         Raises:
-            StorageError: The file system refuses; the next start takes up from there.
+            StorageError: The file system fails; the next start recovers.
         """
         for merge in plan_merges(self._storage.files(self._folder), self._limits, time.time()):
             if is_stopping():
@@ -145,9 +145,9 @@ class Compactor:
             try:
                 self._merge(merge)
             except MergeError as error:
-                told = f"{merge.folder}: its small files stay as they are, {error}"
-                if told not in self.totals.refusals:
-                    self.totals.refusals += (told,)
+                refusal = f"{merge.folder}: its small files were not merged, {error}"
+                if refusal not in self.totals.refusals:
+                    self.totals.refusals += (refusal,)
 
     def _merge(self, merge: Merge) -> None:
         compaction_id = uuid.uuid4().hex
@@ -160,7 +160,7 @@ class Compactor:
             raise
         merged = data_files(self._storage.files(staged), staged)
         if len(merged) != 1:
-            raise StorageError(f"{staged}: holds {len(merged)} files where Spark was asked for one")
+            raise StorageError(f"{staged}: holds {len(merged)} files, where Spark should have written one")
         name = compacted_name(compaction_id, suffix_of(merged[0].path), like=posixpath.basename(paths[0]))
         intent = Intent(staged=merged[0].path, target=joined(merge.folder, name), replaces=tuple(paths))
         swap(self._storage, self._work, intent)
@@ -170,28 +170,28 @@ class Compactor:
 
 
 def spark_merger(spark: SparkSession, compression: str) -> Merger:
-    """What merges Parquet files: their rows in one file, which has the columns of all of them.
+    """Returns a merger of Parquet files, which writes their rows into one file with the columns of all of them.
 
     Args:
-        spark: Who reads and writes.
-        compression: How the merged file is compressed.
+        spark: The session.
+        compression: The compression of the merged file.
     """
 
     def merge(files: Sequence[str], staged: str) -> None:
         try:
             merged = _read(spark, files)
-            # One task, so one file.
+            # One task writes one file.
             merged.coalesce(1).write.option("compression", compression).parquet(as_uri(staged))
             counts = [_read(spark, paths).count() for paths in (files, [staged])]
         except (PySparkException, Py4JError) as error:
-            # Such as a column that is text in one file and a number in another.
+            # For instance, a column is text in one file and a number in another.
             raise MergeError(format_error(error)) from error
         if counts[0] != counts[1]:
-            raise MergeError(f"they hold {counts[0]:,} rows, and one file of them {counts[1]:,}")
+            raise MergeError(f"since they hold {counts[0]:,} rows, and the merged file {counts[1]:,}")
 
     return merge
 
 
 def _read(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    # Columns that came or went with a change of the configuration are kept.
+    # Keeps columns that a change of the configuration added or removed.
     return spark.read.option("mergeSchema", value=True).parquet(*map(as_uri, paths))

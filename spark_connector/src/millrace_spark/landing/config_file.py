@@ -12,14 +12,14 @@ from millrace.setting_problems import describe_problems
 from millrace_spark.landing.config import LandingConfig, SparkConfig
 
 FILE_BYTES_MAX = 1024 * 1024
-"""A larger configuration file is refused."""
+"""The largest configuration file."""
 
 
 class ConfigError(Exception):
-    """Returned when a configuration cannot be used.
+    """Raised for an invalid configuration.
 
     Attributes:
-        problems: All that is wrong, a sentence each.
+        problems: All errors, one sentence each.
     """
 
     def __init__(self, source: str, problems: list[str]) -> None:
@@ -28,14 +28,14 @@ class ConfigError(Exception):
 
 
 def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ()) -> LandingConfig:
-    """Reads and checks a configuration.
+    """Reads and validates a configuration.
 
     Args:
-        path: The TOML file; None where everything is told by overrides.
-        overrides: Settings that count instead of what the file says, by their path such as `target.path`.
+        path: The TOML file; None if the overrides hold all settings.
+        overrides: Settings that override the file, by their path such as `target.path`.
 
     Raises:
-        ConfigError: The file cannot be read, is no TOML, or something is not allowed. Names all problems.
+        ConfigError: The file cannot be read, is not TOML, or has invalid settings. Lists all errors.
     """
     source = "command line" if path is None else str(path)
     tables = {} if path is None else _parse(source, _read(source, path))
@@ -45,20 +45,20 @@ def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ())
 
 
 def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
-    """Checks a configuration that was read already.
+    """Validates a parsed configuration.
 
     Raises:
-        ConfigError: Something is not allowed. Names all problems.
+        ConfigError: Settings are invalid. Lists all errors.
     """
     try:
-        # Strict: TOML has types of its own, and neither "100" nor true is a count.
+        # Strict, since TOML has types: neither "100" nor true is a count.
         return LandingConfig.model_validate(dict(tables), strict=True)
     except ValidationError as error:
         raise ConfigError(source, describe_problems(error, LandingConfig)) from None
 
 
 def parse_override(text: str) -> tuple[str, object]:
-    """Reads `SETTING=VALUE`, where the value is TOML; what is no TOML is taken as text.
+    """Parses `SETTING=VALUE`, with a value in TOML; any other value is text.
 
     Raises:
         ConfigError: There is no `=`.
@@ -78,7 +78,7 @@ def _put(tables: dict[str, Any], setting: str, value: object) -> None:
     for folder in folders:
         inner = table.setdefault(folder, {})
         if not isinstance(inner, dict):
-            # The check says that this is no table.
+            # The validation reports that this is not a table.
             return
         table = inner
     table[name] = value
@@ -97,17 +97,17 @@ def _read(source: str, path: Path) -> bytes:
 
 def _parse(source: str, content: bytes) -> dict[str, Any]:
     try:
-        # Editors of Windows put a byte order mark before UTF-8.
+        # Editors on Windows write a byte order mark.
         return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise ConfigError(source, ["is not UTF-8, the only encoding that TOML has"]) from None
+        raise ConfigError(source, ["is not UTF-8, the encoding of TOML"]) from None
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise ConfigError(source, [f"is not TOML: {error}"]) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LandOptions:
-    """Options of the command line; None, or False, where one was not given."""
+    """Options of the command line; None or False if not given."""
 
     endpoints: list[str] | None = None
     channels: list[str] | None = None
@@ -123,10 +123,10 @@ class LandOptions:
     settings: list[str] | None = None
 
     def overrides(self) -> Iterator[tuple[str, object]]:
-        """The settings that were given, by their path.
+        """Yields the settings of the options, by their path.
 
         Raises:
-            ConfigError: One of `--set` or `--conf` has no `=`.
+            ConfigError: A `--set` or `--conf` has no `=`.
         """
         for setting, value in (
             ("source.endpoints", self.endpoints),
@@ -147,7 +147,7 @@ class LandOptions:
         yield from map(parse_override, self.settings or ())
 
     def spark_config(self) -> SparkConfig:
-        """The Spark that they ask for.
+        """Returns the Spark settings of the options.
 
         Raises:
             ConfigError: A `--conf` has no `=`.

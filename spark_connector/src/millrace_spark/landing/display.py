@@ -22,12 +22,12 @@ _UNIT_FACTOR = 1024
 
 
 def report_json(state: LandingState, config: LandingConfig, seconds: float, outcome: str) -> dict[str, Any]:
-    """The report for scripts.
+    """Returns the report for scripts.
 
     Args:
-        state: How the landing ended.
-        config: What was wanted.
-        seconds: How long it took, Spark's start included.
+        state: The final state of the landing.
+        config: The configuration of the landing.
+        seconds: The duration, including Spark's start.
         outcome: `done`, `stopped` or `failed`.
     """
     return {
@@ -44,7 +44,7 @@ def report_json(state: LandingState, config: LandingConfig, seconds: float, outc
 
 
 def report_table(state: LandingState, config: LandingConfig, seconds: float) -> Table:
-    """The report for people."""
+    """Returns the report for people."""
     totals, compaction = state.totals, state.compaction
     made = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     made.add_column(style="bold")
@@ -60,18 +60,18 @@ def report_table(state: LandingState, config: LandingConfig, seconds: float) -> 
             f"{compaction.files_before:,} files into {compaction.files_after:,}" if compaction.files_before else "",
         ),
         ("finished", _finished(state)),
-        ("left", f"{state.lag:,} events that came meanwhile" if state.lag else ""),
+        ("left", f"{state.lag:,} events that arrived in the meantime" if state.lag else ""),
         ("time", f"{seconds:.1f} s, {rate(totals.events, seconds)}"),
         *(("note", refusal) for refusal in compaction.refusals),
     ):
         if value:
-            # Text, since a path may look like rich's markup.
+            # Text, since a path may look like markup.
             made.add_row(name, Text(value))
     return made
 
 
 def shown_bytes(size_bytes: float) -> str:
-    """A size for people."""
+    """Returns a size for people."""
     unit = 0
     while size_bytes >= _UNIT_FACTOR and unit < len(_UNITS) - 1:
         size_bytes /= _UNIT_FACTOR
@@ -80,17 +80,17 @@ def shown_bytes(size_bytes: float) -> str:
 
 
 def rate(count: int, seconds: float) -> str:
-    """Events a second."""
+    """Returns the rate of events per second."""
     return f"{count / max(seconds, 0.001):,.0f} events/s"
 
 
 def counted(count: int, one: str, more: str) -> str:
-    """A count with its noun."""
+    """Returns a count with its noun."""
     return f"{count:,} {one if count == 1 else more}"
 
 
 def bad_lines_place(config: LandingConfig) -> str:
-    """Where bad lines go."""
+    """Returns the destination of bad lines."""
     if config.bad_lines.channel:
         return f"channel {config.bad_lines.channel}"
     return config.bad_lines_path
@@ -108,12 +108,12 @@ def _files(state: LandingState) -> str:
 
 
 def _finished(state: LandingState) -> str:
-    told = []
+    finished = []
     if state.totals.decided_before:
-        told.append(counted(state.totals.decided_before, "batch", "batches"))
+        finished.append(counted(state.totals.decided_before, "batch", "batches"))
     if state.swaps_finished:
-        told.append(counted(state.swaps_finished, "compaction", "compactions"))
-    return f"{' and '.join(told)} that a killed run had left half done" if told else ""
+        finished.append(counted(state.swaps_finished, "compaction", "compactions"))
+    return f"{' and '.join(finished)} that an earlier run had left unfinished" if finished else ""
 
 
 _WINDOW_SECONDS = 10.0
@@ -121,14 +121,14 @@ _LINE_SECONDS = 10.0
 
 
 class ProgressDisplay:
-    """Shows how a landing stands. A context manager, within which it is shown."""
+    """Shows the progress of a landing, as a context manager: one live line on a terminal, else a line every 10 s."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         """Shows nothing yet.
 
         Args:
-            console: Where; standard error, since standard output is the report's.
-            clock: Seconds.
+            console: The console, standard error, since the report goes to standard output.
+            clock: A monotonic clock, in seconds.
         """
         self._console = console
         self._clock = clock
@@ -140,11 +140,11 @@ class ProgressDisplay:
         self._line = ""
 
     def show(self, state: LandingState) -> None:
-        """From now on shows this one."""
+        """Replaces the state to show."""
         self._state = state
 
     def refresh(self) -> None:
-        """Called again and again; writes a line where there is no terminal and something is new."""
+        """Updates the rate, and writes a line if there is no terminal and the line has changed. Called periodically."""
         now = self._clock()
         self._seen.append((now, self._state.totals.events))
         while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 1:
@@ -156,7 +156,7 @@ class ProgressDisplay:
                 self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def line(self) -> str:
-        """How it stands."""
+        """Returns the progress line."""
         state, totals = self._state, self._state.totals
         parts = [state.phase]
         if totals.batches:
@@ -173,7 +173,7 @@ class ProgressDisplay:
         return " · ".join(parts)
 
     def _rate(self) -> float:
-        if len(self._seen) < 2:  # noqa: PLR2004 - a rate needs two looks
+        if len(self._seen) < 2:  # noqa: PLR2004 - a rate needs two samples
             return 0.0
         (began_at, before), (ended_at, after) = self._seen[0], self._seen[-1]
         return (after - before) / max(ended_at - began_at, 0.001)

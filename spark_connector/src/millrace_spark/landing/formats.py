@@ -5,6 +5,8 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+# Repeated groups are possessive (`*+`), since Java's engine recurses while it can backtrack, and a long line would
+# overflow its stack.
 _QUOTED = r'"(?P<{name}>[^"\\]*+(?:\\.[^"\\]*+)*+)"'
 
 ACCESS_LOG = (
@@ -16,46 +18,45 @@ ACCESS_LOG = (
     + _QUOTED.format(name="agent")
     + r")?\s*+"
 )
-"""Common and combined log format, as Apache and nginx write them."""
+"""The common and combined log formats of Apache and nginx."""
 
 SYSLOG_5424 = (
     r"<(?P<priority>\d{1,3})>1 (?P<time>\S++) (?P<host>\S++) (?P<app>\S++) (?P<process_id>\S++) (?P<message_id>\S++) "
     r'(?P<structured_data>-|(?:\[(?:[^"\]\\]|"(?:[^"\\]|\\.)*+")*+\])++)(?: (?:\uFEFF)?(?P<message>(?s:.*)))?'
 )
-"""RFC 5424; what is not there is a dash."""
+"""RFC 5424; missing fields are a dash."""
 
 SYSLOG_3164 = (
     r"(?:<(?P<priority>\d{1,3})>)?(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>\S++) "
     r"(?:(?P<app>[^\s\[\]:]++)(?:\[(?P<process_id>[^\]\s]*+)\])?: ?)?(?P<message>(?s:.*))"
 )
-"""RFC 3164, as daemons write it and as it lies in /var/log, where the priority is left out."""
+"""RFC 3164, as daemons send it, and as in /var/log, without the priority."""
 
 _SIMPLE_GROUP = re.compile(r"\(\?P?<(?P<name>[A-Za-z_][A-Za-z0-9_]*)>")
 _BACK_REFERENCE = re.compile(r"\(\?P=(?P<name>\w+)\)")
 
 
 class PatternError(ValueError):
-    """Returned when an expression is none; the message says what is wrong."""
+    """Raised for an invalid regular expression; the message says what is wrong."""
 
 
 class NumberedPattern(NamedTuple):
-    """An expression whose groups are told apart by their numbers.
+    """A regular expression with numbered groups in place of named ones.
 
-    Java's names of groups have letters and digits only, and a name may stand for one match only where each is asked
-    for by itself.
+    Java's group names have letters and digits only, and Spark reads all groups of a match by number.
     """
 
     text: str
     names: dict[str, int]
-    """For each named group its number."""
+    """The number of each named group."""
     group_count: int
 
 
 def numbered_pattern(pattern: str) -> NumberedPattern:
-    """Takes the names out of an expression; `(?<name>...)` is one too, as in Java.
+    """Replaces the named groups of an expression, `(?P<name>...)`, or `(?<name>...)` as in Java, by numbered ones.
 
     Raises:
-        PatternError: It is no expression that Python reads.
+        PatternError: Python cannot compile the expression.
     """
     named, numbered = [], []
     position = 0
@@ -83,64 +84,64 @@ def numbered_pattern(pattern: str) -> NumberedPattern:
 
 
 def python_pattern(pattern: str) -> re.Pattern[str]:
-    """The expression as Python's engine matches it; see `re.Pattern.fullmatch`."""
+    """Compiles an expression for Python; use `re.Pattern.fullmatch`."""
     return re.compile(pattern)
 
 
 def java_pattern(numbered: NumberedPattern) -> str:
-    r"""The expression as Java's engine matches it against a whole line.
+    r"""Returns an expression that Java matches against a whole line.
 
-    In Java `.` and `$` know more ends of lines than `\n` unless told otherwise.
+    By default, `.` and `$` in Java recognise more line terminators than `\n`.
     """
     return rf"(?d)\A(?:{numbered.text})\z"
 
 
 TYPES = ("string", "int", "bigint", "double", "boolean", "date", "timestamp")
-"""What a group of a regular expression may be."""
+"""The types of the groups of a regular expression."""
 
 ACCESS_LOG_COLUMNS = tuple(
     "client user time method path protocol request status bytes referrer agent".split(),  # noqa: SIM905 - shorter
 )
-"""What a line of an access log becomes."""
+"""The columns of an access log."""
 
 SYSLOG_COLUMNS = tuple(
     "time host app process_id message_id structured_data facility severity message".split(),  # noqa: SIM905 - shorter
 )
-"""What a message of syslog becomes."""
+"""The columns of a syslog message."""
 
 _DECIMAL = re.compile(r"decimal\([1-9][0-9]?,[0-9]{1,2}\)")
 
 
 class _Format(BaseModel, frozen=True, extra="forbid"):
     invalid_utf8: Literal["bad", "replace"] = "bad"
-    """What becomes of a line that is not UTF-8: it is a bad line, or what cannot be read is replaced by U+FFFD."""
+    """How to treat a line that is not UTF-8: as a bad line, or with invalid bytes replaced by U+FFFD."""
 
     line_bytes_max: int = Field(65_536, ge=1, le=1 << 30)
-    """A longer line is a bad line; it bounds what a regular expression may cost."""
+    """The longest line; a longer one is a bad line. This bounds the cost of a regular expression."""
 
 
 class TextFormat(_Format):
-    """Lines as they are: the column `line`."""
+    """Lines as text: the column `line`."""
 
     type: Literal["text"]
 
 
 class JsonFormat(_Format):
-    """Objects of JSON, one a line, with the columns of a schema. What the schema does not name is left out."""
+    """JSON objects, one per line, with the columns of a schema. Other fields are ignored."""
 
     type: Literal["json"]
 
     columns: str | None = None
-    """The schema in Spark's DDL, such as `id bigint, time timestamp, tags array<string>`."""
+    """The schema as Spark DDL, such as `id bigint, time timestamp, tags array<string>`."""
 
     columns_file: str | None = None
-    """A file that holds the schema, in DDL or as `df.schema.json()` writes it."""
+    """A file with the schema, as DDL or as `df.schema.json()` writes it."""
 
     required: list[str] = Field(default_factory=list)
-    """Columns that no line may leave out."""
+    """Columns that every line must have."""
 
     time_format: str | None = None
-    """The pattern of timestamps in it, in Spark's letters; ISO 8601 without it."""
+    """The pattern of timestamps, in Spark's pattern letters; default: ISO 8601."""
 
     @model_validator(mode="after")
     def _check_one_schema(self) -> Self:
@@ -150,21 +151,21 @@ class JsonFormat(_Format):
 
 
 class RegexFormat(_Format):
-    """Lines that a regular expression matches as a whole; its named groups become columns."""
+    """Lines that match a regular expression as a whole; its named groups are the columns."""
 
     type: Literal["regex"]
 
     pattern: str
-    """The expression, in the syntax that Python and Java share, with groups `(?P<name>...)`."""
+    """The regular expression, in the syntax common to Python and Java, with groups `(?P<name>...)`."""
 
     types: dict[str, str] = Field(default_factory=dict)
-    """The type of a group that is no string: int, bigint, double, boolean, decimal(P,S), date or timestamp."""
+    """The types of groups that are not strings: int, bigint, double, boolean, decimal(P,S), date or timestamp."""
 
     time_format: str = "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]"
-    """The pattern of timestamps, in Spark's letters."""
+    """The pattern of timestamps, in Spark's pattern letters."""
 
     date_format: str = "yyyy-MM-dd"
-    """The pattern of dates, in Spark's letters."""
+    """The pattern of dates, in Spark's pattern letters."""
 
     @field_validator("pattern")
     @classmethod
@@ -174,7 +175,7 @@ class RegexFormat(_Format):
         except PatternError as error:
             raise ValueError(str(error)) from None
         if not names:
-            raise ValueError("has no named group; write (?P<name>...) around what is to be a column")
+            raise ValueError("has no named group; write (?P<name>...) around each column")
         return pattern
 
     @field_validator("types")
@@ -189,18 +190,18 @@ class RegexFormat(_Format):
     def _check_types_have_groups(self) -> Self:
         names = numbered_pattern(self.pattern).names
         if unknown := sorted(set(self.types) - set(names)):
-            raise ValueError(f"types: {unknown[0]} is no group of the pattern; its groups are {', '.join(names)}")
+            raise ValueError(f"types: {unknown[0]} is not a group of the pattern; its groups are {', '.join(names)}")
         return self
 
 
 class AccessLogFormat(_Format):
-    """Lines of a web server's access log, in the common or the combined format."""
+    """Lines of a web server's access log, in the common or combined format."""
 
     type: Literal["access_log"]
 
 
 class SyslogFormat(_Format):
-    """Messages of syslog, as RFC 5424 or RFC 3164 have them, with or without the priority in front."""
+    """Syslog messages in the format of RFC 5424 or RFC 3164, with or without the priority."""
 
     type: Literal["syslog"]
 
@@ -208,11 +209,11 @@ class SyslogFormat(_Format):
 LineFormat = Annotated[
     TextFormat | JsonFormat | RegexFormat | AccessLogFormat | SyslogFormat, Field(discriminator="type")
 ]
-"""One of them, told apart by `type`."""
+"""A format; the field `type` is the discriminator."""
 
 
 def columns_of(line_format: LineFormat) -> tuple[str, ...] | None:
-    """The columns that lines of a format become; None for JSON, whose schema only Spark reads."""
+    """Returns the columns of a format; None for JSON, whose schema only Spark parses."""
     match line_format:
         case TextFormat():
             return ("line",)

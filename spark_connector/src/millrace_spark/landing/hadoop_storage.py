@@ -1,4 +1,4 @@
-"""What Hadoop's file systems hold, as a storage: HDFS, S3A and all others that Spark writes to."""
+"""Hadoop's file systems as a storage: HDFS, S3A and all others that Spark supports."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,19 +19,19 @@ _MILLISECONDS = 1000.0
 class HadoopStorage:
     """Files behind Hadoop's `FileSystem`; see `Storage`.
 
-    HDFS renames a file at once. Object stores have no rename: the store copies the file, which appears whole, and then
-    removes it under its old name; so renaming costs what copying costs.
+    HDFS renames a file atomically. Object stores have no rename: they copy the file, which appears as a whole, and then
+    remove it under its old name; so a rename costs as much as a copy.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        """Opens the file system that a folder lies in.
+        """Opens the file system of a folder.
 
         Raises:
-            StorageError: Hadoop knows none for such a path, or cannot reach it.
+            StorageError: Hadoop has no file system for the path, or cannot reach it.
         """
         self._jvm: Any = spark._jvm  # noqa: SLF001 - Spark's own way to Hadoop from Python
         with _storage_errors(folder):
-            configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - likewise
+            configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
             self._files: Any = self._path(folder).getFileSystem(configuration)
 
     def files(self, folder: str) -> list[StoredFile]:
@@ -40,11 +40,11 @@ class HadoopStorage:
             if not self._files.exists(self._path(folder)):
                 return []
             base = self._files.makeQualified(self._path(folder)).toString()
-            # One listing of the whole tree, which on object stores is a few calls instead of one for each folder.
+            # One recursive listing, which takes a few calls on object stores instead of one per folder.
             listed = self._files.listFiles(self._path(folder), True)
             while listed.hasNext():
                 status = listed.next()
-                # As the caller names the folder, who may have left out the machine that the file system is on.
+                # In the caller's spelling of the folder, which may omit the host of the file system.
                 path = folder + status.getPath().toString().removeprefix(base)
                 found.append(StoredFile(path, status.getLen(), status.getModificationTime() / _MILLISECONDS))
         return sorted(found)
@@ -73,32 +73,32 @@ class HadoopStorage:
             self.rename(path + _NEW, path)
 
     def create(self, path: str, text: str) -> bool:
-        # Another program may be about to create it, too.
+        # Another program may create it at the same time.
         fresh = f"{path}.{uuid.uuid4().hex}{_NEW}"
         with _storage_errors(path):
             self._write_now(fresh, text)
-            # HDFS looks and renames in one step; not all others look.
+            # HDFS checks and renames atomically; not all other file systems check.
             is_first = not self._files.exists(self._path(path)) and bool(
                 self._files.rename(self._path(fresh), self._path(path))
             )
             if not is_first:
                 self.remove(fresh)
                 if not self._files.exists(self._path(path)):
-                    raise StorageError(f"{path}: cannot be written; {fresh} cannot be renamed to it")
+                    raise StorageError(f"{path}: cannot be written, since {fresh} cannot be renamed to it")
             return is_first
 
     def rename(self, source: str, target: str) -> None:
         with _storage_errors(target):
             self._files.mkdirs(self._path(target).getParent())
             if not self._files.rename(self._path(source), self._path(target)):
-                raise StorageError(f"{target}: {source} cannot be renamed to it; is there a file of that name already?")
+                raise StorageError(f"{target}: {source} cannot be renamed to it; check whether the file exists already")
 
     def remove(self, path: str) -> None:
         with _storage_errors(path):
             self._files.delete(self._path(path), True)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Nothing: a file that was closed is as safe as HDFS or the store keeps it."""
+        """Does nothing: a closed file is as durable as HDFS or the store makes it."""
 
     def _write_now(self, path: str, text: str) -> None:
         stream = self._files.create(self._path(path), True)
@@ -120,9 +120,9 @@ def _storage_errors(path: str) -> Iterator[None]:
 
 
 def storage_for(spark: SparkSession, folder: str, *others: str) -> Storage:
-    """The file system that a folder lies in, and others with it.
+    """Returns the file system of a folder, which the others share.
 
     Raises:
-        StorageError: There is none for such a path, or it cannot be reached.
+        StorageError: There is no file system for the path, or it is unreachable.
     """
     return LocalStorage(folder, *others) if is_local(folder) else HadoopStorage(spark, folder)

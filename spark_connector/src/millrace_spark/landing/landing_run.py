@@ -1,4 +1,4 @@
-"""A landing from its start to its end."""
+"""Runs a landing from start to end."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ from millrace_spark.schema import EVENT_SCHEMA
 
 
 def source_options(config: LandingConfig) -> dict[str, str]:
-    """The options of reading for a configuration."""
+    """Returns the options of the streaming read."""
     source = config.source
     options: dict[str, object] = {
         "endpoints": ",".join(source.endpoints),
@@ -51,12 +51,12 @@ def source_options(config: LandingConfig) -> dict[str, str]:
 
 
 def lag_of(progress: Mapping[str, object] | None) -> int | None:
-    """How many events the channels hold that no batch has; None where the query has not told yet."""
+    """Returns the number of events in the channels that are not in a batch; None before the first progress."""
     sources = progress.get("sources") if progress else None
     if not isinstance(sources, list) or not sources:
         return None
-    told = sources[0].get("latestOffset")
-    reports = list(shard_reports(told if isinstance(told, str) else json.dumps(told)))
+    latest = sources[0].get("latestOffset")
+    reports = list(shard_reports(latest if isinstance(latest, str) else json.dumps(latest)))
     return sum(int(report.figures["lag"]) for report in reports) if reports else None
 
 
@@ -69,14 +69,14 @@ _POLL_SECONDS = 0.25
 
 @dataclass
 class LandingState:
-    """How a landing stands; read by whoever shows it while it runs.
+    """The state of a landing, which the display reads while it runs.
 
     Attributes:
-        phase: What it does, for people.
-        totals: What was landed.
-        compaction: What was merged.
-        lag: Events that are in the channels and not landed; None where nobody knows yet.
-        swaps_finished: How many swaps of files an earlier run had left half done.
+        phase: The current activity, for people.
+        totals: The counts of the landing.
+        compaction: The counts of the compaction.
+        lag: Events in the channels that are not landed; None if unknown.
+        swaps_finished: Swaps of files that an earlier run had left unfinished.
     """
 
     phase: str = "starting"
@@ -87,23 +87,23 @@ class LandingState:
 
 
 def check_package(config: LandingConfig) -> None:
-    """Makes sure that what writes the target is there.
+    """Checks that the package that writes the target's format is installed.
 
     Raises:
-        OptionError: It is not.
+        OptionError: It is not installed.
     """
     if config.target.format == "delta" and find_spec("delta") is None:
         raise OptionError(
-            'target.format: is "delta", which the package delta-spark writes, and this Python has none; run: pip '
-            'install delta-spark, in the version that goes with this Spark, or take "parquet"'
+            'target.format: is "delta", which needs the package delta-spark; run: pip install delta-spark, in the '
+            'version for this Spark, or set "parquet"'
         )
 
 
 class Landing:
-    """Lands channels until all is landed that was there, or until it is told to stop.
+    """Lands channels until all events that were there at the start are landed, or until it is stopped.
 
     Attributes:
-        state: How it stands.
+        state: The current state.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Landing:
         is_stopping: threading.Event,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Has done nothing yet.
+        """Does nothing yet.
 
         Args:
-            config: What is wanted.
-            spark: Who reads and writes.
-            is_stopping: Set where it is to end soon.
-            on_progress: Called a few times a second while it runs.
+            config: The configuration.
+            spark: The session.
+            is_stopping: Set to stop the landing.
+            on_progress: Called a few times per second while the landing runs.
         """
         self._config = config
         self._spark = spark
@@ -140,14 +140,14 @@ class Landing:
         self._compacted_at = time.monotonic()
 
     def run(self) -> None:
-        """Lands.
+        """Runs the landing.
 
         Raises:
-            OptionError: What is wanted cannot be.
-            MillraceSparkError: A server cannot be reached or refuses, or files cannot be written. A restart goes on.
+            OptionError: The configuration does not fit the data.
+            MillraceSparkError: A server is unreachable or refuses, or files cannot be written. A restart goes on.
         """
         try:
-            # Before anything is read: a wrong schema or column is no reason to claim a channel.
+            # Before anything is claimed, so that a wrong schema or column does not block other readers.
             rows_of(self._spark.createDataFrame([], EVENT_SCHEMA), self._config)
             if is_local(self._work.path):
                 check_same_disk(self._work.path, self._config.target.path, self._config.bad_lines_path)
@@ -194,7 +194,7 @@ class Landing:
             raise failure
 
     def _poll(self, query: StreamingQuery) -> bool:
-        """Waits a moment; tells whether the query has ended."""
+        """Waits for one interval; returns whether the query has ended."""
         self._is_stopping.wait(_POLL_SECONDS)
         is_over = not query.isActive
         self._update_lag(query)
@@ -208,14 +208,14 @@ class Landing:
         self.state.lag = self.state.lag if lag is None else lag
 
     def _end(self) -> None:
-        """Lets the batch that runs end, and no further one begin."""
+        """Waits for the current batch; no further one begins."""
         is_busy = self._lander.is_busy
-        self.state.phase = "stopping after this batch, Ctrl-C ends it at once" if is_busy else "stopping"
+        self.state.phase = "stopping after this batch, Ctrl-C stops at once" if is_busy else "stopping"
         give_up = time.monotonic() + self._config.run.grace_seconds
         while self._lander.is_busy and time.monotonic() < give_up:
             time.sleep(_POLL_SECONDS)
             self._on_progress()
-        # Spark logs the batch as done when it is back from landing it; a moment more, and the next start need not.
+        # Spark commits the batch once foreachBatch returns; after a short wait, the next start need not repeat it.
         time.sleep(_POLL_SECONDS)
 
     def _failure(self, query: StreamingQuery) -> Exception | None:
@@ -241,7 +241,7 @@ class Landing:
 
     def _publisher_now(self) -> Publisher:
         if self._publisher is None:
-            # Written by Spark before the first batch. An id of our own would outlive a checkpoint that was removed.
+            # Spark writes it before the first batch. An id of our own would outlive a removed checkpoint.
             stored = json.loads(self._storage.read(f"{self._work.checkpoint}/metadata"))
             self._publisher = Publisher(
                 storage=self._storage,

@@ -15,13 +15,13 @@ _NEW = ".new"
 
 
 class LocalStorage:
-    """Files of this machine, or of what is mounted there; see `Storage`."""
+    """Files of this machine, or of a mounted file system; see `Storage`."""
 
     def __init__(self, *folders: str) -> None:
-        """Is good for all files.
+        """Works for all files.
 
         Args:
-            folders: Where most files will be. What is above these folders stays, so that it is synced once.
+            folders: The folders of most files. The folders above them do not change, and are synced once.
         """
         self._tops = frozenset(Path(folder).parent for folder in folders)
         self._synced_tops: set[Path] = set()
@@ -54,7 +54,7 @@ class LocalStorage:
             self._sync_folders({target.parent})
 
     def create(self, path: str, text: str) -> bool:
-        # Whoever writes here holds the folder's lock, so nobody comes between.
+        # The caller holds the folder's lock, so no other program can create it in between.
         if self.exists(path):
             return False
         self.write(path, text)
@@ -81,7 +81,7 @@ class LocalStorage:
         self._sync_folders({file.parent for file in files})
 
     def _sync_folders(self, folders: set[Path]) -> None:
-        """Syncs folders and those above them: a folder that was made for a file has a name to be kept, too."""
+        """Syncs folders and their parents, since the name of a new folder must be durable, too."""
         wanted = {above for folder in folders for above in self._up_from(folder)}
         for each in wanted:
             _sync_folder(each)
@@ -95,21 +95,21 @@ class LocalStorage:
 
 
 def check_same_disk(work: str, *targets: str) -> None:
-    """Makes sure that files can be renamed from a work folder to others.
+    """Checks that files can be renamed from a work folder to other folders.
 
     Raises:
-        StorageError: One lies on another disk, where a rename would be a copy, of which readers might see a part.
+        StorageError: A folder is on another disk, where a rename would be a copy that readers might see in part.
     """
     for target in targets:
         if _device_of(Path(work)) != _device_of(Path(target)):
             raise StorageError(
-                f"{target}: lies on another disk than {work}, from which files are renamed to it; "
-                "name a target.work_path on the same disk"
+                f"{target}: is on another disk than {work}, from which files are renamed to it; "
+                "set target.work_path to a folder on the same disk"
             )
 
 
 def _device_of(path: Path) -> int:
-    """The disk of a folder that may not be there yet."""
+    """Returns the disk of a folder, which need not exist yet."""
     return next(above for above in (path, *path.parents) if above.exists()).stat().st_dev
 
 
@@ -119,7 +119,7 @@ def _walk(folder: Path) -> Iterator[StoredFile]:
             try:
                 found = (Path(base) / name).stat()
             except FileNotFoundError:
-                # Somebody removed it meanwhile.
+                # The file was removed in the meantime.
                 continue
             yield StoredFile(str(Path(base) / name), found.st_size, found.st_mtime)
 
@@ -128,7 +128,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
-        # Whoever may not read a folder has not made anything in it.
+        # Without read permission, this process has not created anything in the folder.
         return
     try:
         os.fsync(opened)
@@ -145,18 +145,18 @@ def _storage_errors(path: str) -> Iterator[None]:
 
 
 class FolderBusyError(MillraceSparkError):
-    """Returned when another program works on a folder."""
+    """Raised when another program is using a folder."""
 
 
 @contextmanager
 def folder_lock(work: WorkFolder) -> Iterator[None]:
-    """Holds a folder for as long as the block runs; the operating system gives it back whatever happens.
+    """Locks a folder while the block runs; the operating system releases the lock when the process ends.
 
-    Only of this machine: other file systems have no such locks. There a second landing ends the first one's claim.
+    Only local file systems have such locks. Elsewhere, a second landing ends the claim of the first.
 
     Raises:
-        FolderBusyError: Another program holds it.
-        MillraceSparkError: The folder cannot be made.
+        FolderBusyError: Another program holds the lock.
+        MillraceSparkError: The folder cannot be created.
     """
     if not is_local(work.path):
         yield
@@ -166,7 +166,7 @@ def folder_lock(work: WorkFolder) -> Iterator[None]:
         lock = os.open(work.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise MillraceSparkError(
-            f"{work.path}: cannot be used: {error.strerror}; name another folder as target.work_path"
+            f"{work.path}: cannot be used: {error.strerror}; set target.work_path to another folder"
         ) from None
     try:
         try:
@@ -174,7 +174,7 @@ def folder_lock(work: WorkFolder) -> Iterator[None]:
         except OSError:
             holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
             raise FolderBusyError(
-                f"{work.path}: another millrace-spark works here, process {holder}; stop it, or wait until it ends"
+                f"{work.path}: another millrace-spark is using this folder, process {holder}; stop it, or wait for it"
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

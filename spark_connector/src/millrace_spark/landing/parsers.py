@@ -31,13 +31,13 @@ _SHOWN_LENGTH_MAX = 100
 
 @dataclass(frozen=True)
 class ParsedField:
-    """A column that is made of a part of each line.
+    """A column, parsed from a part of each line.
 
     Attributes:
-        name: The column's.
-        text: The part; null where a line has none.
-        value: What it says; null where it says nothing of its type.
-        kind: What it should be, for people; None where it may be anything.
+        name: The name of the column.
+        text: The text of the part; null if a line lacks it.
+        value: The parsed value; null if the text does not parse.
+        kind: The expected type, for people; None if any text is valid.
     """
 
     name: str
@@ -46,17 +46,17 @@ class ParsedField:
     kind: str | None = None
 
     def cast_to(self, kind: str) -> "ParsedField":
-        """The same with another type of Spark's."""
+        """Returns the same field with another Spark type."""
         return replace(self, value=self.value.cast(kind))
 
 
 def plain_fields(texts: Mapping[str, Column]) -> list[ParsedField]:
-    """Parts that may be anything."""
+    """Returns fields of type string."""
     return [ParsedField(name, text, text) for name, text in texts.items()]
 
 
 def typed_field(name: str, text: Column, kind: str, line_format: RegexFormat) -> ParsedField:
-    """A part that is of a type."""
+    """Returns a field of a type."""
     match kind:
         case "string":
             return ParsedField(name, text, text)
@@ -70,7 +70,7 @@ def typed_field(name: str, text: Column, kind: str, line_format: RegexFormat) ->
 
 
 def reason_of(fields: Iterable[ParsedField]) -> Column:
-    """Why a line is none, although all parts are there; null where each is what it should be."""
+    """Returns the reason why a line is bad although it has all parts; null if all fields parse."""
     reasons = [
         F.when(
             field.text.isNotNull() & field.value.isNull(),
@@ -87,7 +87,7 @@ def reason_of(fields: Iterable[ParsedField]) -> Column:
 
 
 def dash_to_null(text: Column) -> Column:
-    """Null where a log writes a dash for nothing."""
+    """Returns null for a dash, by which logs mark missing values."""
     return F.nullif(text, F.lit("-"))
 
 
@@ -104,12 +104,12 @@ _SHORT_TIME = "yyyy MMM d HH:mm:ss"
 
 @dataclass(frozen=True)
 class Parsed:
-    """What became of lines.
+    """The result of parsing.
 
     Attributes:
-        frame: The lines, with what the columns below need.
-        fields: Column by column what the lines say; null where there is nothing, or a reason.
-        reason: Why a line cannot be parsed; null where it can.
+        frame: The lines, with the columns that `fields` and `reason` need.
+        fields: The parsed columns; null if missing, or if the line is bad.
+        reason: The reason why a line is bad; null if it is not.
     """
 
     frame: DataFrame
@@ -121,26 +121,26 @@ def parse_lines(events: DataFrame, line_format: LineFormat) -> Parsed:
     """Parses the bodies of events.
 
     Args:
-        events: Any rows with the column `body: binary`; one line, or message, each.
-        line_format: What the lines are.
+        events: Rows with the column `body: binary`, one line or message each.
+        line_format: The format of the lines.
 
     Raises:
-        OptionError: The schema of the JSON cannot be used.
+        OptionError: The schema for JSON is invalid.
     """
     text = F.col("body").cast("string")
     if line_format.invalid_utf8 == "replace":
         text = F.make_valid_utf8(text)
-    # An event's body is a line; whether its end is still on it depends on who put it in.
+    # The body is a line; whether it includes the line end depends on the producer.
     whole_line = F.expr(rf"trim(trailing '\r\n' from {LINE})")
     lines = events.withColumn(LINE, text).withColumn(LINE, whole_line)
     parsed = _PARSERS[type(line_format)](lines, line_format)
     size = F.octet_length("body")
-    told_size = F.format_string(
+    too_long = F.format_string(
         f"has %s bytes; at most {line_format.line_bytes_max} are parsed, see parse.line_bytes_max", size
     )
     reason = (
         F.when(F.col("body").isNull(), F.lit("has no body"))
-        .when(size > line_format.line_bytes_max, told_size)
+        .when(size > line_format.line_bytes_max, too_long)
         .when(~F.is_valid_utf8(text), F.lit("is not UTF-8"))
         .otherwise(parsed.reason)
     )
@@ -164,29 +164,29 @@ def _parse_json(lines: DataFrame, line_format: LineFormat) -> Parsed:
         _RECORD, F.when(is_object & (F.octet_length(F.col(LINE)) <= line_format.line_bytes_max), record)
     )
     not_this_schema = F.when(F.try_parse_json(F.col(LINE)).isNull(), F.lit("is not JSON")).otherwise(
-        F.lit("is JSON, but a value is not of the type that the schema says")
+        F.lit("is JSON, but a value does not have the type of the schema")
     )
-    reason = F.when(F.col(_RECORD).isNull(), F.lit("is no object of JSON")).when(
+    reason = F.when(F.col(_RECORD).isNull(), F.lit("is not a JSON object")).when(
         F.col(_RECORD)[_CORRUPT].isNotNull(), not_this_schema
     )
-    # Spark reads the first value of a line and says nothing of what follows.
+    # Spark parses the first value of a line and ignores the rest.
     values_in_line = F.json_array_length(F.concat(F.lit("["), F.col(LINE), F.lit("]")))
     is_alone = F.coalesce(values_in_line == 1, F.lit(col=False))
-    reason = reason.when(~is_alone, F.lit("is not one object of JSON: something follows it"))
+    reason = reason.when(~is_alone, F.lit("is not one JSON object: more text follows it"))
     for name in line_format.required:
         if name not in schema.names:
             raise OptionError(
-                f"parse.required: {name!r} is no column of the schema; these are {', '.join(schema.names)}"
+                f"parse.required: {name!r} is not a column of the schema; its columns are {', '.join(schema.names)}"
             )
         reason = reason.when(F.col(_RECORD)[name].isNull(), F.lit(f"has no {name}"))
     return Parsed(frame, {name: F.col(_RECORD)[name] for name in schema.names}, reason)
 
 
 def json_schema(frame: DataFrame, line_format: JsonFormat) -> StructType:
-    """The columns of a JSON format.
+    """Returns the schema of a JSON format.
 
     Raises:
-        OptionError: They are told in a way that Spark does not read, or their file cannot be read.
+        OptionError: Spark cannot parse the schema, or its file cannot be read.
     """
     setting, text = "parse.columns", line_format.columns
     if text is None:
@@ -201,8 +201,8 @@ def json_schema(frame: DataFrame, line_format: JsonFormat) -> StructType:
             return StructType.fromJson(json.loads(text))
         return frame.sparkSession.createDataFrame([], text).schema
     except (PySparkException, ValueError, KeyError, TypeError) as error:
-        told = str(error).strip().splitlines()[0]
-        raise OptionError(f"{setting}: is no schema such as 'id bigint, time timestamp': {told}") from None
+        reason = str(error).strip().splitlines()[0]
+        raise OptionError(f"{setting}: is not a schema such as 'id bigint, time timestamp': {reason}") from None
 
 
 def _parse_regex(lines: DataFrame, line_format: LineFormat) -> Parsed:
@@ -213,7 +213,7 @@ def _parse_regex(lines: DataFrame, line_format: LineFormat) -> Parsed:
         typed_field(name, text, line_format.types.get(name, "string"), line_format)
         for name, text in _named_parts(numbered, _PARTS).items()
     ]
-    return _parsed(frame, fields, F.col(_PARTS).isNull(), "is not matched by parse.pattern")
+    return _parsed(frame, fields, F.col(_PARTS).isNull(), "does not match parse.pattern")
 
 
 def _parse_access_log(lines: DataFrame, line_format: LineFormat) -> Parsed:
@@ -227,7 +227,7 @@ def _parse_access_log(lines: DataFrame, line_format: LineFormat) -> Parsed:
     fields = [
         *plain_fields({"client": part["client"], "user": part["user"]}),
         ParsedField("time", part["time"], F.try_to_timestamp(part["time"], F.lit(_ACCESS_TIME)), "a time"),
-        # What came over the wire may be no request at all: a port scan, or TLS where none is spoken.
+        # The request may be garbage, such as a port scan, or TLS on a plain port.
         *plain_fields(
             {
                 "method": F.when(protocol.isNotNull(), words[0]),
@@ -240,7 +240,7 @@ def _parse_access_log(lines: DataFrame, line_format: LineFormat) -> Parsed:
         ParsedField("bytes", part["bytes"], part["bytes"].try_cast("bigint"), "a bigint"),
         *plain_fields({"referrer": part["referrer"], "agent": part["agent"]}),
     ]
-    return _parsed(frame, fields, F.col(_PARTS).isNull(), "is no line of an access log")
+    return _parsed(frame, fields, F.col(_PARTS).isNull(), "is not a line of an access log")
 
 
 def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
@@ -249,7 +249,7 @@ def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
     frame = lines.withColumn(_PARTS, F.when(is_newer, _parts_of(newer, line_format)))
     frame = frame.withColumn(_OTHER_PARTS, F.when(~is_newer, _parts_of(older, line_format)))
     new = {name: dash_to_null(text) for name, text in _named_parts(newer, _PARTS).items()}
-    # A dash says "none" in the newer one's fields, but is a message like any other.
+    # A dash marks a missing field in RFC 5424, but is a valid message.
     new["message"] = _named_parts(newer, _PARTS)["message"]
     old = _named_parts(older, _OTHER_PARTS)
     either = {name: F.coalesce(text, old[name]) if name in old else text for name, text in new.items()}
@@ -265,26 +265,26 @@ def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
     ]
     fields = [field if field.name not in {"facility", "severity"} else field.cast_to("int") for field in fields]
     is_neither = F.col(_PARTS).isNull() & F.col(_OTHER_PARTS).isNull()
-    return _parsed(frame, fields, is_neither, "is no message of syslog")
+    return _parsed(frame, fields, is_neither, "is not a syslog message")
 
 
 def _time_without_year(text: Column) -> Column:
-    """A time of the past year: a message of December that comes in January is not from next December."""
+    """Returns a time of the past year: a message of December that arrives in January is from last year."""
     words = F.regexp_replace(text, " +", " ")
     now = F.current_timestamp()
     this_year, last_year = (
         F.try_to_timestamp(F.concat_ws(" ", (F.year(now) - back).cast("string"), words), F.lit(_SHORT_TIME))
         for back in (0, 1)
     )
-    # Clocks differ, and so do time zones, which these times do not tell.
+    # Clocks differ, and these times have no time zone.
     is_past = this_year <= now + F.expr("interval 1 day")
     return F.when(text.isNotNull(), F.coalesce(F.when(is_past, this_year), last_year, this_year))
 
 
 def _parts_of(numbered: NumberedPattern, line_format: LineFormat) -> Column:
-    """The groups of a line that matches, first an empty text; null of any other.
+    """Returns the groups of a matching line, after an empty text; null for other lines.
 
-    Matched once for each line: a regexp_extract for each group would match as often as there are groups.
+    Each line is matched once: a regexp_extract per group would match it once per group.
     """
     line = F.col(LINE)
     groups = "".join(f"{_SEPARATOR}${group}" for group in range(1, numbered.group_count + 1))
@@ -294,13 +294,14 @@ def _parts_of(numbered: NumberedPattern, line_format: LineFormat) -> Column:
 
 
 def _named_parts(numbered: NumberedPattern, parts: str) -> dict[str, Column]:
-    """The named groups; null where a group is empty: Java does not tell it from one that took no part."""
+    """Returns the named groups; null if empty, since Java does not distinguish that from a group without a match."""
     return {name: F.nullif(F.col(parts)[group], F.lit("")) for name, group in numbered.names.items()}
 
 
-def _parsed(frame: DataFrame, fields: list[ParsedField], is_other: Column, told: str) -> Parsed:
+def _parsed(frame: DataFrame, fields: list[ParsedField], is_other: Column, mismatch: str) -> Parsed:
     separated = F.contains(F.col(LINE), F.lit(_SEPARATOR))
-    reason = F.when(is_other, F.when(separated, F.lit("holds the control character U+0001")).otherwise(F.lit(told)))
+    control = F.when(separated, F.lit("has the control character U+0001"))
+    reason = F.when(is_other, control.otherwise(F.lit(mismatch)))
     reason = F.coalesce(reason, reason_of(fields))
     return Parsed(frame, {field.name: field.value for field in fields}, reason)
 

@@ -16,10 +16,10 @@ _DIGEST_LENGTH = 8
 
 
 def absolute_path(text: str) -> str:
-    """A whole path without a slash at its end: of this machine without a scheme, else with it.
+    """Returns an absolute path without a trailing slash; a local one without a scheme, others with it.
 
     Raises:
-        ValueError: It is no path of a folder of its own.
+        ValueError: The path is not that of a separate folder.
     """
     found = _SCHEME.match(text)
     if found and found[1].lower() != "file":
@@ -29,31 +29,31 @@ def absolute_path(text: str) -> str:
             raise ValueError("a folder below the root, such as hdfs://namenode/landed/web")
         return f"{place.scheme}://{place.netloc}{path}"
     local = unquote(urlsplit(text).path) if found else text
-    # An empty path is the working directory: landing in whatever that happens to be is never meant.
+    # An empty path would be the working directory, which is never meant.
     if "\0" in local or Path(local) == Path() or Path(local).resolve() == Path("/"):
         raise ValueError("a folder of its own, such as landed/web")
     return str(Path(local).expanduser().absolute())
 
 
 def is_local(path: str) -> bool:
-    """Tells whether a whole path is one of this machine."""
+    """Whether an absolute path is local."""
     return path.startswith("/")
 
 
 def file_system_of(path: str) -> str:
-    """Names the file system of a whole path; empty for this machine's."""
+    """Returns the file system of an absolute path; empty for the local one."""
     place = urlsplit(path)
     return "" if is_local(path) else f"{place.scheme}://{place.netloc}"
 
 
 def as_uri(path: str) -> str:
-    """A whole path as Spark takes it, whatever its default file system is."""
-    # Not `Path.as_uri`: Hadoop takes what follows the scheme as it stands, a % too.
+    """Returns an absolute path as a URI for Spark, independent of its default file system."""
+    # Not `Path.as_uri`, since Hadoop does not decode percent-encoded characters.
     return f"file://{path}" if is_local(path) else path
 
 
 def name_of(path: str) -> str:
-    """A name for a whole path, fit for file names and reader ids, that no other path has."""
+    """Returns a unique name for an absolute path, valid in file names and reader ids."""
     digest = hashlib.sha256(path.encode()).hexdigest()[:_DIGEST_LENGTH]
     last = _UNFIT.sub("-", posixpath.basename(path)).strip("-")[:_NAME_LENGTH_MAX]
     return f"{last}-{digest}"
@@ -61,47 +61,46 @@ def name_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """Where a landing keeps what is no landed file.
+    """The folder for everything but the landed files.
 
-    It lies beside the landed files, not among them, so that a reader finds nothing there but whole files, whichever
-    pattern of names it looks for.
+    It is beside the landed files, so that readers of those find only complete files, whatever names they match.
     """
 
     path: str
 
     @classmethod
     def beside(cls, landed: str) -> "WorkFolder":
-        """The one that belongs to a folder of landed files where nobody says another."""
+        """Returns the default work folder of a folder of landed files."""
         return cls(landed + ".landing")
 
     @property
     def checkpoint(self) -> str:
-        """Spark's own: which ranges belong to which batch, and which batches are done."""
+        """Spark's checkpoint: the ranges of the batches, and which of them are committed."""
         return self.path + "/checkpoint"
 
     @property
     def staging(self) -> str:
-        """Files that nobody reads yet, a folder for each try."""
+        """Files that are not published yet, with a folder for each attempt."""
         return self.path + "/staging"
 
     @property
     def batches(self) -> str:
-        """A record of each query's last batch: which files it consists of."""
+        """A record of the last batch of each query, with its files."""
         return self.path + "/batches"
 
     @property
     def intents(self) -> str:
-        """Which files are about to be replaced by which."""
+        """The intents of swaps: which files replace which."""
         return self.path + "/intents"
 
     @property
     def lock(self) -> str:
-        """Held by the one program that works here."""
+        """The lock file of the program that uses the folder."""
         return self.path + "/lock"
 
     @property
     def spark_log(self) -> str:
-        """What Spark says."""
+        """The log of Spark."""
         return self.path + "/spark.log"
 
 
@@ -112,26 +111,26 @@ _LANDED = re.compile(r"(?P<prefix>.*-)?(?:[0-9a-f]{12}-b[0-9]{9,}|c[0-9a-f]{12})
 
 
 def landed_name(query_id: str, batch_id: int, number: int, suffix: str, prefix: str = "") -> str:
-    """The name of a file of a batch; of no other query, batch or number.
+    """Returns the file name of a batch, unique to the query, batch and number.
 
     Args:
-        query_id: What Spark named the query in its checkpoint.
-        batch_id: The batch's number, from 0 on.
-        number: The file's number in its batch.
-        suffix: What the file is, such as `.zstd.parquet`.
-        prefix: What all files of a landing begin with.
+        query_id: The query's id in its checkpoint.
+        batch_id: The batch number, from 0.
+        number: The number of the file in its batch.
+        suffix: The suffix, such as `.zstd.parquet`.
+        prefix: The prefix of all files of the landing.
     """
     query = query_id.replace("-", "")[:_QUERY_LENGTH]
     return f"{prefix}{query}-b{batch_id:0{_BATCH_DIGITS}}-{number:0{_NUMBER_DIGITS}}{suffix}"
 
 
 def compacted_name(compaction_id: str, suffix: str, like: str) -> str:
-    """The name of a file that replaces others, of which one is called `like`.
+    """Returns the name of a file that replaces others.
 
     Args:
-        compaction_id: Names the merge; of no other.
-        suffix: What the file is, such as `.zstd.parquet`.
-        like: Another's name, whose prefix it takes over.
+        compaction_id: The unique id of the merge.
+        suffix: The suffix, such as `.zstd.parquet`.
+        like: The name of one of the other files, whose prefix it gets.
     """
     found = _LANDED.fullmatch(like)
     assert found, like
@@ -140,12 +139,12 @@ def compacted_name(compaction_id: str, suffix: str, like: str) -> str:
 
 
 def is_landed(name: str) -> bool:
-    """Tells whether a file has a name that landing or compaction gives: others' files are left alone."""
+    """Whether a file has a name of a landing or a compaction; other files are ignored."""
     return bool(_LANDED.fullmatch(name))
 
 
 def suffix_of(path: str) -> str:
-    """What a file is, such as `.zstd.parquet`; empty where Spark wrote it for itself, as `_SUCCESS`."""
+    """Returns the suffix of a file, such as `.zstd.parquet`; empty for Spark's own files, such as `_SUCCESS`."""
     name = posixpath.basename(path)
     if name.startswith(("_", ".")) or "." not in name:
         return ""
@@ -153,13 +152,13 @@ def suffix_of(path: str) -> str:
 
 
 def data_files(files: list[StoredFile], folder: str) -> list[StoredFile]:
-    """What Spark wrote for its readers, among all files below a folder.
+    """Returns the data files among all files in a folder.
 
-    A task that Spark had given up may go on, and write to `_temporary` again after its job's end: that is nobody's.
+    A task that Spark has abandoned may still write to `_temporary` after the end of its job; such files are ignored.
     """
     return [file for file in files if suffix_of(file.path) and not _is_hidden(relative_to(file.path, folder))]
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a part of a path is Spark's own; one with `=` is a partition, whatever its column's name begins with."""
+    """Whether part of a path is Spark's own. A part with `=` is a partition, even if it begins with `_` or `.`."""
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))

@@ -19,7 +19,7 @@ from millrace_spark.landing.local_storage import FolderBusyError
 from millrace_spark.landing.paths import WorkFolder, absolute_path
 from millrace_spark.workers import pack
 
-# \b keeps the lines as they are.
+# \b keeps the line breaks.
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:5}  {meaning}" for code, meaning in MEANINGS.items())
 _LIMITS = CompactionConfig()
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Plain: an error is one line that can be searched for, and help reads the same in a pipe.
+    # Plain text, so that errors are single lines that can be searched for, and help is the same in a pipe.
     rich_markup_mode=None,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,12 +38,12 @@ ConfigArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SETTING=VALUE", help="Any setting instead of the file's, such as run.follow=true."),
+    typer.Option("--set", metavar="SETTING=VALUE", help="Override a setting of the file, such as run.follow=true."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write the report as JSON.")]
-MasterOption = Annotated[str | None, typer.Option(help="Spark's master; local[*] without it.", show_default=False)]
+MasterOption = Annotated[str | None, typer.Option(help="Spark's master; default: local[*].", show_default=False)]
 ConfOption = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may come several times.")
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")
 ]
 
 
@@ -60,7 +60,7 @@ def _millrace_spark(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Land Millrace's channels as Parquet, each event once."""
+    """Land Millrace channels as Parquet, each event once."""
 
 
 @app.command()
@@ -68,37 +68,38 @@ def land(
     config: ConfigArgument = None,
     *,
     endpoints: Annotated[
-        list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may come several times.")
+        list[str] | None, typer.Option("--endpoint", "-e", help="A server, host:port; may be repeated.")
     ] = None,
     channels: Annotated[
-        list[str] | None, typer.Option("--channel", "-c", help="A channel, or a pattern; may come several times.")
+        list[str] | None, typer.Option("--channel", "-c", help="A channel or a pattern; may be repeated.")
     ] = None,
-    to: Annotated[str | None, typer.Option(help="The folder that is landed in.", show_default=False)] = None,
+    to: Annotated[str | None, typer.Option(help="The folder to land in.", show_default=False)] = None,
     parse: Annotated[
-        str | None, typer.Option(help="What lines are: text, json, regex, access_log or syslog.", show_default=False)
+        str | None,
+        typer.Option(help="The format of lines: text, json, regex, access_log or syslog.", show_default=False),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="JSON's schema, such as 'id bigint, time timestamp'.", show_default=False)
+        str | None, typer.Option(help="The schema of JSON, such as 'id bigint, time timestamp'.", show_default=False)
     ] = None,
     pattern: Annotated[
         str | None, typer.Option(help="The regular expression, with groups (?P<name>...).", show_default=False)
     ] = None,
     partition_by: Annotated[
-        list[str] | None, typer.Option(help="A partition, such as date or hour; may come several times.")
+        list[str] | None, typer.Option(help="A partition, such as date or hour; may be repeated.")
     ] = None,
     bad_channel: Annotated[
         str | None, typer.Option(help="The dead-letter channel for bad lines.", show_default=False)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where there were bad lines.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Run until stopped.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 if there were bad lines.")] = False,
     master: MasterOption = None,
     conf: ConfOption = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Land channels in a folder: all that is there now, or with --follow whatever comes.
+    """Land channels in a folder: the events that are there now, or with --follow until stopped.
 
-    What an option says counts instead of what the file says.
+    Options override the file.
     """
     options = LandOptions(
         endpoints=endpoints,
@@ -126,31 +127,31 @@ def check(
     *,
     settings: SetOption = None,
 ) -> None:
-    """Say all that is wrong with a configuration; starts nothing and asks no server."""
+    """List all errors of a configuration, without starting Spark or connecting to a server."""
     with _exit_on_error():
         loaded: LandingConfig = load_config(config, map(parse_override, settings or ()))
         check_package(loaded)
-    typer.echo(f"{config}: good; lands {', '.join(loaded.source.channels)} in {loaded.target.path}")
+    typer.echo(f"{config}: valid; lands {', '.join(loaded.source.channels)} in {loaded.target.path}")
 
 
 @app.command()
 def compact(
-    folder: Annotated[str, typer.Argument(help="The folder that was landed in.")],
+    folder: Annotated[str, typer.Argument(help="The folder of the landing.")],
     *,
-    target_bytes: Annotated[int, typer.Option(help="Files are merged until they are about so large.", min=1)] = (
+    target_bytes: Annotated[int, typer.Option(help="The approximate size of merged files.", min=1)] = (
         _LIMITS.target_bytes
     ),
-    files_min: Annotated[int, typer.Option(help="Merge where a folder has so many small files.", min=2)] = 2,
+    files_min: Annotated[int, typer.Option(help="Merge folders with at least this many small files.", min=2)] = 2,
     quiet_seconds: Annotated[
-        float, typer.Option(help="Leave a folder alone until nothing has come into it for so long.", min=0)
+        float, typer.Option(help="Skip folders with files that are newer than this.", min=0)
     ] = _LIMITS.quiet_seconds,
     work_path: Annotated[str | None, typer.Option(help="The landing's work_path.", show_default=False)] = None,
-    compression: Annotated[str, typer.Option(help="How merged files are compressed.")] = "zstd",
+    compression: Annotated[str, typer.Option(help="The compression of merged files.")] = "zstd",
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small files of a landed folder, and finish what a killed compaction has left."""
+    """Merge the small files of a landed folder, and finish an interrupted compaction."""
     with _exit_on_error():
         try:
             path = absolute_path(folder)
@@ -181,9 +182,9 @@ def compact(
 
 @app.command("pack")
 def pack_packages(
-    path: Annotated[Path, typer.Argument(help="The zip; what is there is replaced.")] = Path("millrace_spark.zip"),
+    path: Annotated[Path, typer.Argument(help="The zip; an existing file is replaced.")] = Path("millrace_spark.zip"),
 ) -> None:
-    """Write this package and the client as a zip, for spark-submit --py-files where executors do not have them."""
+    """Write a zip of this package and the client, for spark-submit --py-files."""
     with _exit_on_error():
         size = pack(path).stat().st_size
     typer.echo(f"{path}: {size:,} bytes; use it with spark-submit --py-files, and call millrace_spark.register(spark)")
@@ -191,7 +192,7 @@ def pack_packages(
 
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """Turns what commands raise into a sentence and an exit code."""
+    """Reports errors of commands as a sentence and an exit code."""
     try:
         yield
     except MillraceSparkError as error:
@@ -201,8 +202,8 @@ def _exit_on_error() -> Iterator[None]:
         _note(str(error))
         raise typer.Exit(ExitCode.USAGE) from error
     except KeyboardInterrupt as error:
-        # Commands take signals themselves, but Spark, while it starts, puts a handler of its own there.
-        _note("ended by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
+        # Commands handle signals themselves, but Spark installs its own handler while it starts.
+        _note("stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on")
         raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 

@@ -1,17 +1,17 @@
-"""How a batch's files get among the landed ones: all of them, and once, whatever is killed when.
+"""Publishes the files of a batch: all of them, once, whenever the process is killed.
 
-A batch takes these steps:
+The steps for a batch:
 
-1. Spark writes its files to a staging folder of this try's own, where no reader looks.
-2. The files and Spark's own log are synced, then a *record* of the batch is written, in one step: which staged file
-   gets which name.
+1. Spark writes the files to a staging folder of this attempt, where readers do not look.
+2. The files and Spark's log are synced. Then a *record* of the batch is written atomically: which staged file gets
+   which name.
 3. Each file is renamed into place.
 4. The staging folder and the records of earlier batches are removed.
 
-A crash before the record is there leaves nothing that counts: the batch's next try begins anew and removes what the
-other left. From the record on the batch is decided: its next try writes nothing, and renames what is still staged. So
-a file that was renamed is never taken back, and one that has been merged into another since is not brought again.
-Spark repeats only its last batch, so only the last record of a query is needed; it stays until the next is there.
+A crash before the record has no effect: the next attempt starts over and removes the staged files. The record commits
+the batch: the next attempt writes nothing, and renames the files that are still staged. So a published file is never
+withdrawn, and a file that has been merged since is not published again. Spark repeats only its last batch, so only the
+last record of a query is needed; it stays until the next one is written.
 """
 
 import json
@@ -25,14 +25,14 @@ from millrace_spark.landing.paths import WorkFolder, data_files, landed_name, su
 from millrace_spark.landing.storage import Storage, StorageError, joined, move_into_place, relative_to
 
 _LOGGED_FILES = 12
-"""More than Spark logs for two batches: ranges, what is done, and a checksum of each. What is older was synced then."""
+"""More files than Spark logs for two batches: offsets, commits, and a checksum of each. Older files are synced."""
 
 _RECORD = re.compile(r"(?P<query>.+)-(?P<batch>[0-9]+)\.json(?P<new>.*\.new)?")
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What a try wrote, as it counted."""
+    """The counts of one attempt."""
 
     events: int = 0
     rows: int = 0
@@ -41,15 +41,15 @@ class BatchCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """A batch that is decided.
+    """The record of a committed batch.
 
     Attributes:
-        query_id: What Spark named the query.
-        batch_id: The batch's number.
-        moves: For each file where it was staged and where it belongs.
-        written: What is in it.
+        query_id: The query's id in Spark.
+        batch_id: The batch number.
+        moves: The staged path and the final path of each file.
+        written: The counts of the batch.
         staged: The staging folder.
-        files_bytes: How large all files are together.
+        files_bytes: The total size of the files.
     """
 
     query_id: str
@@ -60,34 +60,34 @@ class BatchRecord:
     files_bytes: int = 0
 
     def as_text(self) -> str:
-        """The record as it is stored."""
+        """Returns the record as it is stored."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> "BatchRecord":
-        """What `as_text` gave.
+        """Parses the result of `as_text`.
 
         Raises:
-            StorageError: Somebody else wrote it.
+            StorageError: The text has another form.
         """
         try:
             stored = json.loads(text)
             moves = tuple((source, target) for source, target in stored.pop("moves"))
             return cls(moves=moves, written=BatchCounts(**stored.pop("written")), **stored)
         except (TypeError, ValueError, KeyError) as error:
-            raise StorageError(f"a batch's record is not what millrace-spark writes: {error}") from error
+            raise StorageError(f"the record of a batch was not written by millrace-spark: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher:
-    """Gets the files of one query's batches into place; see the module for how.
+    """Publishes the files of one query's batches; the module docstring describes the steps.
 
     Attributes:
-        storage: Where all is; staging, records and targets on one file system.
-        work: Where staging folders and records are.
-        query_id: What Spark named the query in its checkpoint.
-        targets: Where the files belong that are staged under each name.
-        prefix: What all files' names begin with.
+        storage: The file system of staging folders, records and targets.
+        work: The work folder.
+        query_id: The query's id in its checkpoint.
+        targets: The target folder of each staged folder, by its name.
+        prefix: The prefix of all file names.
     """
 
     storage: Storage
@@ -97,18 +97,18 @@ class Publisher:
     prefix: str = ""
 
     def publish(self, batch_id: int, write: Callable[[str], BatchCounts]) -> tuple[BatchRecord, bool]:
-        """Has a batch written, unless an earlier try has decided it, and gets its files into place.
+        """Writes a batch, unless an earlier attempt has committed it, and publishes its files.
 
         Args:
-            batch_id: The batch's number.
-            write: Gets a staging folder and writes below it, in a folder for each of `targets`.
+            batch_id: The batch number.
+            write: Writes into a staging folder, with a subfolder for each of `targets`.
 
         Returns:
-            The batch's record, and whether this try wrote it.
+            The record of the batch, and whether this attempt wrote it.
 
         Raises:
-            StorageError: Files cannot be written, or another program has landed the batch meanwhile. Nothing of this
-                try is landed then.
+            StorageError: Files cannot be written, or another program has committed the batch. This attempt publishes
+                nothing then.
         """
         path = joined(self.work.batches, _record_name(self.query_id, batch_id))
         is_new = not self.storage.exists(path)
@@ -146,14 +146,14 @@ class Publisher:
         return record
 
     def _commit(self, path: str, record: BatchRecord) -> None:
-        """Writes a record, unless another landing did since this one looked.
+        """Writes a record, unless another landing has written it in the meantime.
 
-        Only where there is no lock: a landing whose claim was ended may go on until it notices that.
+        This happens only without a lock, where a landing goes on until it notices that its claim has ended.
         """
         is_first = self.storage.create(path, record.as_text())
-        # An answer may get lost and the call be repeated; then what is there is this try's own.
+        # If an answer was lost and the call repeated, the existing record is that of this attempt.
         is_own = is_first or self.storage.read(path) == record.as_text()
-        # Whoever went on with later batches has removed the record of this one.
+        # Another landing that went on with later batches has removed the record of this one.
         is_late = any(
             known.batch_id > record.batch_id for known in _stored_records(self.storage, self.work, self.query_id)
         )
@@ -163,8 +163,8 @@ class Publisher:
             self.storage.remove(path)
         self.storage.remove(record.staged)
         raise StorageError(
-            f"{self.work.path}: another millrace-spark has landed batch {record.batch_id} meanwhile, so this one ends; "
-            "let one at a time work on a folder"
+            f"{self.work.path}: another millrace-spark has landed batch {record.batch_id} in the meantime, so this one "
+            "ends; run one at a time on a folder"
         )
 
     def _remove_before(self, batch_id: int) -> None:
@@ -174,15 +174,15 @@ class Publisher:
 
 
 def sync_checkpoint(storage: Storage, work: WorkFolder) -> None:
-    """Makes safe what Spark has logged so far, which it does not do itself: what batches are, and which are done."""
+    """Syncs Spark's log of offsets and commits, since Spark does not."""
     newest = sorted(storage.files(work.checkpoint), key=lambda file: file.modified_seconds)[-_LOGGED_FILES:]
     paths = [file.path for file in newest]
     while True:
         try:
-            # All at once, so that each folder above them is synced once.
+            # In one call, so that each parent folder is synced once.
             storage.sync(paths)
         except StorageError:
-            # Spark removes old ones when it likes.
+            # Spark removes old files at any time.
             left = [path for path in paths if storage.exists(path)]
             if len(left) == len(paths):
                 raise
@@ -192,37 +192,37 @@ def sync_checkpoint(storage: Storage, work: WorkFolder) -> None:
 
 
 def finish(storage: Storage, record: BatchRecord) -> None:
-    """Renames what is still staged of a decided batch, and makes it all safe."""
+    """Renames the files of a committed batch that are still staged, and syncs all its files."""
     for source, target in record.moves:
         move_into_place(storage, source, target)
-    # Also what was renamed before: a kill may have come between that and this. What was merged since was safe before.
+    # Including files that were renamed before, since a crash may have come before their sync. Merged files are synced.
     storage.sync([target for _, target in record.moves if storage.exists(target)])
     storage.remove(record.staged)
 
 
 def finish_all(storage: Storage, work: WorkFolder) -> None:
-    """Finishes what was decided and not ended, of whichever query."""
+    """Finishes the committed batches of all queries."""
     last: dict[str, _StoredRecord] = {}
     for known in _stored_records(storage, work):
         if not known.is_unfinished and (known.query_id not in last or last[known.query_id].batch_id < known.batch_id):
             last[known.query_id] = known
-    # A query's earlier batches were finished before its last one began.
+    # The earlier batches of a query were finished before its last one began.
     for known in last.values():
         finish(storage, BatchRecord.from_text(storage.read(known.path)))
 
 
 class _StoredRecord(NamedTuple):
-    """A record's file."""
+    """The file of a record."""
 
     query_id: str
     batch_id: int
     path: str
     is_unfinished: bool
-    """Whether a crash left it half-written."""
+    """Whether a crash interrupted the write."""
 
 
 def _stored_records(storage: Storage, work: WorkFolder, query_id: str | None = None) -> list[_StoredRecord]:
-    """The records of a query, or of all."""
+    """Returns the records of a query, or of all queries."""
     found = ((file.path, _RECORD.fullmatch(file.path.rpartition("/")[2])) for file in storage.files(work.batches))
     known = [_StoredRecord(name["query"], int(name["batch"]), path, bool(name["new"])) for path, name in found if name]
     return [record for record in known if query_id in {None, record.query_id}]

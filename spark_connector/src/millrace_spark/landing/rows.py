@@ -15,20 +15,20 @@ _PATTERNS = {"year": "yyyy", "month": "MM", "day": "dd", "date": "yyyy-MM-dd", "
 
 
 def header_value(name: str) -> Column:
-    """An event's header; null where it has none of that name."""
+    """Returns a header of an event; null if it is missing."""
     return F.col("headers")[name]
 
 
 def row_time(partitions: PartitionConfig, types: dict[str, DataType], values: dict[str, Column]) -> Column:
-    """A row's time as its column or header tells it; null where it tells none.
+    """Returns the time of a row, from its column or header; null if that is not a time.
 
     Args:
-        partitions: Which column, and how it is written.
-        types: The type of each parsed column.
-        values: What each parsed column is.
+        partitions: The column of the time, and its format.
+        types: The types of the parsed columns.
+        values: The parsed columns.
 
     Raises:
-        OptionError: There is no such column, or it is no time.
+        OptionError: There is no such column, or its type cannot be a time.
     """
     name = partitions.time or "time"
     if name == LANDING_TIME:
@@ -37,7 +37,7 @@ def row_time(partitions: PartitionConfig, types: dict[str, DataType], values: di
         return _time_of(header_value(name.removeprefix(HEADER)), StringType(), partitions)
     if name not in types:
         raise OptionError(
-            f"partitions.time: {name!r} is no parsed column; these are {', '.join(types)}. "
+            f"partitions.time: {name!r} is not a parsed column; the columns are {', '.join(types)}. "
             f"Name one of them, headers.NAME, or {LANDING_TIME}"
         )
     return _time_of(values[name], types[name], partitions)
@@ -64,12 +64,12 @@ def _time_of(value: Column, kind: DataType, partitions: PartitionConfig) -> Colu
 
 
 def partition_columns(partitions: PartitionConfig, time: Column, values: dict[str, Column]) -> dict[str, Column]:
-    """The columns that folders are named after, outermost first; `problem_of_columns` has found none in them.
+    """Returns the partition columns, outermost first; `find_column_problem` has checked them.
 
     Args:
-        partitions: What is wanted.
-        time: A row's time; read where a part of it is wanted.
-        values: What each parsed column is.
+        partitions: The settings of the partitions.
+        time: The time of a row; used if a partition is a part of it.
+        values: The parsed columns.
     """
     local = _rounded(F.from_utc_timestamp(time, partitions.time_zone), partitions.round_minutes)
     found = {}
@@ -97,42 +97,42 @@ def _rounded(local: Column, minutes: int) -> Column:
 
 
 REASON = "_millrace_reason"
-"""Why a row is a bad line; null where it is none."""
+"""The reason why a row is a bad line; null for a good row."""
 
 EVENT = "_millrace_event"
-"""The event of a bad line: `struct<channel, endpoint, sequence, headers, body>`; null where a row is a good one."""
+"""The event of a bad line: `struct<channel, endpoint, sequence, headers, body>`; null for a good row."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What became of events.
+    """The rows of events.
 
     Attributes:
-        frame: One row an event: columns of good rows, `REASON` and `EVENT`.
-        partitions: The columns that folders are named after.
+        frame: One row per event, with the columns of good rows, `REASON` and `EVENT`.
+        partitions: The names of the partition columns.
     """
 
     frame: DataFrame
     partitions: tuple[str, ...]
 
     def good(self) -> DataFrame:
-        """Rows that are landed."""
+        """Returns the good rows."""
         return self.frame.where(F.col(REASON).isNull()).drop(REASON, EVENT)
 
     def bad(self) -> DataFrame:
-        """Events that cannot be parsed: `(reason, channel, endpoint, sequence, headers, body)`."""
+        """Returns the bad lines: `(reason, channel, endpoint, sequence, headers, body)`."""
         return self.frame.where(F.col(REASON).isNotNull()).select(F.col(REASON).alias("reason"), f"{EVENT}.*")
 
 
 def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
-    """Turns events into rows.
+    """Converts events to rows.
 
     Args:
-        events: One row an event, with all columns of `format("millrace")`.
-        config: What is wanted.
+        events: One row per event, with all columns of `format("millrace")`.
+        config: The configuration of the landing.
 
     Raises:
-        OptionError: Columns are wanted that there are not, or two of one name.
+        OptionError: The configuration names columns that do not exist, or has duplicate names.
     """
     parsed = parse_lines(events, config.parse)
     values = dict(parsed.fields)
@@ -152,7 +152,7 @@ def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
         *((config.target.event_column_prefix + name, F.col(name)) for name in config.target.event_columns),
         *((name, header_value(name)) for name in config.target.header_columns),
     ]
-    # A partition that is a parsed column is that column; Spark leaves it out of the files.
+    # A partition that is a parsed column is that column; Spark omits it from the files.
     columns += [(name, column) for name, column in partitions.items() if name not in values]
     event = F.when(reason.isNotNull(), F.struct(*EVENT_COLUMNS))
     frame = parsed.frame.select(*_named(dict(columns)), reason.alias(REASON), event.alias(EVENT))

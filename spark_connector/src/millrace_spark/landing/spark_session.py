@@ -20,36 +20,36 @@ from millrace_spark.landing.paths import WorkFolder, is_local
 from millrace_spark.source import register
 
 _OWN = re.compile(
-    r"millrace_spark\.(?:[a-z_]+\.)*[A-Za-z]+Error: (?P<told>.+?)(?=\n\s*\n|\n\s+at |\n===|\Z)", re.DOTALL
+    r"millrace_spark\.(?:[a-z_]+\.)*[A-Za-z]+Error: (?P<text>.+?)(?=\n\s*\n|\n\s+at |\n===|\Z)", re.DOTALL
 )
-_PYTHON = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?P<told>.+)$", re.MULTILINE)
-_CAUSE = re.compile(r"^Caused by: (?P<told>.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): (?P<text>.+)$", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (?P<text>.+)$", re.MULTILINE)
 _CLASS = re.compile(r"^(?:[a-z_]\w*\.)+(?P<name>\w+): ")
 _STATE = re.compile(r" SQLSTATE: \w{5}$")
 _LENGTH_MAX = 600
 
 
 def format_error(error: BaseException) -> str:
-    """What is wrong, without the traces of two languages: the connector's own sentence where there is one.
+    """Returns an error of Spark as a sentence, without stack traces: the connector's own sentence if there is one.
 
     Args:
-        error: What was raised, here or on the other side of py4j.
+        error: An exception of Python or of the JVM.
     """
     text = str(error)
     if java := getattr(error, "java_exception", None):
         text = f"{text}\n{java.toString()}"
     if own := list(_OWN.finditer(text)):
-        return _line(own[-1]["told"])
+        return _line(own[-1]["text"])
     for pattern in (_PYTHON, _CAUSE):
         if found := list(pattern.finditer(text)):
-            return _line(found[-1]["told"])
+            return _line(found[-1]["text"])
     lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return _line(lines[0])
 
 
 def _line(text: str) -> str:
-    told = _STATE.sub("", " ".join(_CLASS.sub("", text.strip()).split()))
-    return told if len(told) <= _LENGTH_MAX else f"{told[:_LENGTH_MAX]}…"
+    line = _STATE.sub("", " ".join(_CLASS.sub("", text.strip()).split()))
+    return line if len(line) <= _LENGTH_MAX else f"{line[:_LENGTH_MAX]}…"
 
 
 _JAVA_STOP_SECONDS_MAX = 10.0
@@ -57,18 +57,18 @@ _JAVA_STOP_SECONDS_MAX = 10.0
 
 @contextmanager
 def logged_spark(log: Path, start: Callable[[], SparkSession]) -> Iterator[SparkSession]:
-    """Runs Spark for as long as the block runs.
+    """Runs Spark while the block runs, with its log in a file.
 
     Args:
-        log: Where Spark's log is written, behind what is there, so that the terminal is left to the program.
-        start: Starts it, or finds the one that is there; a JVM that is another program's is left alone.
+        log: The file that Spark's log is appended to, instead of the terminal.
+        start: Starts the session, or returns the current one. A JVM that another program started keeps running.
     """
     with _client_log_in(log):
         try:
             with _standard_error_in(log):
                 session = start()
             yield session
-            # Where the JVM has died there is nothing to stop.
+            # If the JVM has died, there is nothing to stop.
             with suppress(Py4JError, OSError):
                 session.stop()
         finally:
@@ -76,8 +76,8 @@ def logged_spark(log: Path, start: Callable[[], SparkSession]) -> Iterator[Spark
 
 
 def _end_java() -> None:
-    """Ends Spark's JVM, where it was started here. Told so, it removes its temporary files."""
-    # Spark has no other name for it.
+    """Terminates Spark's JVM if this process started it, so that it removes its temporary files."""
+    # PySpark has no public name for it.
     java: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - see above
     if java is None:
         return
@@ -91,7 +91,7 @@ def _end_java() -> None:
 
 @contextmanager
 def _client_log_in(log: Path) -> Iterator[None]:
-    """Lets what Spark's client logs, such as errors of a JVM that ended, go to a file, and not to the terminal."""
+    """Writes the log of Spark's client, such as errors of a terminated JVM, to a file instead of the terminal."""
     handler = logging.FileHandler(log, delay=True)
     logging.getLogger().addHandler(handler)
     try:
@@ -103,7 +103,7 @@ def _client_log_in(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _standard_error_in(log: Path) -> Iterator[None]:
-    """Lets programs that are started in the block, and so the JVM, write their standard error to a file."""
+    """Redirects the standard error of programs that start in the block, such as the JVM, to a file."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:
@@ -118,18 +118,18 @@ def _standard_error_in(log: Path) -> Iterator[None]:
 _OWN_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # A regular expression of Java's may recurse once for each character of a line.
+    # A regular expression in Java may recurse once per character of a line.
     "spark.driver.extraJavaOptions": "-Xss16m",
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Of a Spark in this machine's cores; a user's own count instead."""
+"""Defaults for a local Spark; the user's settings override them."""
 
 _SESSION_SETTINGS = {
-    # So that what is landed is the same wherever it is landed.
+    # The result must not depend on the machine's time zone.
     "spark.sql.session.timeZone": "UTC",
-    # What every reader takes; Spark's own default is a type that Parquet has given up.
+    # All readers support it; Spark's default is a type that Parquet has deprecated.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
@@ -140,24 +140,24 @@ _DELTA_SETTINGS = {
 
 
 def is_submitted() -> bool:
-    """Tells whether spark-submit started this program, and Spark with it."""
+    """Whether spark-submit started this program."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def spark_log(work: WorkFolder) -> Path:
-    """Where Spark's log goes: to the work folder, or where that is not of this machine, to the working directory."""
+    """Returns the path of Spark's log: in the work folder if that is local, else in the working directory."""
     return Path(work.spark_log) if is_local(work.path) else Path(f"{work.path.rpartition('/')[2]}.spark.log").absolute()
 
 
 @contextmanager
 def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool = False) -> Iterator[SparkSession]:
-    """Runs Spark for as long as the block runs; under spark-submit it is the one that is there.
+    """Runs Spark while the block runs; under spark-submit, uses the existing session.
 
     Args:
-        name: The application's name.
-        config: Where it runs, and Spark's settings.
-        log: Where the log of a Spark of this machine is written, so that the screen is left to the program.
-        with_delta: Whether Delta tables are written.
+        name: The name of the application.
+        config: The settings of Spark.
+        log: The file for the log of a local Spark.
+        with_delta: Whether to enable Delta tables.
 
     Raises:
         MillraceSparkError: There is no Java, or Spark does not start.
@@ -166,7 +166,7 @@ def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool
     builder = SparkSession.builder.appName(name)
     if not is_submitted():
         ensure_java()
-        # Workers take whatever `python3` is on the path unless told otherwise.
+        # By default, workers run the `python3` on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         builder = builder.master(config.master)
@@ -178,4 +178,4 @@ def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool
             register(session)
             yield session
     except Py4JError as error:
-        raise MillraceSparkError(f"Spark ended; {log} tells more") from error
+        raise MillraceSparkError(f"Spark ended; see {log}") from error

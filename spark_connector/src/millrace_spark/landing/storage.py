@@ -1,8 +1,8 @@
-"""Where landed files lie: the few calls that landing and compaction need of a file system.
+"""The file system interface of landing and compaction.
 
-Two kinds answer them: this machine's files, which are synced to the disk as the server's log is, and whatever Hadoop
-knows (HDFS, object stores). What is exact about landing rests on three of these promises alone: `write` shows a whole
-text or none, `rename` shows a whole file or none under the new name, and what `sync` was asked for outlives a crash.
+There are two implementations: local files, which are synced to disk, and Hadoop's file systems (HDFS, object stores).
+Exactly-once landing relies on three guarantees: `write` shows a whole text or none, `rename` shows a whole file or none
+under the new name, and synced files survive a crash.
 """
 
 from collections.abc import Iterable
@@ -10,69 +10,69 @@ from typing import NamedTuple, Protocol
 
 
 class StoredFile(NamedTuple):
-    """A file that was found."""
+    """A file in a listing."""
 
     path: str
-    """Whole, as the calls of the same storage take it."""
+    """The absolute path, as the methods of the storage expect it."""
     size_bytes: int
     modified_seconds: float
-    """When it was written last, in seconds since 1970."""
+    """The time of the last write, in seconds since 1970."""
 
 
 class Storage(Protocol):
-    """A file system. Paths are whole ones, with slashes between their parts."""
+    """A file system. Paths are absolute, with slashes."""
 
     def files(self, folder: str) -> list[StoredFile]:
-        """All files below a folder, ordered by path; none where there is no such folder."""
+        """Returns all files in a folder and its subfolders, ordered by path; none if the folder does not exist."""
 
     def exists(self, path: str) -> bool:
-        """Tells whether there is a file or a folder."""
+        """Whether a file or folder exists."""
 
     def size_bytes(self, path: str) -> int | None:
-        """How large a file is; None where there is none."""
+        """Returns the size of a file; None if it does not exist."""
 
     def read(self, path: str) -> str:
-        """A text that `write` wrote, or Spark.
+        """Returns the text of a file.
 
         Raises:
-            StorageError: There is no such file, or it cannot be read.
+            StorageError: The file does not exist, or cannot be read.
         """
 
     def write(self, path: str, text: str) -> None:
-        """Writes a small file with all folders above it; it appears whole, is safe then, and replaces an older one."""
+        """Writes a small file atomically and durably, with its parent folders; replaces an existing file."""
 
     def create(self, path: str, text: str) -> bool:
-        """Writes a small file as `write` does, unless there is one: then does nothing, and says False.
+        """Writes a small file like `write`, unless it exists; returns whether it was written.
 
-        Of several that create it at the same time one succeeds: here, where they hold the folder's lock; on HDFS
-        always; on object stores unless they come within the time of one small copy.
+        Of several concurrent calls one succeeds: locally, under the folder's lock; on HDFS, always; on object stores,
+        unless they come within the time of one small copy.
         """
 
     def rename(self, source: str, target: str) -> None:
-        """Gives a file another name, with all folders above it.
+        """Renames a file, and creates the parent folders of the new name.
 
-        The file appears whole under its new name. On object stores the store copies it, then removes it under the old
-        name: a crash between leaves both.
+        The file appears whole under its new name. Object stores copy the file, then remove it under the old name; a
+        crash in between leaves both.
         """
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a folder with all that is in it; nothing where there is none."""
+        """Removes a file, or a folder with its contents, if it exists."""
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Makes files safe against a power cut, and their names; where a file system does so by itself, nothing."""
+        """Makes files and their names durable, if the file system does not do so itself."""
 
 
 class StorageError(Exception):
-    """Returned when a file system refuses; the message is a sentence."""
+    """Raised when a file system fails; the message is a sentence."""
 
 
 def move_into_place(storage: Storage, source: str, target: str) -> None:
-    """Renames a file that may have been renamed already, wholly or, on an object store, but for the removal."""
+    """Renames a file, unless it was renamed before; on an object store, the old name may still have to be removed."""
     source_bytes = storage.size_bytes(source)
     if source_bytes is None:
         return
     if source_bytes == storage.size_bytes(target):
-        # The copy is whole. It stays, since readers may have found it.
+        # The copy is complete. It stays, since readers may have found it.
         storage.remove(source)
         return
     storage.remove(target)
@@ -80,12 +80,12 @@ def move_into_place(storage: Storage, source: str, target: str) -> None:
 
 
 def joined(folder: str, *names: str) -> str:
-    """A path below a folder."""
+    """Returns the path of a name in a folder."""
     return "/".join((folder.rstrip("/"), *names))
 
 
 def relative_to(path: str, folder: str) -> str:
-    """What follows a folder in a path below it."""
+    """Returns a path relative to a folder."""
     beginning = folder.rstrip("/") + "/"
     assert path.startswith(beginning), (path, folder)
     return path.removeprefix(beginning)

@@ -1,15 +1,14 @@
-"""How one file takes the place of several, whatever is killed when.
+"""Replaces several files by one, safe against a crash at any time.
 
-1. The merged file is written where no reader looks, and synced.
-2. An *intent* is written, in one step: which staged file gets which name and which files go then.
+1. The merged file is written to the staging folder and synced.
+2. An *intent* is written atomically: the staged file, its final name, and the files that it replaces.
 3. The merged file is renamed into place.
 4. The files that it replaces are removed, and the removal is synced.
 5. The intent is removed.
 
-A crash before the intent undoes all: the next start removes what was staged. From the intent on the next start
-finishes it. The merged file comes before the others go: a reader that lists the folder in between, which takes some
-milliseconds, or after a crash until the next start, sees rows twice, but none is ever missing, not even where
-somebody loses the work folder.
+After a crash before the intent, the next start removes the staged file. After the intent, the next start finishes the
+swap. The merged file is published before the others are removed: a reader that lists the folder in these milliseconds,
+or between a crash and the next start, sees rows twice, but no row is ever missing, even if the work folder is lost.
 """
 
 import json
@@ -20,17 +19,17 @@ from millrace_spark.landing.paths import WorkFolder
 from millrace_spark.landing.storage import Storage, StorageError, joined, move_into_place, relative_to
 
 STAGING_PREFIX = "compact-"
-"""What the staging folders of merges begin with; batches' begin with their query's id."""
+"""The prefix of the staging folders of merges; those of batches begin with the query's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """What is to be swapped.
+    """A swap that is under way.
 
     Attributes:
-        staged: The merged file, where no reader looks.
-        target: Where it belongs.
-        replaces: What it replaces.
+        staged: The staged path of the merged file.
+        target: The final path of the merged file.
+        replaces: The files that it replaces.
     """
 
     staged: str
@@ -38,25 +37,25 @@ class Intent:
     replaces: tuple[str, ...]
 
     def as_text(self) -> str:
-        """The intent as it is stored."""
+        """Returns the intent as it is stored."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_text(cls, text: str) -> "Intent":
-        """What `as_text` gave.
+        """Parses the result of `as_text`.
 
         Raises:
-            StorageError: Somebody else wrote it.
+            StorageError: The text has another form.
         """
         try:
             stored = json.loads(text)
             return cls(staged=stored["staged"], target=stored["target"], replaces=tuple(stored["replaces"]))
         except (TypeError, ValueError, KeyError) as error:
-            raise StorageError(f"an intent is not what millrace-spark writes: {error}") from error
+            raise StorageError(f"an intent was not written by millrace-spark: {error}") from error
 
 
 def swap(storage: Storage, work: WorkFolder, intent: Intent) -> None:
-    """Swaps files. After a crash inside it `recover` ends it, or nothing has happened."""
+    """Swaps files. After a crash in this function, `recover` finishes or undoes the swap."""
     storage.sync([intent.staged])
     path = joined(work.intents, posixpath.basename(intent.target) + ".json")
     storage.write(path, intent.as_text())
@@ -65,7 +64,7 @@ def swap(storage: Storage, work: WorkFolder, intent: Intent) -> None:
 
 
 def recover(storage: Storage, work: WorkFolder) -> int:
-    """Finishes the swaps that were begun and undoes the merges that were not; returns how many were finished."""
+    """Finishes interrupted swaps, and removes the staged files of other merges; returns the number of swaps."""
     count = 0
     for file in storage.files(work.intents):
         if file.path.endswith(".json"):
@@ -81,12 +80,12 @@ def recover(storage: Storage, work: WorkFolder) -> int:
 def _finish(storage: Storage, path: str, intent: Intent) -> None:
     if storage.exists(intent.staged):
         move_into_place(storage, intent.staged, intent.target)
-    # Where the merged file is gone, somebody else has removed it since, and perhaps the others on purpose.
+    # If the merged file is gone, another program has removed it, and perhaps the others on purpose.
     if storage.exists(intent.target):
-        # Before the others go, also where it was renamed before a crash: a power cut could else leave neither.
+        # Before the others are removed, or a power failure could leave neither.
         storage.sync([intent.target])
         for replaced in intent.replaces:
             storage.remove(replaced)
-        # Before the intent goes, or a power cut could bring back what was replaced.
+        # Before the intent is removed, or a power failure could restore the replaced files.
         storage.sync([intent.target])
     storage.remove(path)

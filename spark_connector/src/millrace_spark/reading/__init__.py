@@ -1,1 +1,1 @@
-"""Channels as DataFrames: batch reads, streams, and the claims that keep what they read."""
+"""Reads channels as DataFrames, in batches and streams."""

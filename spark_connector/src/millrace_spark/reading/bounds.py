@@ -11,7 +11,7 @@ from millrace_spark.reading.ranges import ClaimedRange
 from millrace_spark.shards import Shard
 
 Bound: TypeAlias = int | str
-"""A sequence, or `earliest` or `latest`: the oldest in the channel, and one past the newest."""
+"""A sequence; or `earliest`, the oldest in the channel; or `latest`, one past the newest."""
 
 _WORDS = ("earliest", "latest")
 
@@ -21,16 +21,16 @@ class Bounds:
     """A bound for each shard."""
 
     otherwise: Bound
-    """The bound of what `by_name` does not name."""
+    """The bound of shards that `by_name` does not name."""
     by_name: Mapping[str, Bound] = field(default_factory=dict)
-    """Bounds of shards, `orders@127.0.0.1:7070`, and of channels on all servers, `orders`; the shard's own wins."""
+    """Bounds of shards, `orders@127.0.0.1:7070`, and of channels on all servers, `orders`. A shard's own bound wins."""
 
     def is_latest(self, shard: Shard) -> bool:
-        """Whether the shard's bound is one past the newest, which is another one at another time."""
+        """Whether the bound of a shard is one past the newest event, which changes with time."""
         return self._bound(shard) == "latest"
 
     def sequence(self, shard: Shard, first_sequence: int, next_sequence: int) -> int:
-        """The bound in a shard that holds events from `first_sequence` to `next_sequence`, excluded."""
+        """Returns the bound in a shard that holds the events from `first_sequence` to before `next_sequence`."""
         bound = self._bound(shard)
         if isinstance(bound, int):
             return bound
@@ -40,23 +40,23 @@ class Bounds:
         return self.by_name.get(str(shard), self.by_name.get(shard.channel, self.otherwise))
 
     def check_names(self, option: str, shards: Iterable[Shard]) -> None:
-        """Makes sure that each name is that of something that is read.
+        """Checks that each name is one of these shards, or of their channels.
 
         Raises:
-            OptionError: One is not.
+            OptionError: A name is not read.
         """
         known = {name for shard in shards for name in (str(shard), shard.channel)}
-        if strangers := sorted(set(self.by_name) - known):
+        if unknown := sorted(set(self.by_name) - known):
             raise OptionError(
-                f"option {option}: names {strangers[0]}, which is not read; what is read is {', '.join(sorted(known))}"
+                f"option {option}: names {unknown[0]}, which is not read; these are read: {', '.join(sorted(known))}"
             )
 
 
 def parse_bounds(text: str) -> Bounds:
-    """`earliest`, `latest`, or a JSON object with a bound for each channel or shard.
+    """Parses `earliest`, `latest`, or a JSON object with a bound for each channel or shard.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text has another form. The message describes the allowed values.
     """
     if text.lower() in _WORDS:
         return Bounds(text.lower())

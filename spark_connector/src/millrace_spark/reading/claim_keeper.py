@@ -12,12 +12,12 @@ from millrace_spark.reading.options import BATCH_LEASE_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange
 from millrace_spark.reading.shard_claim import ends_claim
 from millrace_spark.reading.tasks import claimed_range
-from millrace_spark.refusals import explained
+from millrace_spark.servers import translated_errors
 from millrace_spark.shards import Shard
 
 _POLL_SECONDS = 0.5
 _TOLERANCE_SECONDS = 0.1
-"""How far two looks at one claim's end may differ by the way of the answers alone."""
+"""How much two readings of the end of a claim may differ through network delay alone."""
 
 _log = logging.getLogger("millrace_spark")
 
@@ -28,19 +28,19 @@ def reclaim(
     wait_seconds_max: float,
     pause: Callable[[float], object] = time.sleep,
 ) -> millrace.Claim:
-    """Claims a channel under a new epoch, so that an earlier self of this reader can neither read nor acknowledge.
+    """Claims a channel under a new epoch, so that a former process of this reader can neither read nor acknowledge.
 
-    Where another reader's claim lives and is not to be taken over, its end is waited for, as long as nobody renews it:
-    then it belongs to somebody who has gone, or to a look that is over.
+    If another reader holds a claim, and `takeover` is not set, this waits for the end of its lease as long as it is not
+    renewed: such a claim belongs to a reader that is gone, or to a batch read that is over.
 
     Args:
-        channel: Which.
-        options: Who claims, and how.
-        wait_seconds_max: A claim that lives longer than this is not waited for.
-        pause: Waits so many seconds.
+        channel: The channel to claim.
+        options: The reader, the lease, and whether to take over.
+        wait_seconds_max: The longest remaining lease to wait for.
+        pause: Sleeps a number of seconds.
 
     Raises:
-        ChannelClaimedError: The other reader lives.
+        ChannelClaimedError: Another reader renews its claim, or its lease is longer than that.
     """
     if not options.takeover:
         _await_other_claim(channel, options, wait_seconds_max, pause)
@@ -63,7 +63,7 @@ def _await_other_claim(
                 ends_at = now + remaining_seconds
                 if remaining_seconds > _POLL_SECONDS:
                     _log.warning(
-                        "channel %s: another reader's claim lives for %.1f s more; waiting, unless it is renewed",
+                        "channel %s: another reader's claim ends in %.1f s, unless it is renewed; waiting",
                         channel.name,
                         remaining_seconds,
                     )
@@ -78,21 +78,21 @@ _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS_MAX = 1.0
 
 _held: set["ClaimKeeper"] = set()
-"""What this process holds."""
+"""The claims of this process."""
 
 
 class ClaimKeeper:
-    """Claims at once, then renews from a thread of its own until it is released or the claim is lost.
+    """Claims a shard, then renews the claim in a background thread until it is released or lost.
 
-    It renews under its epoch and never begins a new claim: where the lease has run out, others may have taken since.
+    It renews under the same epoch and never claims again: after the lease, other readers may have taken events.
     """
 
     def __init__(self, shard: Shard, options: ClaimOptions) -> None:
         self._client = millrace.connect(shard.endpoint)
         channel = self._client.channel(shard.channel)
         try:
-            with explained(shard.endpoint, shard.channel), self._explain_own_claim(shard):
-                # Another's claim is waited for where it is about to end: most likely a look's.
+            with translated_errors(shard.endpoint, shard.channel), self._explain_own_claim(shard):
+                # Waits for another claim that is about to end, most likely that of a batch read.
                 self._claim = reclaim(channel, options, BATCH_LEASE_SECONDS)
         except BaseException:
             self._client.close()
@@ -104,12 +104,12 @@ class ClaimKeeper:
         self._thread.start()
 
     def acknowledge(self) -> None:
-        """Removes the range's events from the channel."""
-        with explained(self.range.endpoint, self.range.channel):
+        """Removes the events of the range from the channel."""
+        with translated_errors(self.range.endpoint, self.range.channel):
             self._claim.acknowledge(self.range.next_sequence - 1)
 
     def release(self) -> None:
-        """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
+        """Ends the claim. If the server is unreachable, the claim ends with its lease."""
         _held.discard(self)
         self._is_released.set()
         self._thread.join()
@@ -118,20 +118,20 @@ class ClaimKeeper:
         self._client.close()
 
     def _keep_alive(self) -> None:
-        # Often enough also for a look of the same reader, which shortens the claim's lease to its own.
+        # A batch read of the same reader shortens the lease to its own; this is often enough for that, too.
         pause_seconds = min(self.range.lease_seconds / _CALLS_PER_LEASE, _PAUSE_SECONDS_MAX)
         while not self._is_released.wait(pause_seconds):
             try:
                 self._claim.renew()
             except millrace.MillraceError as error:
-                # Whoever reads or acknowledges is told. Any other refusal may pass before the lease has run out.
+                # Reads and acknowledgements fail with this error. Other errors may clear before the lease expires.
                 if ends_claim(error):
                     _held.discard(self)
                     return
 
     @contextlib.contextmanager
     def _explain_own_claim(self, shard: Shard) -> Iterator[None]:
-        """Where this program itself is in the way, says so: there is nobody else to wait for, and nobody to ask."""
+        """Raises an error that says so if this program itself holds the claim."""
         try:
             yield
         except millrace.ChannelClaimedError:
@@ -139,8 +139,8 @@ class ClaimKeeper:
             own = [(held.range.channel, held.range.reader_id, held.range.epoch) for held in tuple(_held)]
             if holder is not None and (shard.channel, holder.reader_id, holder.epoch) in own:
                 raise MillraceSparkError(
-                    f"channel {shard.channel} at {shard.endpoint}: this program itself has claimed it, as reader "
-                    f"{holder.reader_id!r}; call release() on what that claim_ranges() returned, or leave its with "
-                    "block; claiming with the same reader_id ends it, too"
+                    f"channel {shard.channel} at {shard.endpoint}: this program holds the claim itself, as reader "
+                    f"{holder.reader_id!r}; call release() on the result of claim_ranges(), leave its with block, or "
+                    "claim with the same reader_id, which ends it"
                 ) from None
             raise

@@ -1,4 +1,4 @@
-"""Claims that a driver holds: ranges that stand still until they are acknowledged or released."""
+"""Claimed ranges: batch reads of fixed ranges, which a job acknowledges when it is done."""
 
 import os
 from collections.abc import Iterable
@@ -25,25 +25,25 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
     takeover: bool = False,
     ack: Literal["never", "onSuccess"] = "never",
 ) -> "ClaimedRanges":
-    """Claims channels and fixes, for each of them on each endpoint, the range from its oldest event to its newest.
+    """Claims channels and fixes the range of each, on each endpoint, from its oldest event to its newest.
 
-    Until the claims are released nobody else consumes from the channels. A background thread for each keeps them alive,
-    whether Spark is reading or not.
+    Until the claims are released, no other reader consumes from the channels. A background thread keeps each claim
+    alive, whether Spark reads or not.
 
     Args:
-        endpoints: Servers that hold the channels, `host:port`; in one string with commas between, or several strings.
+        endpoints: Servers that hold the channels, `host:port`; one comma-separated string, or several strings.
         channels: Names of channels, or patterns such as `orders-*`, in the same form.
-        reader_id: Who claims. Ends a claim that the same reader still has, as after a crash, and fences it off; so give
-            each pipeline a name of its own. Without one a name is made of user, machine and process.
-        lease_seconds: How long the claims outlive this process; each channel's own lease if None.
-        takeover: End another reader's claim.
-        ack: `onSuccess`: as a `with` block, acknowledge all ranges where the block ends without an exception. That is
-            as good as the block: what it did not wait for, or swallowed, counts as done. An exception, also that the
-            process is killed, leaves every event where it is. `never`: nothing is removed but by `acknowledge`.
+        reader_id: The reader. Ends a claim that the same reader still holds, as after a crash, and fences it off; so
+            give each pipeline its own name. The default is a name with user, machine and process.
+        lease_seconds: How long the claims outlive this process; the default lease of each channel if None.
+        takeover: Whether to end another reader's claim.
+        ack: `onSuccess`: acknowledges all ranges when the `with` block ends without an exception. Jobs that the block
+            does not wait for, and exceptions that it catches, count as success. If the block raises, or the process is
+            killed, every event stays in its channel. `never`: only `acknowledge` removes events.
 
     Raises:
-        OptionError: An endpoint is none.
-        MillraceSparkError: A server cannot be reached, or refuses. No claim is left behind.
+        OptionError: An endpoint is not `host:port`.
+        MillraceSparkError: A server is unreachable, or refuses. No claim is left behind.
     """
     options = ClaimOptions(
         endpoints=parse_endpoints(endpoints if isinstance(endpoints, str) else ",".join(endpoints)),
@@ -58,10 +58,10 @@ def claim_ranges(  # noqa: PLR0913 - a face for notebooks: one keyword for each 
 
 
 class ClaimedRanges:
-    """What `claim_ranges` claimed. A context manager that releases it.
+    """The result of `claim_ranges`; a context manager that releases the claims.
 
     Attributes:
-        ranges: For each channel on each endpoint what was claimed there.
+        ranges: The claimed range of each channel on each endpoint.
     """
 
     def __init__(self, options: ClaimOptions, *, is_acknowledged_on_success: bool = False) -> None:
@@ -81,7 +81,7 @@ class ClaimedRanges:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of `format("millrace")` that read exactly these ranges."""
+        """The options of `format("millrace")` that read exactly these ranges."""
         return {"ranges": ranges_to_json(self.ranges)}
 
     def load(
@@ -90,11 +90,11 @@ class ClaimedRanges:
         schema: StructType | str | None = None,
         max_events_per_partition: int | None = None,
     ) -> DataFrame:
-        """The events as a DataFrame; every action on it reads exactly these ranges.
+        """Returns the events as a DataFrame. Every action on it reads exactly these ranges.
 
         Args:
-            spark: The session that reads.
-            schema: Some of the columns, or others' order; all of them if None.
+            spark: The session.
+            schema: A subset of the columns, or another order; all columns if None.
             max_events_per_partition: Larger ranges are split among tasks; see `OPTIONS`.
         """
         reader = spark.read.format("millrace").options(**self.options)
@@ -103,21 +103,23 @@ class ClaimedRanges:
         return (reader.schema(schema) if schema is not None else reader).load()
 
     def acknowledge(self) -> None:
-        """Removes the events of these ranges from their channels, for good.
+        """Removes the events of these ranges from their channels.
 
-        Call it when what was read is safe. It may be repeated, and must be where it failed.
+        Call it when the output is safe. It may be repeated, and must be repeated if it failed.
 
         Raises:
-            MillraceSparkError: A claim was lost or released, or a server cannot be reached. Endpoints that come before
-                it in `ranges` have removed their events, it and those after it have not.
+            MillraceSparkError: A claim was lost or released, or a server is unreachable. The events of the ranges
+                before it in `ranges` are removed; those of its own range and the ones after it are not.
         """
         if not self._claims:
-            raise MillraceSparkError("the claims were released, so nothing was acknowledged; acknowledge before that")
+            raise MillraceSparkError(
+                "the claims were released, so nothing was acknowledged; acknowledge before release"
+            )
         for claim in self._claims:
             claim.acknowledge()
 
     def release(self) -> None:
-        """Ends the claims; what was not acknowledged stays in the channels, for anybody."""
+        """Ends the claims. Events that were not acknowledged stay in the channels."""
         while self._claims:
             self._claims.pop().release()
 

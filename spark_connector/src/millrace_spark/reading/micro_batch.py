@@ -13,26 +13,26 @@ Key = TypeVar("Key")
 
 
 def round_robin(keys: Sequence[Key], turn: int) -> list[Key]:
-    """The keys from another one on each turn, so that each comes first once in as many turns as there are keys."""
+    """Returns the keys, starting with another one on each turn."""
     start = turn % len(keys) if keys else 0
     return [*keys[start:], *keys[:start]]
 
 
 def fair_shares(available: Mapping[Key, int], limit: int, turn: int) -> dict[Key, int]:
-    """Shares a limit among those who have something: evenly, and what some do not need among the others.
+    """Divides a limit evenly among the keys with something available, and unused shares among the others.
 
     Args:
-        available: What each has.
-        limit: How much all may give together.
-        turn: Who comes first where it does not come out even. Raised by 1 each time, it has each give something at
-            least once in as many turns as there are keys, whatever the others have.
+        available: The amount available for each key.
+        limit: The limit of all keys together.
+        turn: Chooses the keys that receive the remainder of the division. If it increases by 1 each time, every key
+            receives a share at least once in as many turns as there are keys.
 
     Returns:
-        For each what it gives; together `limit`, or all where there is less. Two that could give more differ by 1 at
-        most.
+        The share of each key; `limit` together, or everything if less is available. The shares of two keys with more
+        available differ by at most 1.
     """
     given = dict.fromkeys(available, 0)
-    # Those who have least first, so that what they leave of an even share is known to the others.
+    # In ascending order, so that what a key leaves of its even share goes to the keys after it.
     hungry = sorted((key for key in available if available[key] > 0), key=lambda key: available[key])
     satisfied_count = 0
     remaining = limit
@@ -53,10 +53,10 @@ def fair_shares(available: Mapping[Key, int], limit: int, turn: int) -> dict[Key
 
 @dataclass
 class BatchPlanner:
-    """Plans micro-batches within limits, for all shards together.
+    """Plans micro-batches within the limits of all shards together.
 
     Attributes:
-        limits: What the user asked for.
+        limits: The limits of the options.
     """
 
     limits: TriggerLimits
@@ -66,12 +66,12 @@ class BatchPlanner:
     def next_batch(
         self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int], body_bytes: Mapping[Shard, float]
     ) -> Offsets:
-        """The next micro-batch's part of each shard, within the limits to the event.
+        """Returns the range of each shard in the next micro-batch, exactly within the limits.
 
         Args:
-            positions: Where each shard stands: its `to_sequence`.
-            ends: How far it may be read; a shard that is not in it, not at all.
-            body_bytes: The mean size of each shard's bodies; used only where bytes are limited.
+            positions: The position of each shard is its `to_sequence`.
+            ends: The end of each shard that may be read.
+            body_bytes: The mean size of each shard's bodies; needed only if bytes are limited.
         """
         order = sorted(positions)
         available = {shard: max(ends.get(shard, 0) - positions[shard].to_sequence, 0) for shard in order}
@@ -80,7 +80,7 @@ class BatchPlanner:
         return {shard: _advanced(positions[shard], given[shard]) for shard in order}
 
     def unlimited_batch(self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int]) -> Offsets:
-        """The next micro-batch where no limit holds."""
+        """Returns the next micro-batch without limits."""
         return {
             shard: _advanced(offset, max(ends.get(shard, 0) - offset.to_sequence, 0))
             for shard, offset in positions.items()
@@ -88,7 +88,7 @@ class BatchPlanner:
 
     @staticmethod
     def nothing(positions: Mapping[Shard, ShardOffset]) -> Offsets:
-        """An empty micro-batch."""
+        """Returns an empty micro-batch."""
         return {shard: _advanced(offset, 0) for shard, offset in positions.items()}
 
     def _within_events(self, available: Mapping[Shard, int]) -> dict[Shard, int]:
@@ -105,14 +105,14 @@ class BatchPlanner:
             return dict(available)
         allowed_bytes = fair_shares(wanted_bytes, self.limits.bytes_max, self._turn)
         given = {shard: min(int(allowed_bytes[shard] / sizes[shard]), count) for shard, count in available.items()}
-        # An event that is larger than its shard's share would wait for ever, if it did not go when its turn comes.
+        # An event larger than its shard's share would wait forever; the first shard on this turn reads one event.
         first = next((shard for shard in round_robin(list(available), self._turn) if available[shard]), None)
         if first is not None:
             given[first] = max(given[first], 1)
         return given
 
     def is_held(self, event_count: int, now: float) -> bool:
-        """Whether so many events are to wait for more, at a time on a monotonic clock."""
+        """Whether a batch of this many events waits for more; `now` is the time of a monotonic clock."""
         if not event_count or event_count >= self.limits.events_min:
             self._held_since = None
             return False

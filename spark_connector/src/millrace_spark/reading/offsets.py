@@ -21,50 +21,50 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
 
 OffsetJson = dict[str, dict[str, str | int]]
-"""An offset as Spark takes it."""
+"""An offset as Spark stores it."""
 
 
 @dataclass(frozen=True)
 class ShardOffset:
-    """A micro-batch's part of one shard."""
+    """The range of one shard in a micro-batch."""
 
     channel_id: str
-    """Names the making of the channel that the sequences count in."""
+    """The id of the channel, which changes when the channel is deleted and created again."""
     from_sequence: int
-    """The first."""
+    """The first sequence."""
     to_sequence: int
-    """One past the last; equal to `from_sequence` where the batch has nothing of this shard."""
+    """One past the last sequence; equal to `from_sequence` if the batch has no events of this shard."""
 
     @property
     def event_count(self) -> int:
-        """How many events, at most: sequences that were consumed before the claim are left out."""
+        """The most events in the range: sequences that were consumed before the claim are missing."""
         return self.to_sequence - self.from_sequence
 
 
 Offsets = dict[Shard, ShardOffset]
-"""A micro-batch, by shard."""
+"""The ranges of a micro-batch, by shard."""
 
 
 def offsets_to_json(offsets: Mapping[Shard, ShardOffset]) -> OffsetJson:
-    """An offset as Spark takes it."""
+    """Returns an offset as Spark stores it."""
     return {
         str(shard): {"from": offset.from_sequence, "id": offset.channel_id, "to": offset.to_sequence}
         for shard, offset in sorted(offsets.items(), key=lambda item: str(item[0]))
     }
 
 
-def offsets_from_json(told: Mapping[str, Mapping[str, object]]) -> Offsets:
-    """What `offsets_to_json` made.
+def offsets_from_json(stored: Mapping[str, Mapping[str, object]]) -> Offsets:
+    """Parses the result of `offsets_to_json`.
 
     Raises:
-        MillraceSparkError: Another source made it.
+        MillraceSparkError: Another source wrote the offset.
     """
     try:
-        return {Shard.parse(name): _offset(entry) for name, entry in told.items()}
+        return {Shard.parse(name): _offset(entry) for name, entry in stored.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise MillraceSparkError(
-            f"the checkpoint holds the offset {told!r}, which this source did not write; give the query another "
-            "checkpointLocation, or remove the old one if the query is to begin anew"
+            f"the checkpoint holds the offset {stored!r}, which this source did not write; use another "
+            "checkpointLocation, or remove the old one to start the query from scratch"
         ) from None
 
 
@@ -76,35 +76,35 @@ def _offset(entry: Mapping[str, object]) -> ShardOffset:
 
 
 ProgressJson = dict[str, dict[str, int | float | bool]]
-"""The progress of all shards, as Spark takes it."""
+"""The progress of all shards, as Spark shows it."""
 
 _WINDOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardProgress:
-    """How far a stream is in a shard."""
+    """The progress of a stream in a shard."""
 
     position: int
-    """The sequence after the last that was planned into a micro-batch."""
+    """The sequence after the last one that was planned into a micro-batch."""
     first: int
-    """The oldest sequence in the channel: what is before it has been acknowledged."""
+    """The oldest sequence in the channel; the events before it have been acknowledged."""
     next: int
-    """The sequence that the next committed event will get."""
+    """The sequence of the next event to be committed."""
     lag: int
-    """Events that are there and not planned into any micro-batch yet."""
+    """Events in the channel that are not in a micro-batch yet."""
     rate: float
-    """Events that came in, a second, lately."""
+    """Events that arrived per second, recently."""
     reachable: bool
-    """Whether the server answered last time; if not, the other figures are those of its last answer."""
+    """Whether the server answered the last call; if not, the other figures are those of its last answer."""
 
     def to_json(self) -> dict[str, int | float | bool]:
-        """The same as Spark takes it."""
+        """Returns the progress as Spark shows it."""
         return asdict(self)
 
 
 class ArrivalRate:
-    """Events a second, measured over the last second or the time between two answers, whichever is longer."""
+    """Events per second, over the last second or the time between two answers, whichever is longer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -112,8 +112,8 @@ class ArrivalRate:
         self._from_sequence = 0
         self.rate = 0.0
 
-    def note(self, next_sequence: int) -> None:
-        """Takes in how far the channel is now."""
+    def update(self, next_sequence: int) -> None:
+        """Updates the rate with the current end of the channel."""
         now = self._clock()
         if self._since is None:
             self._since, self._from_sequence = now, next_sequence

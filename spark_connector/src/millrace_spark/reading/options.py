@@ -24,69 +24,68 @@ _LENGTH_MAX = 128
 
 
 def reader_id_of(process_id: int) -> str:
-    """A name that tells whoever is refused by the claim where to look: user, machine and process."""
+    """Returns a name with user, machine and process, so that other readers can find the holder of a claim."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
-        # A container may run under a number that has no name.
+        # A container may run under a user id without a name.
         user = "unknown"
     name = f"spark-{user}@{platform.node()}-{process_id}"
     return re.sub(r"[^!-~]", "_", name)[-_LENGTH_MAX:]
 
 
 EVENTS_PER_PARTITION = 50_000
-"""Each more Python task costs Spark 15 to 20 ms, which is what reading so many events costs."""
+"""Each additional Python task costs Spark 15 to 20 ms, about the time of reading this many events."""
 
 BATCH_LEASE_SECONDS = 5.0
-"""Bridges the time from one task's read to the next, and does not keep others waiting for long after the last."""
+"""Covers the time between the reads of two tasks, without blocking other readers long after the last one."""
 
 STREAM_LEASE_SECONDS = 30.0
-"""Outlives a pause of the process or a network that is away for a while."""
+"""Covers a pause of the process or a short network outage."""
 
 RETRY_SECONDS = 120.0
-"""Bridges the restart of a server that has a long log to read."""
+"""Covers the restart of a server that replays a long log."""
 
 TRIGGER_DELAY_SECONDS = 900.0
-"""As long as Kafka's source waits."""
+"""The default of Spark's Kafka source."""
 
 OPTIONS: Mapping[str, str] = {
-    "endpoints": "servers that hold the channels: host:port, several with commas between",
-    "channels": "channels to read: names with commas between, or a pattern such as orders-*, looked up on each server",
+    "endpoints": "servers that hold the channels: host:port, comma-separated",
+    "channels": "channels to read: names or patterns such as orders-*, comma-separated, looked up on each server",
     "startingSequences": (
-        "where a new query or a batch read begins: earliest (without it), latest, or JSON by channel or shard: "
+        "where a new query or a batch read starts: earliest (default), latest, or JSON by channel or shard: "
         '{"orders": 17, "audit@mill-2:7070": "latest"}'
     ),
-    "endingSequences": "batch: where the read ends, excluded: latest (without it), or JSON in the same form",
-    "maxEventsPerTrigger": "streams: most events of a micro-batch, all channels together; no limit without it",
-    "maxBytesPerTrigger": "streams: most bytes of bodies of a micro-batch, by the mean size of each channel's bodies",
-    "minEventsPerTrigger": "streams: a micro-batch waits for so many events, but not longer than maxTriggerDelay",
-    "maxTriggerDelay": "streams: how long minEventsPerTrigger may hold events back: seconds, or 90s; 15m without it",
-    "minPartitions": "at least so many tasks read, where there are events enough; as many as there must be without it",
-    "maxEventsPerPartition": f"larger ranges are split among tasks; {EVENTS_PER_PARTITION:,} without it",
+    "endingSequences": "batch: where the read ends, exclusive: latest (default), or JSON in the same form",
+    "maxEventsPerTrigger": "streams: maximum events of a micro-batch, over all channels; default: no limit",
+    "maxBytesPerTrigger": "streams: maximum bytes of bodies in a micro-batch, by the mean body size of each channel",
+    "minEventsPerTrigger": "streams: minimum events of a micro-batch, for which it waits up to maxTriggerDelay",
+    "maxTriggerDelay": "streams: the longest wait for minEventsPerTrigger: seconds, or such as 90s; default: 15m",
+    "minPartitions": "minimum number of tasks, if there are enough events; default: as few as possible",
+    "maxEventsPerPartition": f"larger ranges are split among tasks; default: {EVENTS_PER_PARTITION:,}",
     "failOnDataLoss": (
-        "true (without it): stop with a sentence where events are seen to be gone that were not read; false: warn, and "
-        "go on from what is there"
+        "true (default): fail if events are gone that were not read, as far as this can be detected; false: log a "
+        "warning, and go on with the events that remain"
     ),
     "ackMode": (
-        "streams: when events are removed: progress (without it), when Spark asks for more, which is after it has "
-        "logged the batch as done; commit, only in Spark's commit call, for async progress tracking; never"
+        "streams: when events are removed: progress (default), when Spark asks for the next batch, after it has "
+        "committed the last one; commit, only in Spark's commit call, for async progress tracking; never"
     ),
-    "ack": "batch: never (without it); to remove what was read, use claim_ranges(ack='onSuccess')",
-    "readerId": "who claims the channels; without it a name made of user, machine and process",
+    "ack": "batch: never (default); to remove the events that were read, use claim_ranges(ack='onSuccess')",
+    "readerId": "the reader that claims the channels; default: a name with user, machine and process",
     "leaseSeconds": (
-        f"how long a claim outlives its reader; {BATCH_LEASE_SECONDS:.0f} without it, {STREAM_LEASE_SECONDS:.0f} in "
-        "streams"
+        f"how long a claim outlives its reader; default: {BATCH_LEASE_SECONDS:.0f}, "
+        f"in streams {STREAM_LEASE_SECONDS:.0f}"
     ),
-    "takeover": "true: end another reader's claim on the channels",
+    "takeover": "true: end another reader's claim on the channels; default: false",
     "retrySeconds": (
-        f"how long a server that cannot be reached is tried again, by the driver and by each task; {RETRY_SECONDS:.0f} "
-        "without it"
+        f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}"
     ),
     "ranges": (
-        "batch: what claim_ranges() claimed; only maxEventsPerPartition, minPartitions and retrySeconds go with it"
+        "batch: the ranges of claim_ranges(); goes with maxEventsPerPartition, minPartitions and retrySeconds only"
     ),
 }
-"""Each option of reading and what it says."""
+"""The options of reading, with their descriptions."""
 
 _STREAM_ONLY = {
     "maxEventsPerTrigger",
@@ -103,97 +102,96 @@ class AckMode(enum.Enum):
     """When a stream removes events from their channels."""
 
     PROGRESS = "progress"
-    """When Spark asks for the next batch: what came before is in its commit log then."""
+    """When Spark asks for the next batch: the one before is in its commit log by then."""
     COMMIT = "commit"
-    """When Spark calls the source's commit, one batch later; a run's last batch is removed when a next run has planned
-    one."""
+    """When Spark calls the source's commit, one batch later. The next run removes the last batch of this one."""
     NEVER = "never"
-    """Not at all."""
+    """Never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimOptions:
-    """Which channels to claim, and how."""
+    """The channels to claim, and how to claim them."""
 
     endpoints: tuple[str, ...]
-    """Servers."""
+    """The servers."""
     channels: tuple[str, ...]
-    """Names and patterns."""
+    """Names and patterns of channels."""
     reader_id: str
-    """Who claims; empty where the user gave no name and the process that claims makes one."""
+    """The reader; empty if the process that claims chooses a default."""
     lease_seconds: float | None
-    """How long a claim outlives its reader; None for the channel's own lease."""
+    """The lease of a claim; None for the channel's default."""
     takeover: bool
-    """Whether another reader's claim is ended."""
+    """Whether to end another reader's claim."""
     retry_seconds: float = RETRY_SECONDS
-    """How long servers that cannot be reached are tried again."""
+    """How long calls to unreachable servers are retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionLimits:
-    """How ranges are split among tasks."""
+    """Limits on the ranges of tasks."""
 
     events_max: int = EVENTS_PER_PARTITION
-    """Most events of a task."""
+    """The most events of a task."""
     count_min: int = 1
-    """Fewest tasks, where there are as many events."""
+    """The fewest tasks, if there are enough events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """What a batch read was asked for."""
+    """The options of a batch read."""
 
     source: ClaimOptions | tuple[ClaimedRange, ...]
-    """What is to be claimed when Spark plans the read, or what was claimed before."""
+    """The channels to claim when Spark plans the read, or ranges that are already claimed."""
     partitions: PartitionLimits
-    """How it is split."""
+    """How the ranges are split among tasks."""
     starting: Bounds
-    """From where."""
+    """Where the ranges start."""
     ending: Bounds
-    """To where."""
+    """Where the ranges end."""
     fail_on_data_loss: bool
-    """Whether a range that is gone in part is refused."""
+    """Whether a range with lost events is an error."""
     retry_seconds: float
-    """How long tasks try a server again."""
+    """How long tasks retry calls to a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerLimits:
-    """What a micro-batch may and must hold."""
+    """Limits on the size of a micro-batch."""
 
     events_max: int | None
-    """Most events; None for any number."""
+    """The most events; None for no limit."""
     bytes_max: int | None
-    """Most bytes of bodies, by their mean size; None for any number."""
+    """The most bytes of bodies, by their mean size; None for no limit."""
     events_min: int
-    """Fewest events, unless they have been held back for `delay_seconds_max`."""
+    """The fewest events, unless the batch has waited for `delay_seconds_max`."""
     delay_seconds_max: float
-    """How long events may be held back."""
+    """The longest wait for `events_min`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """What a stream was asked for."""
+    """The options of a stream."""
 
     claim: ClaimOptions
-    """What is to be claimed."""
+    """The channels to claim."""
     partitions: PartitionLimits
-    """How a micro-batch is split."""
+    """How a micro-batch is split among tasks."""
     limits: TriggerLimits
-    """What a micro-batch holds."""
+    """The size of a micro-batch."""
     starting: Bounds
-    """From where a new query reads."""
+    """Where a new query starts."""
     ack_mode: AckMode
     """When events are removed."""
     fail_on_data_loss: bool
-    """Whether the query ends where events are gone that it has not read."""
+    """Whether the query fails if events are gone that it has not read."""
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Makes sure that options can be those of some read, as far as can be told before Spark says of which.
+    """Checks options before Spark says whether the read is a batch or a stream.
 
     Raises:
-        OptionError: One is unknown, or has a value that is not allowed.
+        OptionError: An option is unknown, or has a value that is not allowed.
     """
     values = OptionValues(options, OPTIONS)
     if _STREAM_ONLY.intersection(values.names):
@@ -203,21 +201,21 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> BatchOptions:
-    """Reads the options of `spark.read`; names in any case.
+    """Parses the options of `spark.read`; names in any case.
 
     Raises:
-        OptionError: An option is unknown, missing, for streams, or has a value that is not allowed.
+        OptionError: An option is unknown, missing, for streams only, or has a value that is not allowed.
     """
     values = OptionValues(options, OPTIONS)
     _refuse(values, _STREAM_ONLY, "is for streams; leave it out, or use spark.readStream")
     if values.value("ack", parse_choice("never", "onSuccess"), "never") != "never":
         raise OptionError(
-            "option ack: is onSuccess, but Spark does not tell a batch source whether what it read was written; use "
+            "option ack: is onSuccess, but Spark does not tell a batch source whether its rows were written; use "
             "with millrace_spark.claim_ranges(..., ack='onSuccess') as claimed: and claimed.load(spark) instead"
         )
     if "ranges" in values:
         if others := sorted(set(values.names) - _WITH_RANGES):
-            raise OptionError(f"option ranges: says what was claimed already; leave out {', '.join(others)}")
+            raise OptionError(f"option ranges: names ranges that are already claimed; remove {', '.join(others)}")
         source: ClaimOptions | tuple[ClaimedRange, ...] = ranges_from_json(values.text("ranges"))
     else:
         source = _claim_options(values, default_reader_id, BATCH_LEASE_SECONDS)
@@ -232,17 +230,15 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Reads the options of `spark.readStream`; names in any case.
+    """Parses the options of `spark.readStream`; names in any case.
 
     Raises:
-        OptionError: An option is unknown, missing, for batch reads, or has a value that is not allowed.
+        OptionError: An option is unknown, missing, for batch reads only, or has a value that is not allowed.
     """
     values = OptionValues(options, OPTIONS)
     _refuse(values, _BATCH_ONLY, "is for batch reads; leave it out, or use spark.read")
     if "maxTriggerDelay" in values and "minEventsPerTrigger" not in values:
-        raise OptionError(
-            "option maxTriggerDelay: goes with minEventsPerTrigger only; give that too, or leave both out"
-        )
+        raise OptionError("option maxTriggerDelay: needs minEventsPerTrigger; set both, or neither")
     limits = TriggerLimits(
         events_max=values.value("maxEventsPerTrigger", parse_count, None),
         bytes_max=values.value("maxBytesPerTrigger", parse_count, None),
@@ -293,5 +289,5 @@ def _parse_ending(text: str) -> Bounds:
 
 
 def _refuse(values: OptionValues, names: set[str], why: str) -> None:
-    if strangers := sorted(names.intersection(values.names)):
-        raise OptionError(f"option {strangers[0]}: {why}")
+    if refused := sorted(names.intersection(values.names)):
+        raise OptionError(f"option {refused[0]}: {why}")

@@ -14,7 +14,7 @@ from millrace_spark.reading.stream_claims import StreamClaims
 from millrace_spark.servers import connected
 from millrace_spark.shards import Shard, is_meant
 
-_ADVICE = "find out why; to go on from what is there, set the option failOnDataLoss to false for a start"
+_ADVICE = "find out why; to go on with the events that remain, set the option failOnDataLoss to false for one start"
 
 _log = logging.getLogger("millrace_spark")
 
@@ -23,35 +23,35 @@ class DataLossPolicy:
     """The option `failOnDataLoss`.
 
     Args:
-        is_fatal: Whether the query ends. Otherwise each loss is logged once, and it goes on.
+        is_fatal: Whether a loss ends the query. Otherwise each loss is logged once, and the query goes on.
     """
 
     def __init__(self, *, is_fatal: bool) -> None:
         self._is_fatal = is_fatal
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def report(self, what: str) -> None:
-        """Says what is gone.
+        """Raises or logs a loss.
 
         Raises:
-            DataLossError: It is fatal.
+            DataLossError: A loss is fatal.
         """
         if self._is_fatal:
             raise DataLossError(f"{what}; {_ADVICE}")
-        if what not in self._told:
-            self._told.add(what)
-            _log.warning("%s; failOnDataLoss is false, so the query goes on from what is there", what)
+        if what not in self._reported:
+            self._reported.add(what)
+            _log.warning("%s; failOnDataLoss is false, so the query goes on with the events that remain", what)
 
     def position(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
-        """The offset to go on from: the same, unless what it names is not there any more.
+        """Returns the offset to go on from: the given one, or the nearest one that still exists.
 
         Raises:
-            DataLossError: It is not, and that is fatal.
+            DataLossError: The position is gone, and a loss is fatal.
         """
         first, following = view.first_sequence, view.next_sequence
         if offset.channel_id != view.channel_id:
             self.report(
-                f"channel {shard}: was made anew since the checkpoint was written, so that its sequences begin again "
+                f"channel {shard}: was created again since the checkpoint was written, so its sequences start over "
                 f"(position {offset.to_sequence}, now {first} to {following - 1})"
             )
             return ShardOffset(view.channel_id, first, first)
@@ -64,22 +64,22 @@ class DataLossPolicy:
         if offset.to_sequence > following:
             self.report(
                 f"channel {shard}: ends at {following - 1}, before the query's position {offset.to_sequence}; it has "
-                "lost what it held, or was restored from a backup"
+                "lost events, or was restored from a backup"
             )
             return replace(offset, from_sequence=following, to_sequence=following)
         return offset
 
     def readable(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
-        """The part of a logged micro-batch's range that can be read, all of it unless some is gone.
+        """Returns the part of a logged range that can still be read: all of it, unless events are gone.
 
         Raises:
-            DataLossError: Some is gone, and that is fatal.
+            DataLossError: Events are gone, and a loss is fatal.
         """
         if not offset.event_count:
             return offset
         if offset.channel_id != view.channel_id:
             self.report(
-                f"channel {shard}: was made anew since the checkpoint was written, so that events "
+                f"channel {shard}: was created again since the checkpoint was written, so events "
                 f"{offset.from_sequence} to {offset.to_sequence - 1} of the micro-batch that is repeated are gone"
             )
             return replace(offset, to_sequence=offset.from_sequence)
@@ -89,17 +89,17 @@ class DataLossPolicy:
             return offset
         self.report(
             f"channel {shard}: of events {offset.from_sequence} to {offset.to_sequence - 1}, which a micro-batch reads "
-            f"again, only {view.first_sequence} to {view.next_sequence - 1} are there"
+            f"again, only {view.first_sequence} to {view.next_sequence - 1} remain"
         )
         return replace(offset, from_sequence=first, to_sequence=max(first, end))
 
 
 class RemovedShards:
-    """Looks once at each, so that no event is left unread in silence.
+    """Shards in the checkpoint that the options no longer name; checks each once, so that no event is lost silently.
 
     Args:
-        options: What is read.
-        losses: What becomes of a shard that is not drained.
+        options: The channels that are read.
+        losses: Handles shards with unread events.
     """
 
     def __init__(self, options: ClaimOptions, losses: DataLossPolicy) -> None:
@@ -108,10 +108,10 @@ class RemovedShards:
         self._checked: dict[Shard, bool] = {}
 
     def positions(self, logged: Mapping[Shard, ShardOffset]) -> Offsets:
-        """Those that are to stay in the checkpoint, with nothing to read: they are drained, and may come back.
+        """Returns the shards that stay in the checkpoint: they have no unread events, and may be named again later.
 
         Raises:
-            DataLossError: One is not drained, and that is fatal.
+            DataLossError: A shard has unread events, and a loss is fatal.
         """
         return {
             shard: replace(offset, from_sequence=offset.to_sequence)
@@ -128,31 +128,31 @@ class RemovedShards:
         return self._checked[shard]
 
     def _unread(self, shard: Shard, offset: ShardOffset) -> str | None:
-        """What is left there, in a sentence; None where it is nothing."""
-        left_out = f"channel {shard}: is in the query's checkpoint, but endpoints and channels do not name it any more"
+        """Returns a sentence about the unread events of a shard; None if there are none."""
+        removed = f"channel {shard}: is in the query's checkpoint, but endpoints and channels no longer name it"
         if shard.endpoint in self._options.endpoints and is_meant(shard.channel, self._options.channels):
-            return f"channel {shard}: is in the query's checkpoint, but somebody has deleted it"
+            return f"channel {shard}: is in the query's checkpoint, but has been deleted"
         try:
             with connected([shard.endpoint]) as clients:
                 info = clients[shard.endpoint].admin.get_channel(shard.channel)
         except millrace.ChannelNotFoundError:
             return None
         except millrace.MillraceError as error:
-            return f"{left_out}, and whether it is drained cannot be told: {str(error).rstrip('.')}"
+            return f"{removed}, and it cannot be checked for unread events: {str(error).rstrip('.')}"
         end, first = info.gauges.next_sequence, info.gauges.first_sequence
         if info.channel_id != offset.channel_id or first == end or end <= offset.to_sequence:
-            _log.info("%s; it is drained", left_out)
+            _log.info("%s; it has no unread events", removed)
             return None
-        return f"{left_out}, and events {max(first, offset.to_sequence)} to {end - 1} there have not been read"
+        return f"{removed}, and its events {max(first, offset.to_sequence)} to {end - 1} have not been read"
 
 
 class StartPositions:
-    """Finds once where each shard begins.
+    """Finds the start of each shard once, from the option `startingSequences` and the claims.
 
     Args:
-        starting: What the options say.
+        starting: The bounds of the option.
         claims: The claims on the shards.
-        losses: What becomes of a start whose events are gone.
+        losses: Handles a start whose events are gone.
     """
 
     def __init__(self, starting: Bounds, claims: StreamClaims, losses: DataLossPolicy) -> None:
@@ -162,15 +162,15 @@ class StartPositions:
         self._found: Offsets | None = None
 
     def may_change(self) -> bool:
-        """Whether a later look would find others, as where a shard begins at its latest event."""
+        """Whether a later call in another process would find other positions: a shard starts at its latest event."""
         return any(map(self._starting.is_latest, self.positions()))
 
     def positions(self) -> Offsets:
-        """The beginnings, each time the same.
+        """Returns the start of each shard, the same on each call.
 
         Raises:
-            OptionError: A start lies beyond the end, or is that of something that is not read.
-            DataLossError: Events from a start on are gone, and that is fatal.
+            OptionError: A start is beyond the end, or names a channel that is not read.
+            DataLossError: Events after a start are gone, and a loss is fatal.
         """
         if self._found is None:
             views = self._claims.views
@@ -181,7 +181,7 @@ class StartPositions:
                 for shard, sequence in sequences.items()
                 if views[shard].first_sequence < sequence < views[shard].next_sequence
             }
-            # No position may lie in a hole that consumers have left: it would look as if events were gone.
+            # A position in a gap that consumers have left would look like lost events.
             for shard, first in self._claims.first_events(inside).items():
                 sequences[shard] = first or views[shard].next_sequence
             self._found = {
@@ -195,6 +195,6 @@ class StartPositions:
         if sequence > view.next_sequence:
             raise OptionError(
                 f"option startingSequences: is {sequence} for {shard}, whose next event will be {view.next_sequence}; "
-                "ask for no more than that"
+                "set it to that or less"
             )
         return sequence

@@ -1,4 +1,4 @@
-"""Ranges of sequences: what a reader has claimed, and how Spark's tasks share it."""
+"""Claimed ranges of sequences, and their partitions for Spark's tasks."""
 
 import dataclasses
 import json
@@ -12,34 +12,34 @@ from millrace_spark.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedRange:
-    """What one server held of a channel when a reader claimed it."""
+    """The events of a channel on one server when a reader claimed it."""
 
     endpoint: str
     """The server, `host:port`."""
     channel: str
     """The channel's name."""
     reader_id: str
-    """Who holds the claim."""
+    """The reader that holds the claim."""
     channel_id: str
-    """Names this making of the channel; of another one nothing is read."""
+    """The id of the channel; a channel of the same name with another id is not read."""
     epoch: int
-    """The claim's epoch."""
+    """The epoch of the claim."""
     first_sequence: int
-    """The oldest event's sequence."""
+    """The sequence of the oldest event."""
     next_sequence: int
-    """One past the newest event's sequence; equal to `first_sequence` where the channel was empty."""
+    """One past the sequence of the newest event; equal to `first_sequence` if the channel was empty."""
     lease_seconds: float
-    """How long the claim lives without a call."""
+    """The lease of the claim."""
     is_held: bool
-    """Whether the driver keeps the claim alive; then nothing is read under a later one. Else each task claims again."""
+    """Whether the driver keeps the claim alive, and tasks read under its epoch only; else each task claims again."""
 
     @property
     def event_count(self) -> int:
-        """How many events, at most: sequences that were consumed before the claim are left out."""
+        """The most events in the range: sequences that were consumed before the claim are missing."""
         return self.next_sequence - self.first_sequence
 
     def split(self, part_count: int) -> Iterator["RangePartition"]:
-        """Cuts the range into so many parts, all of about one size."""
+        """Splits the range into a number of parts of about the same size."""
         for part in range(part_count):
             yield RangePartition(
                 self,
@@ -49,7 +49,7 @@ class ClaimedRange:
 
 
 class RangePartition(InputPartition):
-    """A part of a claimed range, from one sequence to another (excluded): the work of one task."""
+    """The part of a claimed range that one task reads, from one sequence to another (exclusive)."""
 
     def __init__(self, claimed: ClaimedRange, from_sequence: int, to_sequence: int) -> None:
         super().__init__(None)
@@ -59,12 +59,12 @@ class RangePartition(InputPartition):
 
 
 def split_among_tasks(ranges: Iterable[ClaimedRange], events_max: int, count_min: int) -> list[RangePartition]:
-    """Cuts ranges into as few parts as there must be; none for an empty range.
+    """Splits ranges into as few parts as possible; an empty range has none.
 
     Args:
-        ranges: What is to be read.
-        events_max: Most events of a part.
-        count_min: Fewest parts in all, where there are as many events. The larger ranges are cut into more.
+        ranges: The ranges to read.
+        events_max: The most events of a part.
+        count_min: The fewest parts of all ranges, if there are enough events. Larger ranges have more parts.
     """
     full = [claimed for claimed in ranges if claimed.event_count]
     total = sum(claimed.event_count for claimed in full)
@@ -77,19 +77,19 @@ def split_among_tasks(ranges: Iterable[ClaimedRange], events_max: int, count_min
 
 
 def ranges_to_json(ranges: Sequence[ClaimedRange]) -> str:
-    """The value of the option `ranges`."""
+    """Returns the value of the option `ranges`."""
     return json.dumps([dataclasses.asdict(claimed) for claimed in ranges], sort_keys=True)
 
 
 def ranges_from_json(text: str) -> tuple[ClaimedRange, ...]:
-    """What `ranges_to_json` wrote.
+    """Parses the result of `ranges_to_json`.
 
     Raises:
-        OptionError: Somebody else wrote it.
+        OptionError: The text has another form.
     """
     try:
         return tuple(ClaimedRange(**entry) for entry in json.loads(text))
     except (TypeError, ValueError):
         raise OptionError(
-            "option ranges: is not what millrace_spark.claim_ranges() gives; take it from there, with load() or options"
+            "option ranges: is not a result of millrace_spark.claim_ranges(); use its load() or its options"
         ) from None

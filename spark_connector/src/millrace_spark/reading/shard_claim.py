@@ -1,4 +1,4 @@
-"""A stream's claim on one shard."""
+"""The claim of a stream on one shard."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from millrace_spark.reading.offsets import ArrivalRate
 from millrace_spark.shards import Shard
 
 POLL_SECONDS_MAX = 1.0
-"""How long the server may think about one question; a new one waits for so long at most."""
+"""The longest wait of one call for events; a new request is delayed by at most this."""
 
 _CALLS_PER_LEASE = 3
 _PAUSE_SECONDS = 0.05
@@ -20,58 +20,58 @@ _PAUSE_SECONDS_MAX = 1.0
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """What the stream wants of a shard."""
+    """The stream's current request to a shard."""
 
     from_sequence: int
-    """It waits for events from here on."""
+    """The stream waits for events from this sequence on."""
     through_sequence: int
-    """Events up to here, included, are to be acknowledged."""
+    """The last sequence to acknowledge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardView:
-    """A shard as its server's last answer showed it."""
+    """The state of a shard by the server's last answer."""
 
     channel_id: str
-    """Names the making of the channel."""
+    """The id of the channel."""
     epoch: int
-    """The claim's."""
+    """The epoch of the claim."""
     first_sequence: int
-    """The oldest event's."""
+    """The sequence of the oldest event."""
     next_sequence: int
-    """One past the newest event's."""
+    """One past the sequence of the newest event."""
     rate: float = 0.0
-    """Events that came in, a second."""
+    """Events that arrive per second."""
     answered: ShardRequest | None = None
-    """The request that this answers; None where none was made yet."""
+    """The request that this answers; None before the first request."""
     acknowledged: int = 0
-    """Up to where this claim has acknowledged."""
+    """The last sequence that was acknowledged."""
     failure: millrace.MillraceError | None = None
-    """Why the last call failed; None where it did not."""
+    """The error of the last call; None if it succeeded."""
     failing_since: float = 0.0
-    """Since when calls have failed, on the monotonic clock."""
+    """The time of the first failure in a row, by the monotonic clock."""
     lost: millrace.MillraceError | None = None
-    """Why the claim is no longer held; None while it is."""
+    """The error that ended the claim; None while it is held."""
     fault: Exception | None = None
-    """What nobody foresaw and has ended the thread that kept the claim; None while that works."""
+    """The unexpected exception that ended the claim's thread; None while it runs."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server answered last time."""
+        """Whether the last call succeeded."""
         return self.failure is None and self.lost is None and self.fault is None
 
 
 class ShardClaim:
-    """Keeps a claim alive, acknowledges, and waits for events, in a thread of its own.
+    """Keeps a claim alive, acknowledges, and waits for events, in a background thread.
 
-    So that none of these holds up another shard, nor the stream's planning, which only looks at `view`. Every call
-    renews the claim under its epoch, and none begins a new one: where the lease has run out, others may have taken.
+    None of this delays another shard, nor the stream's planning, which only reads `view`. Every call renews the claim
+    under its epoch, and never claims again: after the lease, other readers may have taken events.
 
     Args:
-        shard: Which.
-        claim: What was granted; used by nobody else.
-        changed: Notified whenever `view` has changed. Also guards it.
-        clock: Tells the time, in seconds.
+        shard: The shard.
+        claim: The claim on it, for the exclusive use of this object.
+        changed: Guards `view`, and is notified when it changes.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -99,36 +99,36 @@ class ShardClaim:
         self._thread = threading.Thread(target=self._run, name=f"millrace-claim-{shard}", daemon=True)
         self._thread.start()
 
-    def ask(self, request: ShardRequest) -> None:
-        """Has the thread work on a request, in place of the one before."""
+    def request(self, request: ShardRequest) -> None:
+        """Replaces the current request."""
         with self._changed:
             if request != self._request:
                 self._request = request
                 self._changed.notify_all()
 
     def is_known(self) -> bool:
-        """Whether `view` tells if there are events from the requested sequence on, or cannot tell just now."""
+        """Whether `view` answers the request for events, or the server cannot answer at the moment."""
         request, view = self._request, self.view
         has_events = request is None or view.next_sequence > request.from_sequence
         return has_events or view.answered == request or not view.is_ready
 
     def is_settled(self) -> bool:
-        """Whether the request's events are acknowledged, or cannot be just now."""
+        """Whether the events of the request are acknowledged, or cannot be at the moment."""
         return self.is_acknowledged() or not self.view.is_ready
 
     def is_acknowledged(self) -> bool:
-        """Whether the request's events are acknowledged."""
+        """Whether the events of the request are acknowledged."""
         return self._request is None or self.view.acknowledged >= self._request.through_sequence
 
-    def forget(self) -> None:
-        """Ends the thread, and leaves the claim to its lease."""
+    def stop(self) -> None:
+        """Stops the thread; the claim ends with its lease."""
         with self._changed:
             self._is_released = True
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Ends the claim where it still lives; where the server cannot be reached, its lease ends it."""
-        self.forget()
+        """Ends the claim. If the server is unreachable, the claim ends with its lease."""
+        self.stop()
         if self.view.lost is None:
             with contextlib.suppress(millrace.MillraceError):
                 self._claim.release()
@@ -138,12 +138,12 @@ class ShardClaim:
             try:
                 self._work_on(request)
             except millrace.MillraceError as error:
-                self._note(error)
-            except Exception as error:  # noqa: BLE001 - without its thread the claim would stand still in silence
-                self._show(replace(self.view, fault=error))
+                self._on_error(error)
+            except Exception as error:  # noqa: BLE001 - without its thread the claim would stop silently
+                self._publish(replace(self.view, fault=error))
 
     def _next_request(self) -> ShardRequest | None:
-        """The request, once there is something to do for it or the claim is to be renewed; None in the end."""
+        """Waits until the request needs a call or the claim must be renewed; returns None at the end."""
         with self._changed:
             seconds = self._pause_seconds if self.view.failure else self._seconds_between_calls
             self._changed.wait_for(self._is_over if self.view.failure else self._has_work, seconds)
@@ -157,7 +157,7 @@ class ShardClaim:
         return self._is_released or self.view.lost is not None or self.view.fault is not None
 
     def _has_work(self) -> bool:
-        # Before the first request, and where there are events already, the next call is only to keep the claim.
+        # Before the first request, and after its answer, the next call only renews the claim.
         is_idle = self._request is None or (
             self.view.answered == self._request and self.view.next_sequence > self._request.from_sequence
         )
@@ -168,12 +168,12 @@ class ShardClaim:
         if request.through_sequence > acknowledged:
             acknowledged = request.through_sequence
             self._claim.acknowledge(acknowledged)
-        # A new request is answered at once, so that the stream knows; only then the server waits for events.
+        # The first call of a request does not wait, so that the stream has an answer; later calls wait for events.
         is_waiting = self.view.answered == request and self.view.next_sequence <= request.from_sequence
         self._claim.renew(wait_seconds=self._seconds_between_calls if is_waiting else 0.0)
-        self._rate.note(self._claim.next_sequence)
+        self._rate.update(self._claim.next_sequence)
         self._pause_seconds = _PAUSE_SECONDS
-        self._show(
+        self._publish(
             replace(
                 self.view,
                 first_sequence=self._claim.first_sequence,
@@ -185,15 +185,15 @@ class ShardClaim:
             )
         )
 
-    def _note(self, error: millrace.MillraceError) -> None:
+    def _on_error(self, error: millrace.MillraceError) -> None:
         if ends_claim(error):
-            self._show(replace(self.view, lost=error))
+            self._publish(replace(self.view, lost=error))
             return
         since = self.view.failing_since if self.view.failure else self._clock()
         self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_SECONDS_MAX)
-        self._show(replace(self.view, failure=error, failing_since=since))
+        self._publish(replace(self.view, failure=error, failing_since=since))
 
-    def _show(self, view: ShardView) -> None:
+    def _publish(self, view: ShardView) -> None:
         with self._changed:
             self.view = view
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A stream: what a query has read, is to read next, and may remove."""
+"""The driver's part of a streaming query: claims shards, plans micro-batches, acknowledges them."""
 
 import logging
 import time
@@ -22,14 +22,14 @@ from millrace_spark.reading.positions import DataLossPolicy, RemovedShards, Star
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition, split_among_tasks
 from millrace_spark.reading.shard_claim import ShardRequest, ShardView
 from millrace_spark.reading.stream_claims import StreamClaims
-from millrace_spark.refusals import explained
+from millrace_spark.servers import translated_errors
 from millrace_spark.shards import Shard
 
 WAIT_SECONDS = 1.0
-"""How long Spark is kept waiting for events; an idle query would ask again at once, again and again."""
+"""The longest wait for events in one call of Spark, which would otherwise call in a busy loop while idle."""
 
 _GRACE_SECONDS = 0.25
-"""How long a batch that some shards have events for is held for the answers of the others."""
+"""The longest wait for the answers of other shards when some already have events."""
 
 _LAST_ACKNOWLEDGEMENT_SECONDS_MAX = 10.0
 
@@ -38,20 +38,20 @@ _log = logging.getLogger("millrace_spark")
 
 @dataclass(frozen=True)
 class _RunningBatch:
-    """A micro-batch that Spark reads."""
+    """The micro-batch that Spark reads at the moment."""
 
     end: OffsetJson
     began_at: float
 
 
 class Stream:
-    """Claims what is to be read, plans micro-batches, acknowledges them.
+    """Claims the shards of a query, plans its micro-batches, and acknowledges them.
 
     Args:
-        options: What to read, and how.
+        options: The options of the query.
 
     Raises:
-        MillraceSparkError: A server cannot be reached, or refuses. No claim is left behind.
+        MillraceSparkError: A server is unreachable, or refuses. No claim is left behind.
     """
 
     def __init__(self, options: StreamOptions) -> None:
@@ -67,25 +67,25 @@ class Stream:
         self._running: _RunningBatch | None = None
 
     def fix_end(self) -> None:
-        """Leaves what comes from now on for another run."""
+        """Ends the run at the events that are in the channels now."""
         self._ends = {shard: view.next_sequence for shard, view in self._claims.views.items()}
 
     def initial_offset(self) -> OffsetJson:
-        """Where a new query begins.
+        """Returns the start of a new query.
 
-        Nothing at all where a shard begins at its latest event: Spark logs this offset only together with the first
-        micro-batch, and a restart before that would find another latest. Since any micro-batch differs from nothing,
-        the first one goes at once, empty where it must be, and its offset has where the query began.
+        It is empty if a shard starts at its latest event: Spark logs this offset only with the first micro-batch, and
+        a restart before that would find another latest event. Every micro-batch differs from the empty offset, so that
+        the first one is planned at once, possibly without events, and its offset holds the start of the query.
         """
         starts = self._starts.positions()
         return {} if self._starts.may_change() else offsets_to_json(starts)
 
     def next_offset(self, start: OffsetJson, *, is_limited: bool) -> OffsetJson:
-        """What the next micro-batch holds; `start` itself where there is nothing yet.
+        """Returns the offset of the next micro-batch; `start` itself if there are no events.
 
         Args:
-            start: What the last one held; all of it is in Spark's commit log.
-            is_limited: Whether the limits of the options hold.
+            start: The offset of the last micro-batch, which is in Spark's commit log.
+            is_limited: Whether the limits of the options apply.
         """
         logged = offsets_from_json(start)
         self._log_last_batch(start, logged)
@@ -111,13 +111,13 @@ class Stream:
                 return start
 
     def commit(self, end: OffsetJson) -> None:
-        """Takes in that Spark has logged a micro-batch as done."""
+        """Records that Spark has committed a micro-batch."""
         if self._options.ack_mode is AckMode.COMMIT:
             self._mark_done(offsets_from_json(end))
             self._request_events(self._planned, is_held=False)
 
     def partitions(self, end: OffsetJson) -> list[RangePartition]:
-        """The tasks that read a micro-batch: one that was just planned, or one that an earlier run has logged."""
+        """Returns the partitions of a micro-batch, which was just planned, or logged by an earlier run."""
         self._recover_claims()
         if self._running is None or self._running.end != end:
             self._running = _RunningBatch(end, time.monotonic())
@@ -128,20 +128,20 @@ class Stream:
                 continue
             if shard not in views:
                 raise MillraceSparkError(
-                    f"channel {shard}: the micro-batch that is repeated reads it, but endpoints and channels do not "
-                    "name it; name it until the query has read what it holds"
+                    f"channel {shard}: Spark repeats a micro-batch that reads it, but endpoints and channels do not "
+                    "name it; name it until the query has read its events"
                 )
             ranges.append(self._claimed_range(shard, self._losses.readable(shard, offset, views[shard]), views[shard]))
         limits = self._options.partitions
         return split_among_tasks(ranges, limits.events_max, limits.count_min)
 
     def progress(self) -> ProgressJson:
-        """How far the stream is in each shard."""
-        told = {}
+        """Returns the progress of the stream in each shard."""
+        progress = {}
         for shard, view in sorted(self._claims.views.items()):
             planned = self._planned.get(shard)
             position = planned.to_sequence if planned else view.first_sequence
-            told[str(shard)] = ShardProgress(
+            progress[str(shard)] = ShardProgress(
                 position=position,
                 first=view.first_sequence,
                 next=view.next_sequence,
@@ -149,45 +149,44 @@ class Stream:
                 rate=view.rate,
                 reachable=view.is_ready,
             ).to_json()
-        return told
+        return progress
 
     def close(self) -> None:
         """Releases the claims."""
         self._claims.release()
 
     def _mark_done(self, done: Offsets) -> None:
-        # An empty micro-batch says where the query began; a start at `latest` alone removes nothing of what it leaves
-        # out.
+        # An empty first micro-batch only states the start of the query; a start at `latest` alone removes no events.
         if _has_events(done):
             self._done = done
 
     def _recover_claims(self) -> None:
-        """Claims anew what was lost.
+        """Claims lost shards again.
 
         Raises:
-            MillraceSparkError: It is another's now, a server has not been reached for too long, or the connector has
-                a fault.
+            MillraceSparkError: Another reader holds a claim, a server has been unreachable for too long, or the
+                connector has a bug.
         """
         for shard, view in self._claims.views.items():
             if view.fault is not None:
                 raise MillraceSparkError(
-                    f"channel {shard}: the claim is not kept any more, by a fault of the connector "
+                    f"channel {shard}: the claim is no longer renewed, because of a bug in the connector "
                     f"({type(view.fault).__name__}: {view.fault}); start the query again, and report this"
                 ) from view.fault
             if view.lost is not None:
                 try:
                     self._claims.recover_claim(shard)
                 except millrace.ChannelNotFoundError:
-                    self._losses.report(f"channel {shard}: was deleted while the query reads it")
+                    self._losses.report(f"channel {shard}: was deleted while the query was reading it")
                     self._claims.drop(shard)
             elif view.failure is not None:
                 waited_seconds = time.monotonic() - view.failing_since
                 if waited_seconds > self._options.claim.retry_seconds:
-                    with explained(shard.endpoint, shard.channel):
+                    with translated_errors(shard.endpoint, shard.channel):
                         raise view.failure
 
     def _positions(self, logged: Mapping[Shard, ShardOffset]) -> Offsets:
-        """Where each shard stands, those that have joined included."""
+        """Returns the position of each shard, including those that have joined."""
         views = self._claims.views
         positions = self._removed.positions({shard: logged[shard] for shard in logged if shard not in views})
         for shard, view in views.items():
@@ -201,14 +200,14 @@ class Stream:
         requests = {}
         for shard, view in self._claims.views.items():
             position = positions[shard].to_sequence if shard in positions else view.next_sequence
-            # Events that are held back for more are no news.
+            # While a batch waits for more events, the existing ones are not news.
             from_sequence = max(position, view.next_sequence) if is_held else position
             requests[shard] = ShardRequest(from_sequence, self._through_sequence(shard, view))
-        self._claims.ask(requests)
+        self._claims.request(requests)
 
     def _through_sequence(self, shard: Shard, view: ShardView) -> int:
         done = self._done.get(shard)
-        # Sequences of another making of the channel, or of what it has lost, would name other events.
+        # If the channel was created again, or has lost events, the same sequences are other events.
         if done is None or done.channel_id != view.channel_id or done.to_sequence > view.next_sequence:
             return 0
         return done.to_sequence - 1
@@ -226,16 +225,15 @@ class Stream:
         sizes: dict[Shard, float] = {}
         if there and self._options.limits.bytes_max is not None:
             sizes = self._claims.mean_body_bytes(ends)
-            # One of unknown size would pass the limit by any factor; it goes when it has told.
+            # A shard of unknown size could exceed the limit by any factor; it waits until its size is known.
             ends = {shard: end for shard, end in ends.items() if shard in sizes}
         return self._extended_to_events(self._planner.next_batch(positions, ends, sizes))
 
     def _extended_to_events(self, batch: Offsets) -> Offsets:
-        """The same events, but each part ends where the next event is.
+        """Returns the same events, but with the end of each range at the next event.
 
-        Consumers may have left holes, and acknowledging what lies before a hole makes the event behind it the oldest.
-        A position in the hole would then look as if events before it were gone. A part whose end is not known stays
-        out of the batch.
+        Consumers may have left gaps. Acknowledging the events before a gap makes the event after it the oldest, and a
+        position in the gap would look like lost events. A range whose end is unknown is removed from the batch.
         """
         views = self._claims.views
         cut = {
@@ -247,13 +245,13 @@ class Stream:
         beyond = dict(batch)
         for shard in cut:
             offset = batch[shard]
-            # Where there is none, the next to come was the view's.
+            # Without an event there, the end is the next sequence of the view.
             end = found[shard] or views[shard].next_sequence if shard in found else offset.from_sequence
             beyond[shard] = replace(offset, to_sequence=end)
         return beyond
 
     def _is_behind(self, positions: Mapping[Shard, ShardOffset]) -> bool:
-        """Whether some shard that cannot be read just now has not been read to the fixed end."""
+        """Whether a shard that cannot be read at the moment has not been read to the fixed end."""
         ready, views = self._claims.ready_views(), self._claims.views
         ends = {
             shard: min(end, ready[shard].next_sequence) if shard in ready else end
@@ -263,11 +261,11 @@ class Stream:
         return any(shard in positions and positions[shard].to_sequence < end for shard, end in ends.items())
 
     def _await_last_acknowledgement(self) -> None:
-        """Has what is done removed before Spark ends the run; says in the log where that is left to another."""
+        """Waits for the last acknowledgements before Spark ends the run; logs those that the next run has to repeat."""
         self._claims.wait_for(self._claims.all_settled, _LAST_ACKNOWLEDGEMENT_SECONDS_MAX)
         for shard in self._claims.unacknowledged():
             _log.warning(
-                "channel %s: did not remove in time what was read from it; the next start of the query removes it",
+                "channel %s: did not acknowledge in time; the next start of the query removes its events",
                 shard,
             )
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def show_log_lines() -> None:
-    """Has the lines of the logger `millrace_spark` come out on standard error, unless somebody has said otherwise.
+    """Writes the log of `millrace_spark` to standard error, unless logging is configured.
 
-    A stream runs in a Python process of Spark's own, where nobody has set up logging and lines below a warning would be
-    lost. Spark passes that process's standard error on to its own.
+    A stream runs in a Python process of Spark without a logging configuration, where lines below a warning would be
+    lost. Spark forwards the standard error of that process to its own.
     """
     logger = logging.getLogger("millrace_spark")
     if logger.hasHandlers():
@@ -52,17 +52,17 @@ def show_log_lines() -> None:
 
 
 class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says what is wrong as soon as Spark asks it for an offset, with which every query begins.
+    """Raises an error of the options or the schema when Spark asks for an offset, with which every query starts.
 
-    Where a source has raised it instead of giving Spark a reader, Spark ends with an error of its own, that there is
-    no reader which it could stop.
+    If the data source raised it instead of returning a reader, Spark would fail with another error, since it would have
+    no reader to stop.
     """
 
     def __init__(self, error: OptionError) -> None:
         self._error = error
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        # Where this fails Spark stops none of the query's sources.
+        # If this raises, Spark does not stop the sources of the query.
         pass
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -85,10 +85,10 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads channels as a stream; see `millrace_spark` for what is promised.
+    """Reads channels as a stream; `millrace_spark` describes the guarantees.
 
-    Spark makes several: one lives in a process of its own for as long as the query runs and does all but reading,
-    others are pickled into the tasks and read. So this holds nothing but options until it is asked for offsets.
+    Spark creates several instances: one in a process that lives as long as the query, which does everything but read,
+    and pickled ones in the tasks, which read. So an instance holds only options until Spark asks for offsets.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -97,16 +97,16 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream: Stream | None = None
         self._is_end_fixed = False
 
-    # Offsets are plain JSON to Spark, whatever its base class says of them.
+    # Offsets are plain JSON for Spark, whatever its base class declares.
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        # Where this fails Spark stops none of the query's sources, and their claims are renewed for ever. So claiming
-        # waits for the first offset, which Spark asks for when it knows what to stop.
+        # If this raises, Spark does not stop the sources of the query, whose claims would be renewed forever. So
+        # claiming waits for the first offset, when Spark knows which sources to stop.
         self._is_end_fixed = True
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        # Spark gives it back where the trigger knows limits, and else ReadAllAvailable. It holds one limit only; the
-        # stream itself respects all that were given.
+        # Spark passes it to latestOffset if the trigger supports limits, else ReadAllAvailable. It holds only one
+        # limit; the stream itself applies all limits of the options.
         limits = self._options.limits
         if limits.events_max is not None:
             return ReadMaxRows(limits.events_max)
@@ -124,11 +124,11 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened().progress()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        del start  # An offset says by itself where it begins.
+        del start  # An offset includes its own start.
         return self._opened().partitions(end)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        # Where there are no parts Spark makes one of its own, and wants no rows for it.
+        # Without partitions Spark creates one of its own, which has no rows.
         if not isinstance(partition, RangePartition):
             return iter(())
         require_modules()
@@ -159,16 +159,16 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream
 
     def _release_on_sigterm(self) -> None:
-        """Spark ends this process by SIGTERM when a query is stopped, and does not call `stop`."""
+        """Releases the claims on SIGTERM, by which Spark ends this process when a query stops, instead of `stop`."""
         if threading.current_thread() is not threading.main_thread():
             return
         former = signal.getsignal(signal.SIGTERM)
 
         def release(number: int, _frame: FrameType | None) -> None:
-            # Spark sends it twice; the second one must not cut the releases short.
+            # Spark sends it twice; the second signal must not interrupt the releases.
             signal.signal(number, signal.SIG_IGN)
             if self._stream is None:
-                # It is just being opened, which releases what it has claimed so far when it fails.
+                # The stream is being opened; it releases its claims when that fails.
                 raise SystemExit(128 + number)
             self.stop()
             signal.signal(number, former)

@@ -1,4 +1,4 @@
-"""What Spark's planner and tasks ask of servers."""
+"""The calls of Spark's planner and tasks: claim ranges, and read them."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,16 @@ from millrace.arrow import record_batches
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
-from millrace_spark.refusals import explained
-from millrace_spark.servers import RetryPolicy, connected, find_shards
+from millrace_spark.servers import RetryPolicy, connected, find_shards, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.workers import freeze_loaded_objects
 
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
-    """Claims the channels on each endpoint for a look, and leaves the claims to their leases.
+    """Claims the channels on each endpoint for a batch read; the claims end with their leases.
 
     Raises:
-        MillraceSparkError: A server cannot be reached, or refuses.
+        MillraceSparkError: A server is unreachable, or refuses.
     """
     with connected(options.endpoints) as clients:
         return tuple(
@@ -28,20 +27,20 @@ def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
 
 
 def _claim(shard: Shard, client: millrace.Client, options: ClaimOptions) -> ClaimedRange:
-    with explained(shard.endpoint, shard.channel):
+    with translated_errors(shard.endpoint, shard.channel):
         channel = client.channel(shard.channel)
         try:
             claim = channel.claim(options.reader_id, options.lease_seconds)
         except millrace.ChannelClaimedError:
             if not options.takeover:
                 raise
-            # Only another reader's claim is taken over; this reader's own may be that of another read in the query.
+            # Takes over from other readers only: a claim of this reader may belong to another read in the same query.
             claim = channel.claim(options.reader_id, options.lease_seconds, takeover=True)
         return claimed_range(shard.endpoint, claim, is_held=False)
 
 
 def claimed_range(endpoint: str, claim: millrace.Claim, *, is_held: bool) -> ClaimedRange:
-    """What a claim found."""
+    """Returns the range of a claim."""
     return ClaimedRange(
         endpoint=endpoint,
         channel=claim.channel,
@@ -58,21 +57,21 @@ def claimed_range(endpoint: str, claim: millrace.Claim, *, is_held: bool) -> Cla
 def read_partition(
     partition: RangePartition, schema: pa.Schema, retry_seconds: float = RETRY_SECONDS
 ) -> Iterator[pa.RecordBatch]:
-    """Reads a part of a claimed range.
+    """Reads a partition of a claimed range.
 
-    A server that cannot be reached is tried again, and reading goes on behind the last batch that came.
+    Retries if the server is unreachable, and goes on after the last batch that arrived.
 
     Args:
-        partition: Which part.
+        partition: The partition.
         schema: The columns; see `record_batches`.
-        retry_seconds: How long to try again without any batch coming.
+        retry_seconds: The longest time of retries without a batch.
 
     Raises:
-        MillraceSparkError: The claim has ended, the events are gone, or the server cannot be reached.
+        MillraceSparkError: The claim has ended, the events are gone, or the server is unreachable.
     """
     freeze_loaded_objects()
     claimed = partition.claimed
-    with explained(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
+    with translated_errors(claimed.endpoint, claimed.channel), millrace.connect(claimed.endpoint) as client:
         batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
         columns = ((batch.first_sequence, batch.columns) for batch in batches)
         constants = {"channel": claimed.channel, "endpoint": claimed.endpoint}
@@ -98,10 +97,11 @@ def _batches(channel: millrace.Channel, partition: RangePartition, retries: Retr
 
 
 def _reclaimed_epoch(channel: millrace.Channel, claimed: ClaimedRange) -> int:
-    """Claims again: nothing keeps a look's claim alive from one action on a DataFrame to the next."""
+    """Claims again, since the claim of a batch read ends between two actions on a DataFrame."""
     claim = channel.claim(claimed.reader_id, claimed.lease_seconds)
     if claim.channel_id != claimed.channel_id:
         raise MillraceSparkError(
-            f"channel {claimed.channel} at {claimed.endpoint}: was made anew since this read was planned; load anew"
+            f"channel {claimed.channel} at {claimed.endpoint}: was created again after this read was planned; "
+            "load again"
         )
     return claim.epoch

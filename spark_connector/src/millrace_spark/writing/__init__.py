@@ -1,1 +1,1 @@
-"""DataFrames into channels: batch saves and streams."""
+"""Writes DataFrames into channels, in batches and streams."""

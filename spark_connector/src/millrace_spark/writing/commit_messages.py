@@ -10,28 +10,28 @@ from millrace_spark.shards import Shard
 
 @dataclass(frozen=True)
 class ShardPuts:
-    """What one task, or all of a batch, put for one shard."""
+    """The events that one task, or all tasks of a batch, put into one shard."""
 
     shard: Shard
-    """Where."""
+    """The shard."""
     txn_ids: tuple[str, ...]
-    """The transactions that hold it, in the order of their events."""
+    """The transactions that hold the events, in their order."""
     event_count: int
-    """How many events they hold."""
+    """The number of events."""
 
 
 @dataclass
 class TaskPuts(WriterCommitMessage):
-    """What one task put; what Spark brings from task to driver."""
+    """The commit message of one task, which Spark passes to the driver."""
 
     producer_id: str
-    """Who writes, as the task knows it; empty where the driver knows."""
+    """The producer's id, which a stream's driver does not know."""
     puts: tuple[ShardPuts, ...]
-    """For each shard what was put."""
+    """The events that were put, by shard."""
 
 
 def puts_by_shard(messages: Sequence[WriterCommitMessage | None]) -> list[ShardPuts]:
-    """What all tasks put, by shard, in the order of the tasks; tasks that failed put nothing."""
+    """Merges the messages of all tasks by shard, in the order of the tasks. Failed tasks have no message."""
     by_shard: dict[Shard, list[ShardPuts]] = {}
     for message in task_puts(messages):
         for puts in message.puts:
@@ -47,5 +47,5 @@ def puts_by_shard(messages: Sequence[WriterCommitMessage | None]) -> list[ShardP
 
 
 def task_puts(messages: Iterable[WriterCommitMessage | None]) -> list[TaskPuts]:
-    """The messages of the tasks that did not fail."""
+    """Returns the messages of the tasks that did not fail."""
     return [message for message in messages if isinstance(message, TaskPuts)]

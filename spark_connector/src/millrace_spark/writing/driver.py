@@ -9,25 +9,24 @@ from functools import lru_cache
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.refusals import explained
-from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected
+from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
+from millrace_spark.writing.advice import commit_advice, put_advice
 from millrace_spark.writing.commit_messages import ShardPuts
 from millrace_spark.writing.options import WriteOptions
-from millrace_spark.writing.refusals import commit_advice, put_advice
 
 _KNOWN_MAX = 100
 
 
 def check_targets(options: WriteOptions) -> None:
-    """Makes sure that each server answers and has the channel, where the options name one.
+    """Checks that each server answers, and has the channel if the options name one.
 
     Raises:
-        MillraceSparkError: One does not.
+        MillraceSparkError: A server does not.
     """
     with connected(options.endpoints) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
-            with explained(endpoint, options.channel, advice_by_reason=put_advice()):
+            with translated_errors(endpoint, options.channel, advice_by_reason=put_advice()):
                 admin = client.admin
                 there = [admin.get_channel(options.channel)] if options.channel else admin.list_channels()
             check_aliases(homes, endpoint, there)
@@ -35,12 +34,12 @@ def check_targets(options: WriteOptions) -> None:
 
 @lru_cache(_KNOWN_MAX)
 def check_targets_once(options: WriteOptions) -> None:
-    """The same, but in each process once: a stream goes on while a server is away for a while."""
+    """Does the same once per process, so that a stream goes on during an outage of a server."""
     check_targets(options)
 
 
 TXNS_MAX = 1_000
-"""Transactions that one Commit takes."""
+"""The most transactions of one Commit."""
 
 _SHARDS_AT_ONCE = 16
 
@@ -49,31 +48,32 @@ _log = logging.getLogger("millrace_spark")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCommit:
-    """Says which batch is committed, and how."""
+    """A batch to commit."""
 
     producer_id: str
-    """Who writes, as the option producerId says it."""
+    """The producer's id in the option producerId."""
     stamp_id: str
-    """Who writes, in the stamp."""
+    """The producer's id in the stamp."""
     number: int
-    """The batch's number, in the stamp."""
+    """The batch number in the stamp."""
     numbers_increase: bool
-    """Whether no batch of a lower number comes any more."""
+    """Whether no batch with a lower number follows."""
     is_streaming: bool
-    """Whether Spark repeats the batch where this fails."""
+    """Whether Spark repeats the batch if the commit fails."""
     is_repeatable: bool
-    """Whether the same rows under the same producer go to the same servers again."""
+    """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
-    """How long each shard is tried again."""
+    """How long the commit of a shard is retried."""
 
 
 def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
-    """Commits all shards of a batch, each as a whole; several at once.
+    """Commits all shards of a batch in parallel, each as a whole.
 
-    A shard that stored the batch before, as is known by its stamp, stores nothing of it again.
+    A shard that has stored the batch already, which it knows by the stamp, stores nothing again.
 
     Raises:
-        MillraceSparkError: Some shards have not stored the batch; says which, why, and what the others have done.
+        MillraceSparkError: Shards have not stored the batch. The message names them, their errors, and the shards that
+            have stored it.
     """
     for shard_puts in puts:
         _check_txn_count(shard_puts)
@@ -87,18 +87,18 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     if not failed:
         return
     stored = [str(shard_puts.shard) for shard_puts, done in zip(puts, commits, strict=True) if not done.exception()]
-    told = ". Also, ".join(failed)
+    message = ". Also, ".join(failed)
     if stored:
-        told += f". What goes to {', '.join(stored)} is stored"
+        message += f". The rows for {', '.join(stored)} are stored"
         if commit.is_repeatable and not commit.is_streaming:
-            told += f"; saving again to the same endpoints with {_repeat_options(commit)} stores the rest alone"
-    raise MillraceSparkError(told)
+            message += f"; saving again to the same endpoints with {_repeat_options(commit)} stores only the rest"
+    raise MillraceSparkError(message)
 
 
 def _repeat_options(commit: BatchCommit) -> str:
-    """What makes another save a repeat of this one."""
-    said = f'option("producerId", "{commit.producer_id}")'
-    return f'{said}.option("batchNumber", {commit.number})' if commit.number else said
+    """Returns the options that make another save a repeat of this one."""
+    options = f'option("producerId", "{commit.producer_id}")'
+    return f'{options}.option("batchNumber", {commit.number})' if commit.number else options
 
 
 def _check_txn_count(puts: ShardPuts) -> None:
@@ -112,21 +112,24 @@ def _check_txn_count(puts: ShardPuts) -> None:
 
 def _commit_shard(puts: ShardPuts, commit: BatchCommit) -> None:
     shard = puts.shard
-    # Where batches follow each other, whatever is below this number was committed, or is never sent to this shard. A
-    # batch without rows for it leaves a gap, and a channel bears with so many of them only.
+    # If batch numbers increase, every lower number was committed, or is never sent to this shard. A batch without rows
+    # for the shard leaves a gap, and a channel remembers a limited number of gaps.
     oldest_open = commit.number if commit.numbers_increase else None
     stamp = millrace.Stamp(commit.stamp_id, commit.number, commit.number, oldest_open_sequence=oldest_open)
     retries = RetryPolicy(commit.retry_seconds, TRANSIENT)
     began_at = time.monotonic()
     advice = commit_advice(is_streaming=commit.is_streaming)
-    with explained(shard.endpoint, shard.channel, advice_by_reason=advice), millrace.connect(shard.endpoint) as client:
+    with (
+        translated_errors(shard.endpoint, shard.channel, advice_by_reason=advice),
+        millrace.connect(shard.endpoint) as client,
+    ):
         channel = client.channel(shard.channel)
         receipt = retries.call(lambda: channel.commit(puts.txn_ids, stamp))
     if receipt.deduplicated:
         _log.warning(
-            "%s: has batch %d of producer %s already, so nothing of its %d events is stored again. That is in order "
-            "where a query or save is repeated; a query that was given a new checkpoint needs a new producerId, "
-            "since it counts its batches from 0 again",
+            "%s: has batch %d of producer %s already, so none of its %d events is stored again. This is expected if a "
+            "query or save is repeated; a query with a new checkpoint needs a new producerId, since it counts its "
+            "batches from 0 again",
             shard,
             commit.number,
             commit.producer_id,
@@ -149,7 +152,7 @@ _CALL_SECONDS_MAX = 5.0
 
 
 def roll_back(puts: Iterable[ShardPuts]) -> None:
-    """Drops what open transactions hold. What a server does not do now is done when their leases end."""
+    """Rolls back open transactions. Those of an unreachable server end with their leases."""
     by_endpoint: dict[str, list[tuple[str, str]]] = {}
     for shard_puts in puts:
         pairs = [(shard_puts.shard.channel, txn_id) for txn_id in shard_puts.txn_ids]
@@ -164,7 +167,7 @@ def _roll_back_at(client: millrace.Client, txns: Iterable[tuple[str, str]]) -> N
         try:
             client.channel(channel).rollback(txn_id)
         except millrace.MillraceError as error:
-            # Ended ones are as they should be: a commit of which the driver has not heard may be among them.
+            # Transactions that have ended are fine; one may have been committed without an answer to the driver.
             if error.advice is millrace.RetryAdvice.UNREACHABLE:
-                _log.info("%s: transactions wait for their leases to end: %s", client.endpoint, error)
+                _log.info("%s: transactions end with their leases: %s", client.endpoint, error)
                 return

@@ -1,7 +1,7 @@
-"""Arrow becomes events in columns, without a Python loop over events: the inverse of `arrow`.
+"""Arrow arrays as events in columns, without a Python loop over events: the inverse of `millrace.arrow`.
 
-What is to be done for each event is done by pyarrow's kernels and by C code of Python's own. Python itself loops over
-header keys, of which a batch has few.
+All work per event is done by pyarrow's kernels and Python's C code. Python loops only over header keys, of which a
+batch has few.
 """
 
 from array import array
@@ -18,25 +18,24 @@ from millrace.v1 import event_pb2
 from millrace_spark.errors import MillraceSparkError
 
 MESSAGE_ROWS_MAX = 10_000
-"""Events that become one message; as many as a file channel's transaction takes unless it is told otherwise."""
+"""The most events of one message: the default transaction capacity of a file channel."""
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
-"""Rows with more bytes become several messages, down to one event each; a server's default limit is 64 MiB."""
+"""Rows with more bytes become several messages, of at least one event each; a server's default limit is 64 MiB."""
 
 
 def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
-    """Turns rows into events in columns, in order.
+    """Converts rows to events in columns, in order.
 
-    A map without entries and a null map are no headers; an entry whose value is null is left out; of a key that comes
-    twice in a row the last value counts.
+    An empty map and a null map mean no headers; entries with a null value are skipped; of duplicate keys in a row, the
+    last value wins.
 
     Args:
-        rows: `(body: binary or string, headers: map<string, string>)`, the latter where there are any; large types,
-            dictionaries and slices are fine.
+        rows: `(body: binary or string, headers: map<string, string>)`, where `headers` is optional; large types,
+            dictionaries and slices are supported.
 
     Returns:
-        At least one message for any rows; several where one would be too large, or would have more header keys than
-        columns may have.
+        One message; several if one would be too large, or would have too many header keys.
 
     Raises:
         MillraceSparkError: A body is null, a row has too many headers, or a header's name is not UTF-8.
@@ -44,7 +43,7 @@ def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
     bodies = plain(rows.column("body"))
     if bodies.null_count:
         raise MillraceSparkError(
-            "column body: is null in a row; leave such rows out, or write coalesce(body, '') for an empty body"
+            "column body: is null in a row; remove such rows, or write coalesce(body, '') for an empty body"
         )
     columns = [bodies]
     if "headers" in rows.schema.names:
@@ -53,7 +52,7 @@ def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
 
 
 def _portions(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
-    """The rows as one message, or as those of their halves where it would be too large."""
+    """Yields the rows as one message, or splits them in halves while a message would be too large."""
     if rows.num_rows <= MESSAGE_ROWS_MAX and (rows.nbytes <= MESSAGE_BYTES_MAX or rows.num_rows == 1):
         headers = _header_columns(rows)
         if headers is not None:
@@ -77,17 +76,17 @@ def _message(bodies: pa.Array, headers: list[event_pb2.HeaderColumn]) -> event_p
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of all maps of a batch, null values left out: `names[codes[i]]` is the key of entry i."""
+    """The entries of all maps of a batch, without null values: `names[codes[i]]` is the key of entry i."""
 
     names: list[str]
     codes: pa.Array
     values: pa.Array
     rows: pa.Array
-    """For each entry the row that it stands in, ascending."""
+    """The row of each entry, ascending."""
 
 
 def _header_columns(rows: pa.RecordBatch) -> list[event_pb2.HeaderColumn] | None:
-    """One column for each header key; None where they are too many for one message of so many events."""
+    """Returns one column for each header key; None if they are too many for one message of this many events."""
     count = rows.num_rows
     if rows.num_columns == 1:
         return []
@@ -100,7 +99,7 @@ def _header_columns(rows: pa.RecordBatch) -> list[event_pb2.HeaderColumn] | None
     if key_count > HEADER_KEYS_MAX or (key_count * count > HEADER_CELLS_MAX and count > 1):
         return None
     if _is_regular(entries, count):
-        # Each row has the same keys in the same order: they are picked out by steps.
+        # Each row has the same keys in the same order, so a key's values are a fixed step apart.
         numbers = array("i", range(len(entries.codes)))
         values = entries.values.take(int32_array(_strided(numbers, key_count)))
         return [
@@ -124,7 +123,7 @@ def _entries(maps: pa.Array) -> _Entries:
     if maps.null_count:
         row_numbers = pc.indices_nonzero(maps.is_valid())
         maps = maps.drop_null()
-    # Of a slice, keys and items are those of the whole, and the offsets those of the slice.
+    # The keys and items of a slice are those of the whole array; its offsets are those of the slice.
     offsets = maps.offsets
     first, stop = (offsets[0].as_py(), offsets[-1].as_py()) if len(maps) else (0, 0)
     keys = plain(maps.keys.slice(first, stop - first)).cast(pa.string())
@@ -141,7 +140,7 @@ def _entries(maps: pa.Array) -> _Entries:
     try:
         names = encoded.dictionary.to_pylist()
     except UnicodeDecodeError:
-        raise MillraceSparkError("column headers: the name of a header is not UTF-8; it must be") from None
+        raise MillraceSparkError("column headers: the name of a header is not UTF-8; it must be UTF-8") from None
     return _Entries(names, encoded.indices, values, rows)
 
 
@@ -164,7 +163,7 @@ def _strided(numbers: Ints, step: int) -> Ints:
 
 
 def _header_column(name: str, values: pa.Array, row_numbers: pa.Array | None, count: int) -> event_pb2.HeaderColumn:
-    """One header of `count` events, of which those in `row_numbers` have it; all of them if None."""
+    """Returns one header of `count` events, of which those in `row_numbers` have it; all if None."""
     if row_numbers is not None and len(row_numbers) > 1:
         changes = pc.not_equal(row_numbers.slice(1), row_numbers.slice(0, len(row_numbers) - 1))
         if pc.any(pc.invert(changes)).as_py():
@@ -183,24 +182,24 @@ def _header_column(name: str, values: pa.Array, row_numbers: pa.Array | None, co
 
 
 def _check_utf8(name: str, values: bytes) -> None:
-    """Spark does not mind what bytes its strings hold; servers do, and do not know the column."""
+    """Checks the text, since Spark's strings may hold any bytes, and the server's error would not name the column."""
     if values.isascii():
         return
     try:
         values.decode()
     except UnicodeDecodeError:
         raise MillraceSparkError(
-            f"column headers: a value of {name!r} is not UTF-8; it must be, so write it with base64 or hex"
+            f"column headers: a value of {name!r} is not UTF-8; it must be UTF-8, so encode it with base64 or hex"
         ) from None
 
 
 def _is_constant(values: pa.Array) -> bool:
-    # Most that are not show it at once.
+    # Most columns that are not constant differ in these two values.
     return bool(values[0] == values[-1] and pc.all(pc.equal(values, values[0])).as_py())
 
 
 def _joined(values: pa.Array) -> bytes:
-    """The bytes of strings or binaries without nulls, one after the other."""
+    """Returns the concatenated bytes of strings or binaries without nulls."""
     _, offsets, data = values.buffers()
     if not len(values) or data is None:
         return b""

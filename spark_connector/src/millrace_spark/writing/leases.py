@@ -1,4 +1,4 @@
-"""Keeps a task's transactions alive while it is slow."""
+"""Keeps the transactions of a slow task alive."""
 
 import threading
 import time
@@ -13,13 +13,13 @@ _CALL_SECONDS_MAX = 5.0
 
 
 class LeaseKeeper:
-    """Renews transactions often enough from a thread of its own, from the first one on until it is stopped.
+    """Renews transactions in a background thread, from the first one until it is stopped.
 
-    It has connections of its own, whose calls are short: puts do not wait for a renewal, nor a renewal for a put, and a
-    server that is away takes a few seconds of each round from the others, however many transactions it has.
+    It has its own connections with short deadlines, so that puts and renewals do not wait for each other, and an
+    unreachable server delays the other servers by a few seconds per round, however many transactions it has.
 
     Args:
-        lease_seconds: How long a transaction lives without a call.
+        lease_seconds: The lease of a transaction.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -34,7 +34,7 @@ class LeaseKeeper:
         self._renewed_at = time.monotonic()
 
     def add(self, shard: Shard, txn_id: str) -> None:
-        """Keeps one more."""
+        """Adds a transaction."""
         client = self._clients.get(shard.endpoint)
         if client is None:
             connected = millrace.connect(shard.endpoint, timeout_seconds=self._call_seconds)
@@ -48,15 +48,15 @@ class LeaseKeeper:
             self._thread.start()
 
     def stop(self, *, is_for_commit: bool) -> None:
-        """Stops; where the transactions are to be committed, they have their whole lease from about now on.
+        """Stops the thread. Before a commit, renews the transactions, so that they have a full lease.
 
-        Waits for one call that is under way, and for one to each server that is away where it is for a commit.
+        Waits for a call that is under way, and before a commit for one call to each unreachable server.
         """
         self._is_stopped.set()
         with self._connections:
             if self._thread is not None:
                 self._thread.join()
-            # The commit comes when the last task of the batch is done.
+            # The commit follows when the last task of the batch is done.
             if is_for_commit and time.monotonic() - self._renewed_at > self._pause_seconds / 2:
                 self._renew_all(is_last=True)
 
@@ -77,10 +77,10 @@ class LeaseKeeper:
 
 
 def _is_answered(txn: millrace.Transaction) -> bool:
-    """Renews a transaction; tells whether its server answers at all."""
+    """Renews a transaction; returns whether its server answered."""
     try:
         txn.renew()
     except millrace.MillraceError as error:
-        # Where the transaction has ended, the next put or the commit tells.
+        # If the transaction has ended, the next put or the commit reports it.
         return error.advice is not millrace.RetryAdvice.UNREACHABLE
     return True

@@ -10,37 +10,37 @@ from millrace_spark.option_values import OptionValues, parse_choice, parse_endpo
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
 
 LEASE_SECONDS = 600.0
-"""From a task's last put to the driver's commit, the slowest task of a batch included."""
+"""Covers the time from a task's last put to the driver's commit, which waits for the slowest task."""
 
 LEASE_SECONDS_MAX = 3_600.0
-"""Servers grant no longer lease."""
+"""The longest lease that servers grant."""
 
 WRITE_OPTIONS: Mapping[str, str] = {
-    "endpoints": "servers that hold the channels: host:port, several with commas between",
-    "channel": "the channel that all rows go to, whatever the column channel says; without it that column says",
+    "endpoints": "servers that hold the channels: host:port, comma-separated",
+    "channel": "the channel for all rows, which overrides the column channel; default: the column channel",
     "producerId": (
-        "who writes, in the stamps by which servers know repeats; without it a stream's is spark-<query id>, and each "
-        "batch save has one of its own"
+        "the producer's id in the stamps by which servers recognise repeats; default: spark-<query id> for a stream, "
+        "and a new one for each batch save"
     ),
-    "batchNumber": "batch saves: the save's number among those of its producerId, from 0 on; 0 without it",
+    "batchNumber": "batch saves: the number of the save among those of its producerId; default: 0",
     "batchNumbersRise": (
-        "batch saves: true: a save of a lower batchNumber never comes any more, so the channel need not remember which "
-        "of those it has had; one that comes all the same may be taken for a repeat, and lost"
+        "batch saves: true: no save with a lower batchNumber follows, so the channel need not remember which of them "
+        "it has stored; a save that follows nevertheless may be taken for a repeat, and lost; default: false"
     ),
     "routing": (
-        "to which of several servers rows go: key, by the column key (without it, where there is that column), or "
+        "how rows are distributed among several servers: key, by the column key (default if there is that column), or "
         "roundRobin"
     ),
     "leaseSeconds": (
-        f"how long what tasks have put waits for the commit; {LEASE_SECONDS:.0f} without it, at most "
+        f"how long the transactions of tasks wait for the commit; default: {LEASE_SECONDS:.0f}, at most "
         f"{LEASE_SECONDS_MAX:,.0f}"
     ),
     "retrySeconds": (
-        "how long a server that cannot be reached, or a channel without room, is tried again, by the driver and by "
-        f"each task; {RETRY_SECONDS:.0f} without it"
+        "how long the driver and each task retry calls to a server that is unreachable, or a channel that is full; "
+        f"default: {RETRY_SECONDS:.0f}"
     ),
 }
-"""Each option of writing and what it says."""
+"""The options of writing, with their descriptions."""
 
 _OF_SPARK = {"checkpointlocation", "queryname"}
 _ASYNC_PROGRESS = "asyncprogresstrackingenabled"
@@ -48,41 +48,41 @@ _PRODUCER_ID = re.compile(r"[!-~]{1,100}")
 
 
 class WriteRouting(enum.Enum):
-    """How rows are shared out among several servers."""
+    """How rows are distributed among several servers."""
 
     KEY = "key"
-    """By the column `key`: equal keys go to the same server."""
+    """By the column `key`: rows with equal keys go to the same server."""
     ROUND_ROBIN = "roundRobin"
-    """A stream's batches by turns; a batch save's tasks by turns."""
+    """The batches of a stream, or the tasks of a batch save, go to the servers in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """What a write was asked for."""
+    """The options of a write."""
 
     endpoints: tuple[str, ...]
-    """Servers, sorted: their order says nothing."""
+    """The servers, sorted, since their order has no meaning."""
     channel: str
-    """Where all rows go; empty where the column `channel` says."""
+    """The channel for all rows; empty if the column `channel` names it."""
     producer_id: str
-    """Who writes; empty where it was not said."""
+    """The producer's id; empty if not set."""
     batch_number: int
     """The number of a batch save."""
     batch_numbers_increase: bool
-    """Whether no batch of a lower number comes any more, as with streams."""
+    """Whether no batch with a lower number follows, as in streams."""
     routing: WriteRouting | None
-    """How rows are shared out; None where the columns decide."""
+    """How rows are distributed; None if the columns decide."""
     lease_seconds: float
-    """How long open transactions wait for a call."""
+    """The lease of open transactions."""
     retry_seconds: float
-    """How long servers that cannot serve are tried again."""
+    """How long calls are retried."""
 
 
 def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
-    """Reads the options of a write; names in any case.
+    """Parses the options of a write; names in any case.
 
     Raises:
-        OptionError: An option is unknown, missing, one of reading, or has a value that is not allowed.
+        OptionError: An option is unknown, missing, for reading, or has a value that is not allowed.
     """
     values = OptionValues(_own(options, is_streaming=is_streaming), WRITE_OPTIONS)
     if not values.text("endpoints"):
@@ -90,17 +90,17 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
     if "batchNumber" in values:
         if is_streaming:
             raise OptionError(
-                "option batchNumber: is for batch saves; leave it out, since a stream's batches have theirs"
+                "option batchNumber: is for batch saves; remove it, since Spark numbers the batches of a stream"
             )
         if "producerId" not in values:
-            raise OptionError("option batchNumber: goes with producerId only; give that too, or leave both out")
+            raise OptionError("option batchNumber: needs producerId; set both, or neither")
     if "batchNumbersRise" in values:
         if is_streaming:
             raise OptionError(
-                "option batchNumbersRise: is for batch saves; leave it out, since those of a stream always do"
+                "option batchNumbersRise: is for batch saves; remove it, since those of a stream always increase"
             )
         if "batchNumber" not in values:
-            raise OptionError("option batchNumbersRise: goes with batchNumber only; give that too, or leave both out")
+            raise OptionError("option batchNumbersRise: needs batchNumber; set both, or neither")
     return WriteOptions(
         endpoints=tuple(sorted(parse_endpoints(values.text("endpoints")))),
         channel=values.text("channel"),
@@ -114,7 +114,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
 
 
 def _own(options: Mapping[str, str], *, is_streaming: bool) -> Mapping[str, str]:
-    """The options that are not Spark's own; refuses those that are another's."""
+    """Returns the options of this source, without those of Spark."""
     own = {}
     known = {name.lower() for name in WRITE_OPTIONS}
     reading = {name.lower(): name for name in OPTIONS}
@@ -122,19 +122,19 @@ def _own(options: Mapping[str, str], *, is_streaming: bool) -> Mapping[str, str]
         lower = name.lower()
         if lower == "path":
             raise OptionError(
-                f"path {value!r}: is none that Millrace has; name servers by endpoints, and the channel by channel"
+                f"path {value!r}: is not supported; name the servers by the option endpoints, the channel by channel"
             )
         if lower == "channels":
-            raise OptionError("option channels: is one of reading; did you mean channel?")
+            raise OptionError("option channels: is for reading; did you mean channel?")
         if lower == _ASYNC_PROGRESS and value.strip().lower() == "true":
-            # Then a repeated batch may have other rows than the first time, and they would be taken for stored.
+            # Then a repeated batch may have other rows than at first, which would be taken for stored.
             raise OptionError(
-                "option asyncProgressTrackingEnabled: is true, and then Spark may repeat a batch with other rows under "
-                "the same number, which would be lost; leave it out"
+                "option asyncProgressTrackingEnabled: is true; Spark may then repeat a batch with other rows under "
+                "the same number, which would be lost; remove it"
             )
         if lower in reading and lower not in known:
             raise OptionError(
-                f"option {reading[lower]}: is one of reading; the options of writing are {', '.join(WRITE_OPTIONS)}"
+                f"option {reading[lower]}: is for reading; the options of writing are {', '.join(WRITE_OPTIONS)}"
             )
         if not (is_streaming and lower in _OF_SPARK) and not lower.startswith("asyncprogresstracking"):
             own[name] = value
@@ -146,7 +146,7 @@ def _parse_routing(text: str) -> WriteRouting:
 
 
 def _parse_producer_id(text: str) -> str:
-    # What names the servers comes behind it, and a server takes 128 characters.
+    # A suffix that identifies the servers follows, and a server accepts 128 characters.
     if not _PRODUCER_ID.fullmatch(text):
         raise ValueError("1 to 100 printable ASCII characters without spaces")
     return text
@@ -155,7 +155,7 @@ def _parse_producer_id(text: str) -> str:
 def _parse_lease(text: str) -> float:
     seconds = parse_seconds(text)
     if seconds > LEASE_SECONDS_MAX:
-        raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, which is all that servers grant")
+        raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, the longest lease that servers grant")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""To which server and channel each row goes."""
+"""Chooses the server and channel of each row."""
 
 from array import array
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ assert not BUCKETS & (BUCKETS - 1), "lanes are masked out of a hash"
 
 
 class RowRouter:
-    """Shares rows out among shards, those of each in their order.
+    """Distributes rows among shards, and keeps their order within each shard.
 
-    A key goes to the server that a `Producer` with routing by key calls its home: where a server comes or goes, only
-    the keys move that come to it or leave it.
+    A key goes to the same server as with a `Producer` that routes by key. If a server is added or removed, only the
+    keys that it gains or loses move.
 
     Args:
-        options: Where to.
-        turn: Chooses the server of rows that have no key: a number that a repeat of the same rows has, too.
+        options: The options of the write.
+        turn: Chooses the server of rows without a key; a repeat of the same rows needs the same number.
     """
 
     def __init__(self, options: WriteOptions, turn: int) -> None:
@@ -39,10 +39,10 @@ class RowRouter:
         self._turn = turn % len(options.endpoints)
 
     def route(self, rows: pa.RecordBatch) -> Iterator[tuple[Shard, pa.RecordBatch]]:
-        """For each shard its rows, with the columns `body` and `headers` alone.
+        """Yields the rows of each shard, with the columns `body` and `headers` only.
 
         Raises:
-            MillraceSparkError: A row names no channel.
+            MillraceSparkError: A row has no channel.
         """
         columns = {name.lower(): rows.column(position) for position, name in enumerate(rows.schema.names)}
         events = pa.RecordBatch.from_arrays(
@@ -57,34 +57,34 @@ class RowRouter:
             yield Shard(channels[0], self._endpoints[self._turn]), events
             return
         numbers = _numbers(channel_numbers, server_numbers, self._turn, len(self._endpoints))
-        # Stable, so that the rows of each shard stay in their order.
+        # A stable sort keeps the rows of each shard in order.
         order = pc.array_sort_indices(numbers)
         counts = {counted["values"]: counted["counts"] for counted in pc.value_counts(numbers).to_pylist()}
         ends = accumulate((counts[number] for number in sorted(counts)), initial=0)
         for number, (start, stop) in zip(sorted(counts), pairwise(ends), strict=True):
             channel_number, server_number = divmod(number, len(self._endpoints))
             shard = Shard(channels[channel_number], self._endpoints[server_number])
-            # Not a slice, which would keep all rows in memory for as long as a few of them wait for more.
+            # Not a slice, which would keep all rows in memory while a few of them wait in the buffer.
             yield shard, events.take(order.slice(start, stop - start))
 
     def _channels(self, columns: dict[str, pa.Array]) -> tuple[list[str], pa.Array | None]:
-        """The channels, and for each row the number of its own; None where all rows have the first."""
+        """Returns the channels, and the index of each row's channel; None if all rows go to the first."""
         if self._channel:
             return [self._channel], None
         names = columns["channel"]
         if names.null_count:
             raise MillraceSparkError(
-                "column channel: is null in a row; fill it in, or give the option channel, which is for all rows"
+                "column channel: is null in a row; fill it in, or set the option channel, which applies to all rows"
             )
         encoded = plain(names).cast(pa.string()).dictionary_encode()
         return encoded.dictionary.to_pylist(), None if len(encoded.dictionary) == 1 else encoded.indices
 
     def _servers(self, columns: dict[str, pa.Array]) -> pa.Array | None:
-        """For each row the number of its server; None where all rows have this turn's."""
+        """Returns the index of each row's server; None if all rows go to the server of this turn."""
         if not self._is_by_key:
             return None
         keys = plain(columns["key"]).cast(pa.binary()).dictionary_encode()
-        # Where each event has another key, this is done for each of them; so it is C code that loops.
+        # Keys may be unique to each event, so the loop is in C.
         hashes = array("I", map(crc32, keys.dictionary.to_pylist()))
         lanes = pc.bit_wise_and(
             pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)]),
@@ -101,7 +101,7 @@ def _homes(endpoints: tuple[str, ...]) -> pa.Array:
 
 
 def _numbers(channels: pa.Array | None, servers: pa.Array | None, turn: int, server_count: int) -> pa.Array:
-    """One number for each row's channel and server."""
+    """Returns one number for the channel and server of each row."""
     if servers is None:
         servers = pa.scalar(turn, pa.int32())
     if channels is None:

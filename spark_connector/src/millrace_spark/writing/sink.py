@@ -1,9 +1,9 @@
-"""`df.write.format("millrace")` and `df.writeStream.format("millrace")`, as Spark drives them.
+"""The writers that Spark instantiates for `df.write` and `df.writeStream` with `format("millrace")`.
 
-Tasks put rows into open transactions and tell the driver which; the driver commits all transactions of a server's
-channel in one call, stamped with the producer's id and the batch's number. So a channel has a batch wholly or not at
-all, and a batch that is repeated is stored once: a task that failed or ran twice has left nothing but open
-transactions, which nobody commits, and a commit that is repeated is known by its stamp.
+Tasks put rows into open transactions and pass their ids to the driver. The driver commits all transactions of a
+channel on a server in one call, stamped with the producer's id and the batch number. So a channel has a batch as a
+whole or not at all, and stores a repeated batch once: a task that failed or ran twice leaves only open transactions,
+which are never committed, and a repeated commit is recognised by its stamp.
 """
 
 import secrets
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 
 class MillraceWriter(DataSourceArrowWriter):
-    """Saves a DataFrame. Made once in the driver, then shipped to tasks and back."""
+    """Saves a DataFrame. Spark creates it once in the driver, and pickles it to the tasks and back."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # One that nobody gave is hardly ever used again: however many there are, the channel forgets no other for them.
+        # A generated id is hardly ever used again; the prefix keeps it from displacing other producers in the channel.
         self._producer_id = options.producer_id or f"passing/spark-save-{secrets.token_hex(16)}"
 
     @classmethod
     def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
-        """The writer for what a user asks for, which is looked at before any task runs.
+        """Returns the writer, after checking options and targets before any task runs.
 
         Raises:
-            MillraceSparkError: It cannot be written; says why.
+            MillraceSparkError: The write cannot succeed. The message says why.
         """
         if is_overwrite:
-            raise OptionError('mode overwrite: does not go with channels, which are queues; use mode("append")')
+            raise OptionError('mode overwrite: is not supported by channels, which are queues; use mode("append")')
         from millrace_spark.writing.driver import check_targets
 
         planned = options_for(schema, parse_write_options(options, is_streaming=False))
@@ -55,9 +55,8 @@ class MillraceWriter(DataSourceArrowWriter):
 
     def _turn(self) -> int:
         if self._options.producer_id or self._options.routing is WriteRouting.KEY:
-            # A save that may be repeated, as by the advice that a commit gives, goes where it went before, however many
-            # tasks there are; and so do others of its producer, whose numbers would else have a gap in them on each
-            # server.
+            # A save that may be repeated goes to the same server again, with any number of tasks. So do the other saves
+            # of its producer, whose numbers would otherwise have gaps on each server.
             return crc32(self._producer_id.encode())
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
@@ -71,22 +70,22 @@ class MillraceWriter(DataSourceArrowWriter):
 
 
 class MillraceStreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream's batches. Spark makes it anew for each of them, and again for its commit."""
+    """Writes the batches of a stream. Spark creates it for each batch, and again for its commit."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     @classmethod
     def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
-        """The writer for what a user asks for, which is looked at before the first batch.
+        """Returns the writer, after checking options and targets before the first batch.
 
         Raises:
-            MillraceSparkError: It cannot be written; says why.
+            MillraceSparkError: The write cannot succeed. The message says why.
         """
         if is_overwrite:
             raise OptionError(
-                "outputMode complete: does not go with channels, which are queues; use append, or foreachBatch with a "
-                "batch save"
+                "outputMode complete: is not supported by channels, which are queues; use append, or foreachBatch "
+                "with a batch save"
             )
         from millrace_spark.writing.driver import check_targets_once
 
@@ -99,7 +98,7 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
 
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
-        # The driver's commit is told the batch, but not the query: so the tasks tell it.
+        # Spark passes the batch id to the driver's commit, but not the query's id, so the tasks send it.
         producer_id = self._options.producer_id or f"spark-{_local_property(context, 'sql.streaming.queryId')}"
         turn = int(_local_property(context, "streaming.sql.batchId"))
         return TaskPuts(producer_id, put_all(iterator, self._options, turn))
@@ -109,27 +108,27 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
             _commit(self._options, messages, message.producer_id, batchId, is_streaming=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        del batchId  # The transactions say all.
+        del batchId  # The messages name the transactions.
         _abort(messages)
 
 
 def _local_property(context: TaskContext, name: str) -> str:
-    """What Spark says of a task's query; under a guess its batches would be taken for repeats, and lost."""
+    """Returns a property of the task's query. With a wrong value, batches would be taken for repeats, and lost."""
     value = context.getLocalProperty(name)
     if value is None:
         raise MillraceSparkError(
-            f"property {name}: is missing in a task, where Spark sets it for every query, and which batch its rows are "
-            "of cannot be known; write with foreachBatch, and the options producerId and batchNumber"
+            f"property {name}: is missing in a task, although Spark sets it for every query, so the batch of the rows "
+            "is unknown; write with foreachBatch and the options producerId and batchNumber"
         )
     return value
 
 
 def stamp_producer_id(producer_id: str, options: WriteOptions) -> str:
-    """The producer's id as it stands in stamps.
+    """Returns the producer's id for stamps.
 
-    Where a batch's rows are shared out by key, a server's share depends on which servers there are. So then another set
-    of servers is another producer: a batch that is repeated with it is stored once more, and no row of it is taken for
-    stored because the server had another share of the batch before.
+    If rows are distributed by key, a server's share depends on the set of servers. Another set of servers is therefore
+    another producer: a batch repeated with it is stored again, and no row is taken for stored because the server had
+    another share of the batch before.
     """
     if len(options.endpoints) == 1 or options.routing is not WriteRouting.KEY:
         return producer_id

@@ -1,4 +1,4 @@
-"""What a task does: puts its rows into open transactions, which the driver commits."""
+"""The task's part of a write: puts rows into open transactions, which the driver commits."""
 
 import sys
 from collections.abc import Iterable
@@ -10,42 +10,41 @@ import millrace_client as millrace
 from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.refusals import explained
-from millrace_spark.servers import TRANSIENT, RetryPolicy
+from millrace_spark.servers import TRANSIENT, RetryPolicy, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.workers import freeze_loaded_objects
+from millrace_spark.writing.advice import put_advice
 from millrace_spark.writing.commit_messages import ShardPuts
 from millrace_spark.writing.driver import roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
-from millrace_spark.writing.refusals import put_advice
 from millrace_spark.writing.routing import RowRouter
 
 SHARDS_MAX = 1_000
-"""Channels and servers that one task writes to; each has an open transaction and rows in memory."""
+"""The most shards of one task; each has an open transaction and rows in memory."""
 
 BUFFERED_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of rows that a task holds back, all shards together, until there are enough for a message."""
+"""The most bytes of rows that a task buffers, for all shards together, until there are enough for a message."""
 
 _CALL_SECONDS_MIN = 10.0
-"""A call may take so long, however short retrySeconds are."""
+"""The shortest deadline of a call, however short retrySeconds is."""
 
 
 def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int) -> tuple[ShardPuts, ...]:
-    """Puts rows into open transactions, which live for `leaseSeconds` more when this returns.
+    """Puts rows into open transactions, whose remaining lease is `leaseSeconds` when this returns.
 
     Args:
-        batches: The rows; see `millrace_spark.schema` for their columns.
+        batches: The rows; `millrace_spark.schema` describes their columns.
         options: Where to, and how.
         turn: Chooses the server of rows that have no key.
 
     Returns:
-        For each shard what was put there.
+        The events that were put, by shard.
 
     Raises:
-        MillraceSparkError: A row cannot be stored, or a server refuses or cannot be reached. What was put is rolled
-            back, where that is possible, and else goes when its lease ends.
+        MillraceSparkError: A row cannot be stored, or a server refuses or is unreachable. The transactions are rolled
+            back if possible; otherwise they end with their leases.
     """
     freeze_loaded_objects()
     router = RowRouter(options, turn)
@@ -62,7 +61,7 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
 
 
 class _TaskWriter:
-    """All shards of one task."""
+    """Writes the rows of one task, to all shards."""
 
     def __init__(self, options: WriteOptions, stack: ExitStack) -> None:
         self._options = options
@@ -103,11 +102,11 @@ class _TaskWriter:
         if len(self._shards) >= SHARDS_MAX:
             raise MillraceSparkError(
                 f"column channel: a task writes to more than {SHARDS_MAX:,} channels; repartition by channel, or write "
-                "fewer channels at once"
+                "to fewer channels at once"
             )
         client = self._clients.get(shard.endpoint)
         if client is None:
-            # It waits for a server that is away, within the time that a call may take.
+            # Waits for an unreachable server within the deadline of a call.
             connected = millrace.connect(
                 shard.endpoint,
                 timeout_seconds=max(self._options.retry_seconds, _CALL_SECONDS_MIN),
@@ -118,7 +117,7 @@ class _TaskWriter:
 
 
 class _ShardWriter:
-    """Puts into one channel of one server, one transaction after the other."""
+    """Puts rows into one channel on one server, one transaction after the other."""
 
     def __init__(self, client: millrace.Client, shard: Shard, options: WriteOptions, keeper: LeaseKeeper) -> None:
         self.buffered_bytes = 0
@@ -137,11 +136,11 @@ class _ShardWriter:
 
     @property
     def puts(self) -> ShardPuts:
-        """What was put so far."""
+        """The events that were put so far."""
         return ShardPuts(self._shard, tuple(self._txn_ids), self._event_count)
 
     def add(self, events: pa.RecordBatch) -> None:
-        """Holds rows back until there are enough for a message."""
+        """Buffers rows until there are enough for a message."""
         self._buffered.append(events)
         self._buffered_count += events.num_rows
         self.buffered_bytes += events.nbytes
@@ -149,13 +148,13 @@ class _ShardWriter:
             self.put_buffered()
 
     def put_buffered(self) -> None:
-        """Puts what was held back."""
+        """Puts the buffered rows."""
         buffered, self._buffered = self._buffered, []
         self._buffered_count = self.buffered_bytes = 0
         if not buffered:
             return
         joined = pa.Table.from_batches(buffered).combine_chunks().to_batches() if len(buffered) > 1 else buffered
-        with explained(self._shard.endpoint, self._shard.channel, advice_by_reason=put_advice()):
+        with translated_errors(self._shard.endpoint, self._shard.channel, advice_by_reason=put_advice()):
             for rows in joined:
                 for columns in event_columns(rows):
                     self._put(columns)
@@ -174,15 +173,15 @@ class _ShardWriter:
             try:
                 self._put_into_txn(part)
             except millrace.TxnCapacityError:
-                # What the channel takes in a transaction may have become less since it was asked for.
+                # The channel's transaction capacity may have been reduced since it was read.
                 known, self._capacity = self._capacity, None
                 self._begin()
                 if self._room >= (known or 0):
                     raise
                 continue
             except millrace.MessageTooLargeError:
-                # The server takes smaller messages than others. It has not seen this one; but the transaction cannot
-                # know that, and takes no more.
+                # The server has a lower message limit. It has not seen this message, but the transaction cannot know
+                # that, and refuses further puts.
                 if part.count == 1:
                     raise
                 self._message_events_max = part.count // 2
@@ -199,7 +198,7 @@ class _ShardWriter:
         self._keeper.add(self._shard, self._txn.txn_id)
 
     def _running(self) -> tuple[millrace.Transaction, int]:
-        """A transaction that was just begun, and how many events it takes."""
+        """Begins a transaction; returns it with its capacity in events."""
         channel = self._client.channel(self._shard.channel)
         if self._capacity is None:
             self._capacity = self._client.admin.get_channel(channel.name).config.transaction_capacity
@@ -208,5 +207,5 @@ class _ShardWriter:
     def _put_into_txn(self, columns: event_pb2.EventColumns) -> None:
         txn = self._txn
         assert txn is not None, "there is room only in a transaction"
-        # Where it is open whether they were put, the transaction takes no more; its error is not one of these.
+        # If the outcome of a put is unknown, the transaction fails with another error, which is not retried.
         RetryPolicy(self._options.retry_seconds, {millrace.RetryAdvice.FULL}).call(lambda: txn.put_columns(columns))

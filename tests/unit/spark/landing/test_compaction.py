@@ -80,7 +80,7 @@ def test_compact_of_files_that_cannot_be_one_leaves_them_and_goes_on(tmp_path: P
     assert lines_below(folder) == before
     assert [len(list(path.iterdir())) for path in sorted(folder.iterdir())] == [4, 1]
     [refusal] = merging.totals.refusals
-    assert "date=1: its small files stay as they are, a column is text" in refusal
+    assert "date=1: its small files were not merged, a column is text" in refusal
     assert lines_below(tmp_path / "work") == []
 
 

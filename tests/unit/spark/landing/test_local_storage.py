@@ -100,5 +100,5 @@ def test_refusals_are_told_with_the_path(tmp_path: Path) -> None:
 def test_check_one_disk_refuses_a_target_on_another(tmp_path: Path) -> None:
     """A folder that is not there yet lies where it will be made."""
     check_same_disk(str(tmp_path / "work"), str(tmp_path / "a" / "b"), str(tmp_path))
-    with pytest.raises(StorageError, match=r"/proc/x: lies on another disk than .*; name a target\.work_path"):
+    with pytest.raises(StorageError, match=r"/proc/x: is on another disk than .*; set target\.work_path"):
         check_same_disk(str(tmp_path / "work"), "/proc/x")

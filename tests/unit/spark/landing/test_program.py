@@ -71,8 +71,8 @@ def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("target.header_columns=['sequence']", "target: the column 'sequence' would come twice; choose a target"),
-        ("target.format=delta", 'target.format: is "delta", which the package delta-spark writes, and this Python has'),
+        ("target.header_columns=['sequence']", "target: the column 'sequence' would come twice; set target"),
+        ("target.format=delta", 'target.format: is "delta", which needs the package delta-spark'),
     ],
 )
 def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str, told: str) -> None:
@@ -106,13 +106,13 @@ def test_compact_of_a_folder_without_its_records_is_refused(tmp_path: Path) -> N
     """Else it could merge what the landing merges at the same time."""
     compacted = CliRunner().invoke(app, ["compact", str(tmp_path / "web")])
     assert compacted.exit_code == ExitCode.FAILED
-    assert "web.landing: is not there, and the landing into" in compacted.stderr
+    assert "web.landing: does not exist, but the landing into" in compacted.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_delta_without_its_package_is_refused_by_a_sentence() -> None:
     """Which package, and what else can be done."""
-    with pytest.raises(OptionError, match=r'which the package delta-spark writes, .* or take "parquet"'):
+    with pytest.raises(OptionError, match=r'which needs the package delta-spark; .* or set "parquet"'):
         check_package(config(target={"path": "/x", "format": "delta"}))
 
 
@@ -251,7 +251,7 @@ def test_stop_signals_asked_again_end_at_once_and_say_so() -> None:
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
     assert (finished.returncode, finished.stdout) == (ExitCode.INTERRUPTED, "asked\n")
     assert finished.stderr == (
-        "millrace-spark: ended at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
+        "millrace-spark: stopped at once by Ctrl-C; nothing is lost, and the next start goes on from here\n"
     )
 
 
@@ -260,7 +260,9 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(program, "land_channels", Mock(side_effect=KeyboardInterrupt))
     finished = CliRunner().invoke(app, ["land", "-e", "a:1", "-c", "web", "--to", "y"])
     assert finished.exit_code == ExitCode.INTERRUPTED
-    assert finished.stderr == "ended by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
+    assert (
+        finished.stderr == "stopped by Ctrl-C while Spark was starting; nothing is lost, and the next start goes on\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_report_tells_what_was_landed() -> None:
         "10 in /landed/web.bad",
         "6 in 3 folders, 3.0 MiB",
         "16 files into 2",
-        "1 batch and 1 compaction that a killed run had left half done",
+        "1 batch and 1 compaction that an earlier run had left unfinished",
         "12 events",
         "500 events/s",
         "[bold]/x: no",

@@ -150,7 +150,7 @@ def test_publish_of_an_empty_batch_is_decided_too(place: Place) -> None:
 def test_record_of_somebody_else_is_refused() -> None:
     """A file that is no record is told, not taken for one."""
     for text in ("", "[]", "{}", '{"moves": [["a"]], "written": {}}'):
-        with pytest.raises(StorageError, match="is not what millrace-spark writes"):
+        with pytest.raises(StorageError, match="was not written by millrace-spark"):
             BatchRecord.from_text(text)
 
 
@@ -184,7 +184,7 @@ def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing
             other.publish(batch_id, place.write)
         return place.write(staged)
 
-    with pytest.raises(StorageError, match="another millrace-spark has landed batch 0 meanwhile"):
+    with pytest.raises(StorageError, match="another millrace-spark has landed batch 0 in the meantime"):
         place.publisher(CrashingStorage()).publish(0, write)
     finish_all(CrashingStorage(), place.work)
     assert place.lines() == sorted((later_count + 1) * LANDED)

@@ -102,5 +102,5 @@ def test_recover_where_somebody_removed_the_merged_file_removes_nothing_else(tmp
 def test_intent_of_somebody_else_is_refused() -> None:
     """A file that is no intent is told, not obeyed."""
     for text in ("", "[]", "{}", '{"staged": "a", "target": "b"}'):
-        with pytest.raises(StorageError, match="is not what millrace-spark writes"):
+        with pytest.raises(StorageError, match="was not written by millrace-spark"):
             Intent.from_text(text)

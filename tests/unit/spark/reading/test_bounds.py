@@ -29,7 +29,7 @@ def test_sequence_is_that_of_shard_then_of_channel(text: str, sequences: tuple[i
 def test_refuse_strangers_names_what_is_not_read() -> None:
     """A typing error in a name would otherwise begin somewhere else in silence."""
     Bounds("earliest", {"orders": 7, "orders@b:2": 8}).check_names("startingSequences", [ORDERS_A, ORDERS_B])
-    with pytest.raises(OptionError, match=r"names orders@c:3, which is not read; what is read is orders, orders@a:1$"):
+    with pytest.raises(OptionError, match=r"names orders@c:3, which is not read; these are read: orders, orders@a:1$"):
         Bounds("earliest", {"orders@c:3": 7}).check_names("startingSequences", [ORDERS_A])
 
 
@@ -90,7 +90,7 @@ def test_bounded_gives_the_range_to_the_event(given: dict[str, str], expected: t
         ),
         (
             {"endingSequences": '{"order": 14}'},
-            "option endingSequences: names order, which is not read; what is read is",
+            "option endingSequences: names order, which is not read; these are read:",
         ),
     ],
 )

@@ -38,9 +38,7 @@ def test_offsets_that_are_equal_are_equal_as_text() -> None:
 )
 def test_offsets_of_another_source_are_refused(told: dict[str, dict[str, object]]) -> None:
     """A checkpoint that was another query's is told by one sentence."""
-    with pytest.raises(
-        MillraceSparkError, match="which this source did not write; give the query another checkpointLoc"
-    ):
+    with pytest.raises(MillraceSparkError, match="which this source did not write; use another checkpointLoc"):
         offsets_from_json(told)
 
 
@@ -59,6 +57,6 @@ def test_rate_is_that_of_the_last_second_or_longer() -> None:
     rates = []
     for now, next_sequence in ((0.0, 100), (0.5, 140), (1.0, 150), (3.0, 250), (3.5, 900), (4.5, 250), (6.0, 1)):
         times.append(now)
-        rate.note(next_sequence)
+        rate.update(next_sequence)
         rates.append(rate.rate)
     assert rates == [0.0, 0.0, 50.0, 50.0, 50.0, 0.0, 0.0]

@@ -27,8 +27,12 @@ def test_position_that_is_there_stays(sequence: int) -> None:
             "events 9 to 9 are gone, consumed by others or purged, before this query read them",
             10,
         ),
-        (ShardOffset("id", 1, 21), "ends at 19, before the query's position 21; it has lost what it held", 20),
-        (ShardOffset("old", 1, 15), r"was made anew since the checkpoint was written, .*position 15, now 10 to 19", 10),
+        (ShardOffset("id", 1, 21), "ends at 19, before the query's position 21; it has lost events", 20),
+        (
+            ShardOffset("old", 1, 15),
+            r"was created again since the checkpoint was written, .*position 15, now 10 to 19",
+            10,
+        ),
     ],
 )
 def test_position_that_is_gone_is_told(

@@ -108,13 +108,11 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
     # What is left out is not removed before something is done.
     assert (a.acknowledged, b.acknowledged) == ([], [])
     stream.close()
-    with pytest.raises(
-        OptionError, match="is 21 for orders@a:1, whose next event will be 20; ask for no more than that"
-    ):
+    with pytest.raises(OptionError, match="is 21 for orders@a:1, whose next event will be 20; set it to that or less"):
         make_stream(startingSequences='{"orders": 21}').initial_offset()
     with pytest.raises(DataLossError, match="orders@a:1: events 2 to 2 are gone"):
         make_stream(startingSequences='{"orders": 2}').initial_offset()
-    with pytest.raises(OptionError, match="startingSequences: names orders@c:1, which is not read; what is read is"):
+    with pytest.raises(OptionError, match="startingSequences: names orders@c:1, which is not read; these are read:"):
         make_stream(startingSequences='{"orders@c:1": 2}').initial_offset()
 
 
@@ -281,7 +279,7 @@ def test_fixed_end_that_cannot_be_acknowledged_is_told(
     with caplog.at_level(logging.WARNING, "millrace_spark"):
         assert stream.next_offset(end, is_limited=True) is end
     assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
-        "channel orders@b:1: did not remove in time what was read from it"
+        "channel orders@b:1: did not acknowledge in time"
     ]
     assert (a.first, b.first) == (6, 1)
 
@@ -345,7 +343,9 @@ def test_fault_of_a_claims_thread_ends_the_query(mill: FakeMill, make_stream: Ma
     stream = make_stream(endpoints="a:1")
     start = stream.initial_offset()
     mill.fault = ValueError("cannot be decoded")
-    with pytest.raises(MillraceSparkError, match=r"orders@a:1: .*by a fault of the connector \(ValueError: cannot be"):
+    with pytest.raises(
+        MillraceSparkError, match=r"orders@a:1: .*because of a bug in the connector \(ValueError: cannot be"
+    ):
         next_batch(stream, next_batch(stream, start))
 
 
@@ -355,7 +355,7 @@ def test_channel_that_is_made_anew_under_the_query_is_told(mill: FakeMill, make_
     stream = make_stream(endpoints="a:1")
     first = next_batch(stream, stream.initial_offset())
     mill.make("a:1", event_count=9)
-    with pytest.raises(DataLossError, match="was made anew"):
+    with pytest.raises(DataLossError, match="was created again"):
         next_batch(stream, first)
     stream.close()
     lenient = make_stream(endpoints="a:1", failOnDataLoss="false")
@@ -433,10 +433,10 @@ def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: Mak
     end = next_batch(stream, stream.initial_offset())
     stream.close()
     b.next = 8
-    with pytest.raises(DataLossError, match=r"orders@b:1: .*do not name it any more, and events 6 to 7 there have not"):
+    with pytest.raises(DataLossError, match=r"orders@b:1: .*no longer name it, and its events 6 to 7 have not"):
         next_batch(make_stream(endpoints="a:1"), end)
     mill.away.add("b:1")
-    with pytest.raises(DataLossError, match="whether it is drained cannot be told: cannot reach b:1"):
+    with pytest.raises(DataLossError, match="it cannot be checked for unread events: cannot reach b:1"):
         next_batch(make_stream(endpoints="a:1"), end)
     mill.away.clear()
     b.first = 8
@@ -454,7 +454,7 @@ def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, 
     assert [(part.from_sequence, part.to_sequence) for part in parts] == [(4, 5), (5, 7)]
     claimed = parts[0].claimed
     assert (claimed.reader_id, claimed.epoch, claimed.is_held) == ("me", a.epoch, True)
-    with pytest.raises(MillraceSparkError, match="channel orders@b:1: the micro-batch that is repeated reads it"):
+    with pytest.raises(MillraceSparkError, match="channel orders@b:1: Spark repeats a micro-batch that reads it"):
         stream.partitions({"orders@b:1": {"from": 1, "id": "x", "to": 2}})
 
 

@@ -185,8 +185,8 @@ def test_event_columns_of_a_row_with_too_many_headers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        (b"\xff", b"x", "the name of a header is not UTF-8; it must be"),
-        (b"host", b"\xff", "a value of 'host' is not UTF-8; it must be, so write it with base64 or hex"),
+        (b"\xff", b"x", "the name of a header is not UTF-8; it must be UTF-8"),
+        (b"host", b"\xff", "a value of 'host' is not UTF-8; it must be UTF-8, so encode it with base64 or hex"),
     ],
 )
 def test_event_columns_with_headers_that_are_not_utf8_are_refused(key: bytes, value: bytes, sentence: str) -> None:

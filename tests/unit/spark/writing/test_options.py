@@ -71,18 +71,18 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
     ("options", "sentence"),
     [
         ({"endpoints": ""}, "option endpoints: is missing; give servers that hold the channels"),
-        ({"endpoints": "a"}, "option endpoints: 'a' is no host:port"),
-        ({"channels": "orders"}, r"option channels: is one of reading; did you mean channel\?"),
+        ({"endpoints": "a"}, "option endpoints: 'a' is not host:port"),
+        ({"channels": "orders"}, r"option channels: is for reading; did you mean channel\?"),
         (
             {"readerId": "x"},
-            "option readerId: is one of reading; the options of writing are endpoints, channel, producer",
+            "option readerId: is for reading; the options of writing are endpoints, channel, producer",
         ),
         ({"producer": "x"}, r"option producer: is unknown; did you mean producerId\?"),
         ({"producerId": "a b"}, "option producerId: is 'a b'; it must be 1 to 100 printable ASCII characters"),
         ({"producerId": "x" * 101}, "option producerId: is .*; it must be 1 to 100 printable"),
-        ({"batchNumber": "1"}, "option batchNumber: goes with producerId only; give that too"),
+        ({"batchNumber": "1"}, "option batchNumber: needs producerId; set both"),
         ({"producerId": "x", "batchNumber": "-1"}, "option batchNumber: is '-1'; it must be a whole number from 0 on"),
-        ({"producerId": "x", "batchNumbersRise": "true"}, "option batchNumbersRise: goes with batchNumber only; give"),
+        ({"producerId": "x", "batchNumbersRise": "true"}, "option batchNumbersRise: needs batchNumber; set"),
         (
             {"producerId": "x", "batchNumber": "1", "batchNumbersRise": "yes"},
             "option batchNumbersRise: is 'yes'; it must be true or false",
@@ -90,7 +90,7 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
         ({"routing": "random"}, "option routing: is 'random'; it must be key or roundRobin"),
         ({"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
         ({"retrySeconds": "0"}, "option retrySeconds: is '0'; it must be a number of seconds above 0"),
-        ({"path": "/x"}, "path '/x': is none that Millrace has; name servers by endpoints"),
+        ({"path": "/x"}, "path '/x': is not supported; name the servers by the option endpoints"),
         ({"token": "x"}, "option token: is reserved"),
         ({"checkpointLocation": "/x"}, "option checkpointLocation: is unknown"),
     ],
@@ -104,9 +104,9 @@ def test_parse_write_options_that_are_wrong_says_why(options: dict[str, str], se
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"producerId": "x", "batchNumber": "1"}, "option batchNumber: is for batch saves; leave it out"),
-        ({"batchNumbersRise": "true"}, "option batchNumbersRise: is for batch saves; leave it out"),
-        ({"asyncProgressTrackingEnabled": "true"}, "option asyncProgressTrackingEnabled: is true, and then Spark may"),
+        ({"producerId": "x", "batchNumber": "1"}, "option batchNumber: is for batch saves; remove it"),
+        ({"batchNumbersRise": "true"}, "option batchNumbersRise: is for batch saves; remove it"),
+        ({"asyncProgressTrackingEnabled": "true"}, "option asyncProgressTrackingEnabled: is true; Spark may"),
     ],
 )
 def test_parse_write_options_wrong_for_a_stream_says_why(options: dict[str, str], sentence: str) -> None:
@@ -153,8 +153,8 @@ def test_options_for_good_columns_choose_the_routing(
 @pytest.mark.parametrize(
     ("columns", "options", "sentence"),
     [
-        ("value:string", {}, "column value: has no place in an event; leave it out with drop"),
-        ("headers:headers", {}, r"column body: is missing; name what is to be stored with alias\('body'\)"),
+        ("value:string", {}, "column value: has no place in an event; remove it with drop"),
+        ("headers:headers", {}, r"column body: is missing; name the column to store with alias\('body'\)"),
         ("body:string BODY:string", {}, "column BODY: comes twice"),
         ("body:struct", {}, "column body: is struct<a:int>; it must be binary or string; cast it"),
         (
@@ -164,7 +164,7 @@ def test_options_for_good_columns_choose_the_routing(
         ),
         ("body:string key:int", {}, "column key: is int; it must be string or binary; cast it to string"),
         ("body:string channel:int", {}, "column channel: is int; it must be string"),
-        ("body:string", {"channel": ""}, "option channel: is missing, and so is a column channel; give one of them"),
+        ("body:string", {"channel": ""}, "option channel: is missing, and there is no column channel; set one of them"),
         ("body:string", {"routing": "key"}, "option routing: is key, but there is no column key"),
     ],
 )

@@ -102,12 +102,12 @@ def test_route_to_one_server_needs_no_key() -> None:
 def test_route_of_a_row_without_a_channel_is_refused() -> None:
     """A null channel is nowhere."""
     batch = batch_of([(0, "k", "x")]).set_column(2, "channel", pa.array([None], pa.string()))
-    with pytest.raises(MillraceSparkError, match="column channel: is null in a row; fill it in, or give the option"):
+    with pytest.raises(MillraceSparkError, match="column channel: is null in a row; fill it in, or set the option"):
         routed(options_to(), batch)
 
 
 def test_route_gives_rows_of_their_own() -> None:
-    """What goes to one shard does not keep in memory what goes to the others."""
+    """The rows for one shard does not keep in memory what goes to the others."""
     batch = batch_of([(number, "k", "rare" if number == 0 else "usual") for number in range(10_000)])
     by_channel = {shard.channel: events for shard, events in RowRouter(options_to("a:1"), 0).route(batch)}
     assert by_channel["rare"].num_rows == 1

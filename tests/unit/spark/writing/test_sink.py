@@ -155,10 +155,10 @@ def test_writers_of_empty_batches_ask_no_server() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (MillraceWriter, 'mode overwrite: does not go with channels, which are queues; use mode("append")'),
+        (MillraceWriter, 'mode overwrite: is not supported by channels, which are queues; use mode("append")'),
         (
             MillraceStreamWriter,
-            "outputMode complete: does not go with channels, which are queues; use append, or foreachBatch",
+            "outputMode complete: is not supported by channels, which are queues; use append, or foreachBatch",
         ),
     ],
 )
