@@ -14,11 +14,11 @@ from millrace_client import _methods
 from millrace_client._calls import Call
 from millrace_client._flows import Flow
 from millrace_client._forks import FORKS, forked_error
-from millrace_client._grpc_errors import ErrorTranslator
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
 from millrace_client._watchdog import Watchdog
 from millrace_client.errors import ClientClosedError, MillraceError
+from millrace_client.grpc_errors import ErrorTranslator
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from grpc import aio
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer, field_head
-from millrace_client._grpc_errors import ErrorTranslator, error_from_status
 from millrace_client._methods import APPEND_STREAM
 from millrace_client.errors import MillraceError
+from millrace_client.grpc_errors import ErrorTranslator
 
 RequestT = TypeVar("RequestT")
 
@@ -70,11 +70,7 @@ class AppendSession(Generic[RequestT]):
         """
         request = self.unanswered.popleft()
         self.waiting_since = now
-        return request, self.error_in(answer)
-
-    def error_in(self, answer: pb.AppendStreamResponse) -> MillraceError | None:
-        """Returns the error that an answer holds; None if the request was stored."""
-        return error_from_status(answer.error, self._channel) if answer.HasField("error") else None
+        return request, self._errors.from_status(answer.error, self._channel) if answer.HasField("error") else None
 
     def take_unanswered(self) -> list[RequestT]:
         """Removes and returns all requests in progress, for example after the end of the stream."""
@@ -146,10 +142,13 @@ class AsyncAppendSession(AppendSession[RequestT]):
         stub: Any = channel.stream_stream(APPEND_STREAM.path, None, APPEND_STREAM.parse)
         self._call: aio.StreamStreamCall[bytes, pb.AppendStreamResponse] = stub()
 
-    async def write(self, encoded: bytes) -> None:
-        """Sends a request; waits while gRPC's flow control does not admit it. Does nothing if the stream has ended."""
-        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+    async def write(self, encoded: bytes) -> bool:
+        """Sends a request; waits while gRPC's flow control does not admit it. Returns False if the stream has ended."""
+        try:
             await self._call.write(encoded)
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return False
+        return True
 
     async def half_close(self) -> None:
         """Ends the sending side; the server ends the stream after its last answer."""

@@ -407,7 +407,7 @@ async def test_run_to_a_missing_channel_says_so(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("state", "fault", "words"),
     [
-        (admin_pb.CHANNEL_STATE_REPLAYING, "", "it reads its log back"),
+        (admin_pb.CHANNEL_STATE_REPLAYING, "", "it is replaying its log"),
         (admin_pb.CHANNEL_STATE_LOG_FAILED, "the disk is broken", "the disk is broken"),
         (admin_pb.CHANNEL_STATE_CORRUPT, "", "its files are damaged"),
     ],
@@ -464,7 +464,7 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
         (EndOfStreamError(), "has ended the stream$"),
         (EndOfStreamError(grpc.StatusCode.UNAVAILABLE, "going away"), r"cannot reach .* \(going away\)"),
         (EndOfStreamError(grpc.StatusCode.INTERNAL, "a bug"), "has ended the call: INTERNAL: a bug"),
-        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "has ended the call: DEADLINE_EXCEEDED"),
+        (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "did not answer in time"),
     ],
 )
 async def test_run_whose_stream_ends_gives_back_what_was_not_answered(
@@ -527,7 +527,7 @@ async def test_run_of_a_server_that_answers_too_much_says_so(scene: Scene) -> No
     """Whoever counts otherwise is not to be trusted with what comes next."""
     scene.target.answers_each = 2
     await fill(scene.channel, 10)
-    await scene.give_up("has answered what was not sent")
+    await scene.give_up("has answered a request that was not sent")
     assert not queued(scene.channel)
 
 

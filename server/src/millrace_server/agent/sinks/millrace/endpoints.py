@@ -1,4 +1,4 @@
-"""Which of several servers gets the events."""
+"""Chooses which of several servers gets the events."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,22 +11,22 @@ from millrace_server.files import make_directories, write_atomically
 _log = structlog.stdlib.get_logger(__name__)
 
 FILE_NAME = "endpoint"
-"""Where it is remembered, below the sink's directory."""
+"""The file with the current server, in the sink's directory."""
 
 _FILE_BYTES_MAX = 1_024
 
 
 class Endpoints:
-    """The servers of a sink, of which one is the current.
+    """The servers of a sink, one of which is current.
 
-    A server may have stored what it never answered for, and only the same server drops that when it comes again. So the
-    sink stays with its server as long as it can, and over a restart.
+    A server may have stored events that it never answered for, and only the same server drops them when they are sent
+    again. So the sink stays with its server as long as it can, also across restarts.
 
     Args:
-        endpoints: All of them, in their order.
-        failover_seconds: For how long one must have failed before the next one's turn.
-        directory: Where the current one is remembered.
-        clock: Seconds that only go forward.
+        endpoints: All servers, in order.
+        failover_seconds: How long a server must have failed before the sink moves to the next one.
+        directory: Where the current server is remembered.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -40,31 +40,31 @@ class Endpoints:
         self._failing_since: float | None = None
 
     async def current(self) -> str:
-        """The server whose turn it is."""
+        """Returns the current server; moves to the next one if it has failed for too long."""
         if self._current is None:
             remembered = await asyncio.to_thread(self._read) if len(self._endpoints) > 1 else ""
             self._current = remembered if remembered in self._endpoints else self._endpoints[0]
-        if self._is_to_move():
+        if self._must_move():
             await self._move(self._endpoints[(self._endpoints.index(self._current) + 1) % len(self._endpoints)])
         return self._current
 
     def note_success(self) -> None:
-        """The current one has taken events."""
+        """Notes that the current server has stored events."""
         self._failing_since = None
 
     def note_failure(self, silent_seconds: float = 0.0) -> None:
-        """The current one has taken none, and has not even answered for so long."""
+        """Notes that the current server has failed, and has not answered for so long."""
         if self._failing_since is None:
             self._failing_since = self._clock() - silent_seconds
 
-    def _is_to_move(self) -> bool:
+    def _must_move(self) -> bool:
         if len(self._endpoints) == 1 or self._failing_since is None:
             return False
         return self._clock() - self._failing_since >= self._failover_seconds
 
     async def _move(self, target: str) -> None:
         _log.warning("goes on with the next server", former=self._current, endpoint=target)
-        # Remembered before anything is sent there.
+        # Written before anything is sent there.
         await asyncio.to_thread(self._write, target)
         self._current = target
         self._failing_since = None

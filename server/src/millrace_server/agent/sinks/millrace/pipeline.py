@@ -1,31 +1,29 @@
-"""One AppendStream: deliveries go up, answers come down, and what was answered leaves its channel."""
+"""Forwards deliveries through one AppendStream, and settles those that the target has stored."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from grpc import aio
-
 from millrace.v1 import channel_service_pb2 as pb
+from millrace_client.append_session import AsyncAppendSession
+from millrace_client.errors import MessageTooLargeError, MillraceError
 from millrace_server.agent.channel_reader import ChannelReader, Delivery
-from millrace_server.agent.sinks.millrace.refusals import Refusal, refusal_of_error, refusal_of_status
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
 from millrace_server.agent.sinks.millrace.target import TargetChannel
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError, SilentError
 
 SLOW_SECONDS = 5.0
-"""Who has not answered for so long is in trouble, as the sink's state tells."""
+"""A target that has not answered for so long is reported in the sink's state."""
 
 IDLE_SECONDS = 1.0
-"""Who was connected for so long and had nothing to do was well."""
+"""A target that was connected for so long without work counts as healthy."""
 
 
 class PipelineLimits(NamedTuple):
-    """What bounds a pipeline."""
+    """The limits of a pipeline."""
 
     deliveries_max: int
-    """Deliveries that are not answered yet, and as many again that are being settled."""
+    """Deliveries that are not answered, and as many again that are being settled."""
     bytes_max: int
     """Bytes of their requests, unless a single delivery has more."""
     body_bytes_max: int
@@ -34,27 +32,27 @@ class PipelineLimits(NamedTuple):
     """Events in a request."""
     answer_seconds_max: float
     """How long an answer may take."""
-    careful_count: int = 0
-    """So many deliveries go one by one, each once the one before it is answered."""
+    single_count: int = 0
+    """So many deliveries are sent one by one, each after the answer to the one before it."""
 
 
 class RefusedError(Exception):
-    """Returned when the target has refused a delivery, or the whole stream.
+    """Raised when the target has refused a delivery, or the whole stream.
 
-    What came behind is back in its channel.
+    Deliveries behind it are back in their channel.
 
     Attributes:
-        refusal: Why.
-        delivery: What was refused, still out of its channel: the first that was not answered otherwise.
-        event_count: Events of the request that was refused.
-        has_condition: Whether the request named one that had to be stored before.
-        was_alone: Whether no other delivery was on its way when it was sent.
-        unanswered_count: Deliveries that were on their way when it was refused, this one included.
+        error: Why.
+        delivery: The refused delivery, still out of its channel: the first one that was not stored.
+        event_count: Events of the refused request.
+        has_condition: Whether the request required that another event was stored before.
+        was_alone: Whether no other delivery was in progress when it was sent.
+        unanswered_count: Deliveries in progress when it was refused, this one included.
     """
 
-    def __init__(self, refusal: Refusal, sent: "_Sent", unanswered_count: int) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
+    def __init__(self, error: MillraceError, sent: "_Sent", unanswered_count: int) -> None:
+        super().__init__(str(error))
+        self.error = error
         self.delivery = sent.delivery
         self.event_count = sent.request.event_count
         self.has_condition = sent.request.has_condition
@@ -66,19 +64,19 @@ class _Sent(NamedTuple):
     delivery: Delivery
     request: Request
     was_alone: bool
-    """Whether no other delivery was on its way."""
+    """Whether no other delivery was in progress."""
     is_last: bool
     """Whether the delivery has no further request."""
 
 
 class Pipeline:
-    """Forwards deliveries in their order, several at once; one that is answered is settled.
+    """Forwards deliveries in order, several at once, and settles each once it is stored.
 
     Args:
-        target: Where they go.
-        reader: Where they come from.
-        limits: What bounds it.
-        on_success: Called with each delivery that the target has taken, and where it was there and had nothing to take.
+        target: The channel that they go to.
+        reader: The channel that they come from.
+        limits: The limits.
+        on_success: Called for each delivery that the target has stored, and when the target was idle but connected.
     """
 
     def __init__(
@@ -90,33 +88,31 @@ class Pipeline:
         self._limits = limits
         self._on_success = on_success
         self._encoder = RequestEncoder(target.channel, target.transaction_capacity, limits.events_max)
-        self._call = target.append_stream()
-        self._unanswered: deque[_Sent] = deque()
+        self._session: AsyncAppendSession[_Sent] = target.append_session()
         self._unanswered_count = 0
         self._unanswered_bytes = 0
-        self._careful_left = limits.careful_count
-        self._waiting_since = 0.0
+        self._singles_left = limits.single_count
         self._idle_since: float | None = None
         self._settling: set[asyncio.Task[None]] = set()
         self._has_room = asyncio.Event()
         self._has_finished = False
-        self._cut_error: Exception | None = None
-        self._watch: asyncio.Handle = self._loop.call_soon(self._look)
+        self._abort_error: Exception | None = None
+        self._watch: asyncio.Handle = self._loop.call_soon(self._check_answers)
 
     async def run(self) -> None:
-        """Forwards until the reader has no more, and all is settled.
+        """Forwards until the reader has no more events, and everything is settled.
 
         Raises:
-            RefusedError: The target has refused something.
-            ComponentError: It cannot be reached, or does not answer.
-            MillraceError: What was forwarded cannot be removed from its channel.
+            RefusedError: The target has refused a delivery.
+            ComponentError: The target cannot be reached, or does not answer.
+            MillraceError: A stored delivery cannot be removed from its channel.
         """
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
         refused: RefusedError | None = None
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_EXCEPTION)
-            # What the target has said counts more than what sending met after that.
+            # An answer of the target counts more than what sending met after it.
             for task in (receiving, sending):
                 if task.done():
                     task.result()
@@ -125,46 +121,44 @@ class Pipeline:
             raise
         finally:
             self._watch.cancel()
-            self._call.cancel()
-            self._end_idling()
+            self._session.cancel()
+            self._end_idle()
             sending.cancel()
             receiving.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
-            for sent in self._unanswered:
+            for sent in self._session.unanswered:
                 if refused is None or sent.delivery is not refused.delivery:
                     sent.delivery.nack()
             await self._settle_all()
-        if self._cut_error is not None:
-            raise self._cut_error
+        if self._abort_error is not None:
+            raise self._abort_error
 
     async def _send(self) -> None:
-        try:
-            while (delivery := await self._next_delivery()) is not None:
-                for request in self._encoded(delivery):
-                    await self._call.write(request.encoded)
-            self._has_finished = True
-            await self._call.done_writing()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            # The stream has ended; whoever receives is told why.
-            return
+        while (delivery := await self._next_delivery()) is not None:
+            for request in self._encoded(delivery):
+                if not await self._session.write(request.encoded):
+                    # The stream has ended; `_receive` raises the reason.
+                    return
+        self._has_finished = True
+        await self._session.half_close()
 
     async def _next_delivery(self) -> Delivery | None:
         while not self._admits_more():
             self._has_room.clear()
             await self._has_room.wait()
-        if not self._unanswered:
+        if not self._session.unanswered:
             self._idle_since = self._loop.time()
         delivery = await self._reader.take(self._limits.body_bytes_max)
-        self._end_idling()
+        self._end_idle()
         return delivery
 
-    def _end_idling(self) -> None:
+    def _end_idle(self) -> None:
         if self._idle_since is not None and self._loop.time() - self._idle_since >= IDLE_SECONDS:
             self._on_success()
         self._idle_since = None
 
     def _admits_more(self) -> bool:
-        deliveries_max = 1 if self._careful_left > 0 else self._limits.deliveries_max
+        deliveries_max = 1 if self._singles_left > 0 else self._limits.deliveries_max
         return (
             self._unanswered_count < deliveries_max
             and self._unanswered_bytes < self._limits.bytes_max
@@ -178,54 +172,49 @@ class Pipeline:
                 "sink empties; its events would go round for ever"
             )
         requests = self._encoder.requests(delivery)
-        was_alone = not self._unanswered
-        if was_alone:
-            self._waiting_since = self._loop.time()
+        was_alone = not self._session.unanswered
+        now = self._loop.time()
         for request in requests:
-            self._unanswered.append(_Sent(delivery, request, was_alone, is_last=request is requests[-1]))
+            self._session.note_sent(_Sent(delivery, request, was_alone, is_last=request is requests[-1]), now)
             self._unanswered_bytes += len(request.encoded)
         self._unanswered_count += 1
         return requests
 
     async def _receive(self) -> None:
         try:
-            while isinstance(raw := await self._call.read(), bytes):
-                self._take_answer(pb.AppendStreamResponse.FromString(raw))
-        except aio.AioRpcError as error:
-            raise self._error_of(refusal_of_error(error)) from None
+            while (answer := await self._session.read()) is not None:
+                self._take_answer(answer)
+        except MillraceError as error:
+            raise self._end_error(error) from None
         except asyncio.CancelledError:
-            if self._cut_error is None:
+            if self._abort_error is None:
                 raise
-            raise self._cut_error from None
-        if self._unanswered or not self._has_finished:
+            raise self._abort_error from None
+        if self._session.unanswered or not self._has_finished:
             raise ComponentError(f"{self._target.endpoint} has ended the stream")
 
     def _take_answer(self, answer: pb.AppendStreamResponse) -> None:
-        if not self._unanswered:
-            raise ComponentError(f"{self._target.endpoint} has answered what was not sent")
-        if answer.HasField("error"):
-            raise self._refused(refusal_of_status(answer.error))
-        sent = self._unanswered.popleft()
-        self._waiting_since = self._loop.time()
+        if not self._session.unanswered:
+            raise ComponentError(f"{self._target.endpoint} has answered a request that was not sent")
+        sent, error = self._session.match(answer, self._loop.time())
+        if error is not None:
+            raise RefusedError(error, sent, self._unanswered_count)
         self._unanswered_bytes -= len(sent.request.encoded)
         if sent.is_last:
             self._unanswered_count -= 1
-            self._careful_left -= 1
-            self._encoder.note_taken()
+            self._singles_left -= 1
+            self._encoder.note_stored()
             self._on_success()
             self._settle(sent.delivery)
         self._has_room.set()
 
-    def _error_of(self, refusal: Refusal) -> Exception:
-        """What the end of the stream comes to."""
-        if refusal.is_about_stream and self._unanswered:
-            return self._refused(refusal)
-        return self._target.error_of(refusal)
+    def _end_error(self, error: MillraceError) -> Exception:
+        """Returns the error for a stream that the target has ended."""
+        if isinstance(error, MessageTooLargeError) and self._session.unanswered:
+            return RefusedError(error, self._session.unanswered[0], self._unanswered_count)
+        return self._target.component_error(error)
 
-    def _refused(self, refusal: Refusal) -> RefusedError:
-        return RefusedError(refusal, self._unanswered[0], self._unanswered_count)
-
-    # Settling: beside the rest, so that those which are answered together share a sync.
+    # Settling runs in tasks, so that deliveries that are answered together share a sync.
 
     def _settle(self, delivery: Delivery) -> None:
         task = asyncio.create_task(delivery.settle())
@@ -237,7 +226,7 @@ class Pipeline:
         self._has_room.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, Exception), error
-            self._cut(error)
+            self._abort(error)
 
     async def _settle_all(self) -> None:
         while self._settling:
@@ -245,21 +234,21 @@ class Pipeline:
 
     # Ending.
 
-    def _look(self) -> None:
-        """Tells where the target does not answer, and ends the stream where it still does not."""
+    def _check_answers(self) -> None:
+        """Reports a target that is slow to answer, and ends the stream if it does not answer at all."""
         seconds_max = self._limits.answer_seconds_max
-        waited_seconds = self._loop.time() - self._waiting_since if self._unanswered else 0.0
+        waited_seconds = self._loop.time() - self._session.waiting_since if self._session.unanswered else 0.0
         if waited_seconds >= seconds_max:
-            self._cut(SilentError(f"{self._target.endpoint} does not answer", waited_seconds))
+            self._abort(SilentError(f"{self._target.endpoint} does not answer", waited_seconds))
             return
         if waited_seconds >= SLOW_SECONDS:
             self._reader.note_trouble(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
             due_seconds = seconds_max
         else:
             due_seconds = min(seconds_max, SLOW_SECONDS)
-        self._watch = self._loop.call_later(due_seconds - waited_seconds, self._look)
+        self._watch = self._loop.call_later(due_seconds - waited_seconds, self._check_answers)
 
-    def _cut(self, error: Exception) -> None:
-        """Ends the stream for a reason of its own."""
-        self._cut_error = self._cut_error or error
-        self._call.cancel()
+    def _abort(self, error: Exception) -> None:
+        """Ends the stream because of an error on this side."""
+        self._abort_error = self._abort_error or error
+        self._session.cancel()

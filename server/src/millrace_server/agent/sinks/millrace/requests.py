@@ -1,20 +1,23 @@
-"""Deliveries as requests: the columns that came, under a stamp that names each event for ever."""
+"""Encodes deliveries as requests: the columns as they are, under a stamp that identifies each event for ever."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from millrace.v1 import channel_service_pb2 as pb
+from millrace.columns import HEADER_CELLS_MAX, HEADER_KEYS_MAX
 from millrace.v1 import event_pb2
-from millrace.wire_format import Buffer, field_head
+from millrace.wire_format import Buffer
+from millrace_client.append_session import append_request
 from millrace_server.agent.channel_reader import Delivery
-from millrace_server.agent.sinks.millrace.joining import JOINED_BYTES_MAX, ColumnsJoiner
 from millrace_server.channels.batches import StoredBatch
 
-DELIVERIES_BEFORE_GROWTH = 64
-"""After so many deliveries that were taken, requests that were made small may be larger again."""
+JOINED_BYTES_MAX = 1 << 20
+"""The most bytes of joined events; above that a request of its own costs less than joining."""
 
-GAPS_BETWEEN_PROMISES = 64
-"""After so many gaps in its numbers, the target is told which of them will never be filled."""
+DELIVERIES_BEFORE_GROWTH = 64
+"""After so many stored deliveries, requests that were made smaller may grow again."""
+
+GAPS_PER_REPORT = 64
+"""After so many gaps in the numbers, a stamp reports which of them will never be filled."""
 
 
 class Request(NamedTuple):
@@ -23,41 +26,41 @@ class Request(NamedTuple):
     encoded: bytes
     event_count: int
     has_condition: bool
-    """Whether it names an event that must have been stored before it."""
+    """Whether it requires that another event was stored before it."""
 
 
 class RequestEncoder:
-    """Makes the requests of one AppendStream, which are in the order of the channel.
+    """Encodes the requests of one AppendStream, in the order of the channel.
 
-    Each but the first says behind which event it belongs. So where one of them is refused, all that were sent behind it
-    without waiting for its answer are refused too, and nothing overtakes it.
+    Each request but the first names the event that it follows. So if one of them is refused, all requests sent behind
+    it without waiting for its answer are refused too, and nothing overtakes it.
 
     Args:
-        target_channel: Where they go.
-        capacity: Events that the target takes at once.
-        events_max: At most so many events in a request, since larger ones were refused.
+        target_channel: The channel that they go to.
+        capacity: The most events that the target accepts at once.
+        events_max: The most events of a request, after larger requests were refused.
     """
 
     def __init__(self, target_channel: str, capacity: int, events_max: int) -> None:
         self._target_channel = target_channel
         self._capacity = capacity
         self._events_max = min(events_max, capacity)
-        self._taken_count = 0
+        self._stored_count = 0
         self._last_sequence: int | None = None
         self._gaps_left = 0
 
     def requests(self, delivery: Delivery) -> list[Request]:
-        """The requests for a delivery; most often one."""
+        """Returns the requests for a delivery, most often one."""
         return [
             self._request(delivery, first_sequence, event_count, columns)
             for run in _runs(delivery.batches, self._events_max)
             for first_sequence, event_count, columns in _columns(run)
         ]
 
-    def note_taken(self) -> None:
-        """A delivery was taken."""
-        self._taken_count += 1
-        if self._taken_count % DELIVERIES_BEFORE_GROWTH == 0:
+    def note_stored(self) -> None:
+        """Counts a stored delivery."""
+        self._stored_count += 1
+        if self._stored_count % DELIVERIES_BEFORE_GROWTH == 0:
             self._events_max = min(2 * self._events_max, self._capacity)
 
     def _request(self, delivery: Delivery, first_sequence: int, event_count: int, columns: Buffer) -> Request:
@@ -70,19 +73,18 @@ class RequestEncoder:
         if after is not None:
             stamp.after_sequence = after
         if after is None or first_sequence != after + 1:
-            # The events between went elsewhere, and may come back.
+            # The events in between went elsewhere, and may return.
             self._gaps_left -= 1
             if self._gaps_left < 0:
-                self._gaps_left = GAPS_BETWEEN_PROMISES
+                self._gaps_left = GAPS_PER_REPORT
                 stamp.oldest_open_sequence = delivery.oldest_open_sequence
         self._last_sequence = stamp.last_sequence
-        head = pb.AppendStreamRequest(channel=self._target_channel, stamp=stamp).SerializeToString()
-        columns_head = field_head(pb.AppendStreamRequest.COLUMNS_FIELD_NUMBER, len(columns))
-        return Request(b"".join((head, columns_head, columns)), event_count, after is not None)
+        encoded = append_request(self._target_channel, stamp, (columns,), len(columns))
+        return Request(encoded, event_count, after is not None)
 
 
 def _runs(batches: Iterable[StoredBatch], events_max: int) -> Iterator[list[StoredBatch]]:
-    """Batches in groups of neighbours that may become one request."""
+    """Groups neighbouring batches that may become one request."""
     run: list[StoredBatch] = []
     event_count = body_bytes = 0
     for batch in _cut(batches, events_max):
@@ -103,7 +105,7 @@ def _cut(batches: Iterable[StoredBatch], events_max: int) -> Iterator[StoredBatc
 
 
 def _columns(run: list[StoredBatch]) -> Iterator[tuple[int, int, Buffer]]:
-    """First sequence, number of events and encoded columns of what a group becomes."""
+    """Yields the first sequence, the number of events and the encoded columns of each request of a group."""
     first_sequence = run[0].first_sequence
     if len(run) == 1:
         yield first_sequence, run[0].count, run[0].window.columns()
@@ -117,3 +119,80 @@ def _columns(run: list[StoredBatch]) -> Iterator[tuple[int, int, Buffer]]:
             joiner = ColumnsJoiner()
             joiner.add(columns)
     yield first_sequence, joiner.count, joiner.build().SerializeToString()
+
+
+class ColumnsJoiner:
+    """Joins columns without touching an event, so that small batches need no request, commit and sync of their own.
+
+    Attributes:
+        count: Events added so far.
+    """
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._body_sizes: list[int] = []
+        self._bodies: list[bytes] = []
+        self._headers: dict[str, list[event_pb2.HeaderColumn | None]] = {}
+        self._byte_count = 0
+        self.count = 0
+
+    def add(self, columns: event_pb2.EventColumns) -> bool:
+        """Adds columns behind the others; returns False if they do not fit and were not added."""
+        bodies = columns.bodies
+        byte_count = len(bodies) + _header_bytes(columns)
+        if self._counts and not self._admits(columns, byte_count):
+            return False
+        for header in columns.headers:
+            column = self._headers.setdefault(header.key, [])
+            column += [None] * (len(self._counts) - len(column))
+            column.append(header)
+        self._counts.append(columns.count)
+        self._body_sizes += columns.body_sizes[:]
+        self._bodies.append(bodies)
+        self._byte_count += byte_count
+        self.count += columns.count
+        return True
+
+    def _admits(self, columns: event_pb2.EventColumns, byte_count: int) -> bool:
+        key_count = len(self._headers) + sum([header.key not in self._headers for header in columns.headers])
+        return (
+            key_count <= HEADER_KEYS_MAX
+            and key_count * (self.count + columns.count) <= HEADER_CELLS_MAX
+            and self._byte_count + byte_count <= JOINED_BYTES_MAX
+        )
+
+    def build(self) -> event_pb2.EventColumns:
+        """Returns everything that was added as one."""
+        return event_pb2.EventColumns(
+            count=self.count,
+            body_sizes=self._body_sizes,
+            bodies=b"".join(self._bodies),
+            headers=[self._joined(key, column) for key, column in self._headers.items()],
+        )
+
+    def _joined(self, key: str, column: Sequence[event_pb2.HeaderColumn | None]) -> event_pb2.HeaderColumn:
+        first = column[0]
+        if first is not None and len(first.sizes) == 1 and first.sizes[0] and column.count(first) == len(self._counts):
+            # All events have the same value.
+            return first
+        sizes: list[int] = []
+        values: list[bytes] = []
+        for index, count in enumerate(self._counts):
+            header = column[index] if index < len(column) else None
+            if header is None:
+                sizes += [0] * count
+            elif len(header.sizes) == count:
+                sizes += header.sizes[:]
+                values.append(header.values)
+            else:
+                sizes += header.sizes[:] * count
+                values.append(header.values * count)
+        return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(values))
+
+
+def _header_bytes(columns: event_pb2.EventColumns) -> int:
+    """Returns the bytes of the header values, each event with its own copy."""
+    count = columns.count
+    return sum(
+        [len(header.values) if len(header.sizes) == count else len(header.values) * count for header in columns.headers]
+    )

@@ -1,8 +1,15 @@
-"""The sink `millrace`: appends what it takes to a channel of another server, exactly once and in order."""
+"""The sink `millrace`: appends events to a channel of another server, exactly once and in order."""
 
 import asyncio
 from pathlib import Path
 
+from millrace_client.errors import (
+    EventTooLargeError,
+    MessageTooLargeError,
+    OffsetGapError,
+    OverloadedError,
+    TxnCapacityError,
+)
 from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.endpoints import Endpoints
@@ -14,12 +21,12 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 class ForwardingSink:
     """Forwards events.
 
-    Each is named by the id of the channel that it comes from and by its sequence there, and the target's channel stores
-    no name twice. So whatever is cut off is simply sent again, from the oldest event on that was not settled: what was
-    not answered, or answered and not settled before a crash, is dropped there.
+    The id of an event's channel and its sequence there identify it, and the target stores each identity once. So after
+    any interruption the sink sends again from the oldest event that was not settled: the target drops events that it
+    has stored without an answer, or that the sink did not settle before a crash.
 
     Args:
-        config: What to do.
+        config: The configuration.
         directory: Where the sink remembers its server.
     """
 
@@ -46,7 +53,7 @@ class ForwardingSink:
 
 
 class _Forwarding:
-    """The work with one connection: one stream after the other, each smaller or more careful as the target wants it."""
+    """The work of one connection: one stream after the other, each with the limits that the target needs."""
 
     def __init__(
         self, config: MillraceSinkConfig, target: TargetChannel, reader: ChannelReader, endpoints: Endpoints
@@ -67,37 +74,40 @@ class _Forwarding:
             try:
                 await Pipeline(self._target, self._reader, self._limits, self._endpoints.note_success).run()
             except RefusedError as error:
-                self._limits = self._limits._replace(careful_count=0)
-                await self._go_round(error)
+                self._limits = self._limits._replace(single_count=0)
+                await self._adapt(error)
             else:
                 return
 
-    async def _go_round(self, refused: RefusedError) -> None:
-        """Sees to it that the next stream gets further than the last one did.
+    async def _adapt(self, refused: RefusedError) -> None:
+        """Changes the limits so that the next stream gets further than the last one.
 
         Raises:
-            ComponentError: It would not.
+            ComponentError: No other limits would help.
         """
-        refusal = refused.refusal
-        rejection = EventsRejectedError(f"{self._target.endpoint}: {refusal}")
-        if refusal.is_about_stream and refused.unanswered_count > 1:
-            # One of them is too large, and nobody has said which.
-            refused.delivery.nack()
-            self._limits = self._limits._replace(careful_count=refused.unanswered_count)
-        elif refusal.is_about_stream:
-            self._limits = self._limits._replace(careful_count=1)
-            await self._reader.reject(refused.delivery, rejection)
-        elif refusal.is_about_event or (refusal.is_about_size and refused.event_count == 1):
-            await self._reader.reject(refused.delivery, rejection)
-        elif refusal.is_about_size:
-            refused.delivery.nack()
-            self._limits = self._limits._replace(events_max=refused.event_count // 2)
-        elif refusal.is_about_load and not refused.was_alone:
-            refused.delivery.nack()
-            self._limits = self._limits._replace(careful_count=max(refused.unanswered_count, 2))
-        elif refusal.reason == "OFFSET_GAP" and refused.has_condition:
-            # What the target had stored of this stream it has lost. The next stream begins without a condition.
-            refused.delivery.nack()
-        else:
-            refused.delivery.nack()
-            raise self._target.error_of(refusal)
+        error = refused.error
+        rejection = EventsRejectedError(f"{self._target.endpoint}: {error.reason}: {error.message}")
+        match error:
+            case MessageTooLargeError() if refused.unanswered_count > 1:
+                # One of the requests is too large, and gRPC does not say which.
+                refused.delivery.nack()
+                self._limits = self._limits._replace(single_count=refused.unanswered_count)
+            case MessageTooLargeError():
+                self._limits = self._limits._replace(single_count=1)
+                await self._reader.reject(refused.delivery, rejection)
+            case EventTooLargeError():
+                await self._reader.reject(refused.delivery, rejection)
+            case TxnCapacityError() if refused.event_count == 1:
+                await self._reader.reject(refused.delivery, rejection)
+            case TxnCapacityError():
+                refused.delivery.nack()
+                self._limits = self._limits._replace(events_max=refused.event_count // 2)
+            case OverloadedError() if not refused.was_alone:
+                refused.delivery.nack()
+                self._limits = self._limits._replace(single_count=max(refused.unanswered_count, 2))
+            case OffsetGapError() if refused.has_condition:
+                # The target has lost events that it had stored of this stream. The next one begins without a condition.
+                refused.delivery.nack()
+            case _:
+                refused.delivery.nack()
+                raise self._target.component_error(error)

@@ -1,4 +1,4 @@
-"""A connection to the server that events are forwarded to."""
+"""The connection to the server that events are forwarded to."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -7,31 +7,32 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from millrace.v1 import admin_service_pb2, channel_service_pb2
-from millrace_server.agent.sinks.millrace.refusals import Refusal, refusal_of_error
+from millrace.v1 import admin_service_pb2
+from millrace_client.append_session import AsyncAppendSession
+from millrace_client.errors import MillraceError, RetryAdvice
+from millrace_client.grpc_errors import ErrorTranslator
 from millrace_server.agent.supervision import ComponentError, SilentError
 
-_APPEND_STREAM = f"/{channel_service_pb2.DESCRIPTOR.services_by_name['ChannelService'].full_name}/AppendStream"
 _GET_CHANNEL = f"/{admin_service_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/GetChannel"
 
 _OUT_OF_ORDER = {
-    admin_service_pb2.CHANNEL_STATE_REPLAYING: "it reads its log back",
+    admin_service_pb2.CHANNEL_STATE_REPLAYING: "it is replaying its log",
     admin_service_pb2.CHANNEL_STATE_LOG_FAILED: "its log has failed",
     admin_service_pb2.CHANNEL_STATE_CORRUPT: "its files are damaged",
 }
-"""States in which a channel takes nothing."""
+"""States in which a channel accepts no events."""
 
 _SECOND = 1_000
 _OPTIONS = [
-    # Deliveries bound what is sent; the server's own limit is told by the server.
+    # Deliveries bound the requests; the server reports its own limit.
     ("grpc.max_send_message_length", -1),
-    # Connections to one address would be shared, with whatever state another one's failures have left.
+    # Connections to one address would otherwise be shared, and with them the back-off after another sink's failures.
     ("grpc.use_local_subchannel_pool", 1),
-    # Millrace servers are reached directly, whatever proxy the environment names for the web.
+    # Millrace servers are reached directly, even if the environment configures a web proxy.
     ("grpc.enable_http_proxy", 0),
-    # What failed is sent again by whoever knows in which order.
+    # The sink itself sends failed requests again, in the right order.
     ("grpc.enable_retries", 0),
-    # The stream may be silent for long, and a machine that is gone says nothing.
+    # The stream may be silent for long, and a machine that is gone sends nothing.
     ("grpc.keepalive_time_ms", 20 * _SECOND),
     ("grpc.keepalive_timeout_ms", 10 * _SECOND),
     ("grpc.http2.max_pings_without_data", 0),
@@ -39,13 +40,13 @@ _OPTIONS = [
 
 
 class TargetChannel:
-    """A channel of a server that is there.
+    """A channel of a server that answers.
 
     Attributes:
-        endpoint: Where the server is.
+        endpoint: The server's address.
         channel: The channel's name.
-        channel_id: Names this making of the channel; empty while the server reads it back.
-        transaction_capacity: Events that it takes at once.
+        channel_id: The channel's unique id; empty while the server replays its log.
+        transaction_capacity: The most events that it accepts at once.
     """
 
     def __init__(self, connection: aio.Channel, endpoint: str, found: admin_service_pb2.Channel) -> None:
@@ -55,25 +56,23 @@ class TargetChannel:
         self.channel_id = found.channel_id
         self.transaction_capacity = max(found.config.transaction_capacity, 1)
 
-    def append_stream(self) -> "aio.StreamStreamCall[bytes, bytes]":
-        """A new stream: encoded requests up, encoded answers down."""
-        method: Any = self._connection.stream_stream(_APPEND_STREAM)
-        call: aio.StreamStreamCall[bytes, bytes] = method()
-        return call
+    def append_session(self) -> AsyncAppendSession[Any]:
+        """Starts an AppendStream."""
+        return AsyncAppendSession(self._connection, ErrorTranslator(self.endpoint), self.channel)
 
-    def error_of(self, refusal: Refusal) -> ComponentError:
-        """What the sink's state is to say of a refusal."""
-        return _error_of(refusal, self.endpoint, self.channel)
+    def component_error(self, error: MillraceError) -> ComponentError:
+        """Returns the error for the sink's state."""
+        return _component_error(error, self.endpoint, self.channel)
 
 
 @asynccontextmanager
 async def connected(endpoint: str, channel: str, timeout_seconds: float) -> AsyncGenerator[TargetChannel]:
-    """Connects to a server and looks for a channel there, so that nothing is taken out for a server that is not there.
+    """Connects to a server and finds a channel there, so that nothing is taken for a server that cannot be reached.
 
-    Each time the name is looked up anew: a server may have moved.
+    Resolves the name each time, since a server may have moved.
 
     Raises:
-        ComponentError: The server does not answer, or has no such channel.
+        ComponentError: The server does not answer, or does not have the channel.
     """
     async with aio.insecure_channel(endpoint, options=_OPTIONS) as connection:
         yield TargetChannel(connection, endpoint, await _find(connection, endpoint, channel, timeout_seconds))
@@ -91,21 +90,21 @@ async def _find(
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise SilentError(f"{endpoint} does not answer", timeout_seconds) from None
-        raise _error_of(refusal_of_error(error), endpoint, channel) from None
+        raise _component_error(ErrorTranslator(endpoint).from_rpc(error, channel), endpoint, channel) from None
     if answer.channel.state in _OUT_OF_ORDER:
-        raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {_trouble(answer.channel)}")
+        raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {_fault(answer.channel)}")
     return answer.channel
 
 
-def _trouble(found: admin_service_pb2.Channel) -> str:
+def _fault(found: admin_service_pb2.Channel) -> str:
     return found.fault or _OUT_OF_ORDER[found.state]
 
 
-def _error_of(refusal: Refusal, endpoint: str, channel: str) -> ComponentError:
-    if refusal.reason:
-        message = f"{endpoint} does not take events for its channel {channel}: {refusal}"
-    elif refusal.code is grpc.StatusCode.UNAVAILABLE:
-        message = f"cannot reach a Millrace server at {endpoint}; is millraced running there? ({refusal.message})"
+def _component_error(error: MillraceError, endpoint: str, channel: str) -> ComponentError:
+    # Without a reason of the server, the client's own message names the endpoint already.
+    has_reason = error.code is not None and error.reason != error.code.name
+    if error.advice is RetryAdvice.UNREACHABLE or not has_reason:
+        message = error.message
     else:
-        message = f"{endpoint} has ended the call: {refusal}"
-    return ComponentError(message, refusal.retry_delay_seconds)
+        message = f"{endpoint} does not take events for its channel {channel}: {error.reason}: {error.message}"
+    return ComponentError(message, error.retry_delay_seconds)

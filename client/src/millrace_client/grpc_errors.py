@@ -71,17 +71,18 @@ class ErrorTranslator:
                 message = f"the server at {self.endpoint} does not know this call; is it a Millrace server?"
                 return MillraceError(message, reason=code.name, code=code)
             case _:
-                return MillraceError(f"{self.endpoint} has ended the call: {details}", reason=code.name, code=code)
+                message = f"{self.endpoint} has ended the call: {code.name}: {details}"
+                return MillraceError(message, reason=code.name, code=code)
 
-
-def error_from_status(status: status_pb2.Status, channel: str) -> MillraceError:
-    """Returns the error that a server put into an answer instead of ending the call."""
-    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    error = _error_with_reason(status, code)
-    if error is None:
-        error = MillraceError(status.message, reason=code.name, code=code)
-    error.channel = error.channel or channel
-    return error
+    def from_status(self, status: status_pb2.Status, channel: str) -> MillraceError:
+        """Returns the error that the server put into an answer instead of ending the call."""
+        code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+        error = _error_with_reason(status, code)
+        if error is None:
+            message = f"{self.endpoint} has refused the request: {code.name}: {status.message}"
+            error = MillraceError(message, reason=code.name, code=code)
+        error.channel = error.channel or channel
+        return error
 
 
 def _error_in_metadata(metadata: Iterable[Any], code: grpc.StatusCode) -> MillraceError | None:

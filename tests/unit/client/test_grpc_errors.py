@@ -1,0 +1,69 @@
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from grpc import aio
+
+from millrace.googleapis import error_details_pb2, status_pb2
+from millrace_client import errors
+from millrace_client.errors import MillraceError
+from millrace_client.grpc_errors import ErrorTranslator
+from tests.forward_targets import refused
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+TRANSLATOR = ErrorTranslator("server-1:7070")
+
+
+def failure(code: grpc.StatusCode, details: str, *metadata: tuple[str, str | bytes]) -> aio.AioRpcError:
+    return aio.AioRpcError(code, aio.Metadata(), aio.Metadata(*metadata), details=details)
+
+
+def test_from_status_has_reason_code_and_delay() -> None:
+    """The class follows the reason; the message is for people."""
+    error = TRANSLATOR.from_status(refused("CHANNEL_FULL", EXHAUSTED, 1.5).error, "orders")
+    assert type(error) is errors.ChannelFullError
+    assert (error.code, error.retry_delay_seconds, error.channel) == (EXHAUSTED, 1.5, "orders")
+    assert error.message == "the test says CHANNEL_FULL"
+    assert TRANSLATOR.from_status(refused("REPLAYING", UNAVAILABLE).error, "").retry_delay_seconds is None
+
+
+def test_from_status_of_another_domain_has_the_code_as_its_reason() -> None:
+    """A proxy may have reasons of its own, and codes that do not exist."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason="TXN_CAPACITY", domain="example.org"))
+    error = TRANSLATOR.from_status(status_pb2.Status(code=999, message="no", details=[detail]), "orders")
+    assert type(error) is MillraceError
+    assert error.reason == "UNKNOWN"
+    assert error.message == "server-1:7070 has refused the request: UNKNOWN: no"
+
+
+@pytest.mark.parametrize("value", [b"\xff\xff", "text"])
+def test_from_rpc_with_broken_details_keeps_its_code(value: bytes | str) -> None:
+    """A proxy may have written them."""
+    error = TRANSLATOR.from_rpc(failure(UNAVAILABLE, "Socket closed", ("grpc-status-details-bin", value)), "orders")
+    assert type(error) is errors.UnavailableError
+    assert "Socket closed" in error.message
+
+
+def test_from_rpc_with_details_has_their_reason() -> None:
+    """They are a status in bytes."""
+    status = refused("DRAINING", UNAVAILABLE).error.SerializeToString()
+    error = TRANSLATOR.from_rpc(failure(UNAVAILABLE, "", ("other", "x"), ("grpc-status-details-bin", status)), "")
+    assert type(error) is errors.DrainingError
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "reason"),
+    [
+        (EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)", "MESSAGE_TOO_LARGE"),
+        (EXHAUSTED, "too many calls", "RESOURCE_EXHAUSTED"),
+        (UNAVAILABLE, "larger than max", "UNAVAILABLE"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", "DEADLINE"),
+        (grpc.StatusCode.CANCELLED, "", "CANCELLED"),
+        (grpc.StatusCode.UNIMPLEMENTED, "", "UNIMPLEMENTED"),
+        (grpc.StatusCode.INTERNAL, "", "INTERNAL"),
+    ],
+)
+def test_from_rpc_without_details_follows_the_code(code: grpc.StatusCode, details: str, reason: str) -> None:
+    """GRPC gives too large messages and too many calls the same code, and only the first is about the message."""
+    assert TRANSLATOR.from_rpc(failure(code, details), "orders").reason == reason
