@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkPlace
-from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkContext
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import limits_of
@@ -33,7 +33,7 @@ class TestSourceConfig(SourceConfig):
     note: str = ""
     """Two that differ in it are different."""
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         made_sources.append(TestSource(place))
         return made_sources[-1]
 
@@ -43,7 +43,7 @@ class TestSource:
 
     __test__ = False
 
-    def __init__(self, place: SourcePlace) -> None:
+    def __init__(self, place: SourceContext) -> None:
         self.place = place
         self.bodies: asyncio.Queue[bytes] = asyncio.Queue()
         self.runs = 0
@@ -73,7 +73,7 @@ class TestSinkConfig(SinkConfig):
     is_shut: bool = False
     """Whether it waits for `may_write` before it takes anything for written."""
 
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         made_sinks.append(TestSink(place, is_shut=self.is_shut))
         return made_sinks[-1]
 
@@ -83,7 +83,7 @@ class TestSink(BatchSink):
 
     __test__ = False
 
-    def __init__(self, place: SinkPlace, *, is_shut: bool) -> None:
+    def __init__(self, place: SinkContext, *, is_shut: bool) -> None:
         self.place = place
         self.written: list[bytes] = []
         self.may_write = asyncio.Event()
@@ -125,9 +125,9 @@ def sink_of(channel: str, **settings: Any) -> TestSinkConfig:
 
 def flows_of(
     sources: dict[str, TestSourceConfig] | None = None, sinks: dict[str, TestSinkConfig] | None = None
-) -> Flows:
+) -> AgentConfig:
     """Flows of test parts, which no configuration file can name."""
-    return Flows(cast("Any", sources or {}), cast("Any", sinks or {}))
+    return AgentConfig(cast("Any", sources or {}), cast("Any", sinks or {}))
 
 
 def registry_with(*names: str, **limits: Any) -> ChannelRegistry:

@@ -15,9 +15,9 @@ from millrace.columns import columns_from_events
 from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.components import Component, ComponentKind, Components
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
+from millrace_server.agent.sinks.files.event_files import EventFiles
 from millrace_server.agent.sinks.files.sink import FilesSink
-from millrace_server.agent.sinks.files.store import EventFiles
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig, MemoryChannelConfig
@@ -62,7 +62,7 @@ class SinkBench:
 
     def __init__(self, config: FilesSinkConfig, directory: Path, channel_config: ChannelConfig | None = None) -> None:
         self.config = config
-        self._place = SinkPlace(SINK, directory)
+        self._place = SinkContext(SINK, directory)
         self._registry = ChannelRegistry(message_bytes_max=64 << 20, open_transactions_max=10_000)
         limits = channel_config or MemoryChannelConfig(
             type="memory", capacity=100_000, transaction_capacity=10_000, keep_alive_seconds=5.0
@@ -70,9 +70,9 @@ class SinkBench:
         self._registry.create(CHANNEL, limits)
         self.channel: Channel = self._registry.get(CHANNEL)
         self.component: Component = Components().add(ComponentKind.SINK, SINK, "files")
-        self.reader = self._make_outlet()
+        self.reader = self._make_reader()
 
-    def _make_outlet(self) -> ChannelReader:
+    def _make_reader(self) -> ChannelReader:
         limits = ReaderLimits(self.config.batch_events_max, self.config.deliveries_max, None)
         return ChannelReader(self._registry, CHANNEL, limits, self.component)
 
@@ -94,7 +94,7 @@ class SinkBench:
     async def drain(self) -> None:
         """Has the sink write all that there is, and end; raises what it raises."""
         async with self.running() as run:
-            self.reader.hurry()
+            self.reader.request_flush()
             emptied = asyncio.create_task(self.until_settled())
             await asyncio.wait({run, emptied}, return_when=asyncio.FIRST_COMPLETED)
             emptied.cancel()
@@ -113,7 +113,7 @@ class SinkBench:
             with suppress(asyncio.CancelledError, Exception):
                 await run
             self.reader.nack_all()
-            self.reader = self._make_outlet()
+            self.reader = self._make_reader()
 
 
 def files_below(root: Path) -> list[Path]:
@@ -153,6 +153,6 @@ def documents_below(root: Path) -> Iterator[dict[str, Any]]:
 
 def make_store(config: FilesSinkConfig, directory: Path) -> EventFiles:
     """What the sink's thread would work with; not open yet."""
-    sink = config.make(SinkPlace(SINK, directory))
+    sink = config.make(SinkContext(SINK, directory))
     assert isinstance(sink, FilesSink)
-    return sink._make_store()
+    return sink._make_files()

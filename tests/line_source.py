@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.source import SourceContext
 from millrace_server.channels.stamps import Stamp
 
 _PRODUCER_ID = "lines"
@@ -21,7 +21,7 @@ class LineSource:
         batch_lines: Lines of one batch.
     """
 
-    def __init__(self, place: SourcePlace, path: str, batch_lines: int = 7) -> None:
+    def __init__(self, place: SourceContext, path: str, batch_lines: int = 7) -> None:
         self._path = Path(path)
         self._batch_lines = batch_lines
 

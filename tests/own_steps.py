@@ -24,7 +24,7 @@ class Shout:
         return table
 
 
-class Choosy:
+class FailingOn:
     """Raises on some bodies, and counts how often it is asked."""
 
     def __init__(self, *bad: bytes, error: Exception | None = None) -> None:

@@ -25,7 +25,7 @@ def component_of(name: str = "app") -> Component:
 
 def fates_of(component: Component) -> dict[str, int]:
     """The ends that any events came to, with their numbers."""
-    return {fate.value: count for fate in EventOutcome if (count := component.fates[fate])}
+    return {fate.value: count for fate in EventOutcome if (count := component.outcome_counts[fate])}
 
 
 def registry_of(**channels: ChannelConfig) -> ChannelRegistry:
@@ -46,7 +46,7 @@ def routing_of(config: SelectorConfig, channels: Sequence[str], dead_letter_chan
     return Routing(config.make(channels), config.optional_channels, dead_letter_channel)
 
 
-def intake_of(  # noqa: PLR0913 - each of them is left out by most
+def writer_of(  # noqa: PLR0913 - each of them is left out by most
     registry: ChannelRegistry,
     channels: Sequence[str],
     *interceptors: Interceptor,

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.channels.channel import TakeLimits
@@ -19,7 +19,7 @@ async def at_work(
     """A source that works until the end of the block; gives how it is."""
     agent = Agent(registry, data_dir)
     # Only the union of all types is named there, and this is one of them.
-    agent.start(Flows({name: config}, {}))  # type: ignore[dict-item]  # see above
+    agent.start(AgentConfig({name: config}, {}))  # type: ignore[dict-item]  # see above
     component = agent.components.find(ComponentKind.SOURCE, name)
     assert component is not None
     try:

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent import runners
 from millrace_server.agent.components import ComponentKind, ComponentState
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from tests.agent_parts import (
     TestSink,
@@ -170,7 +170,7 @@ async def test_change_tries_what_has_failed_for_good_again(tmp_path: Path) -> No
         await until(lambda: len(made_sources) == 2)
         component = agent.components.find(ComponentKind.SOURCE, "app")
         assert component is not None
-        component.fails("no such user")
+        component.mark_failed("no such user")
         changes = await agent.change(flows_of({"app": source_of("orders", note="new")}), GRACE_SECONDS)
         assert changes.changed == ["sources/app"]
         await until_state(agent.components, ComponentKind.SOURCE, "app", ComponentState.RUNNING)
@@ -198,7 +198,7 @@ async def test_change_of_a_sink_that_does_not_end_starts_no_second_one(
     registry = registry_with("orders")
     stubborn = sink_of("orders", is_shut=True)
 
-    def make(config: TestSinkConfig, place: SinkPlace) -> TestSink:
+    def make(config: TestSinkConfig, place: SinkContext) -> TestSink:
         made_sinks.append(StubbornSink(place, is_shut=config.is_shut))
         return made_sinks[-1]
 
@@ -211,7 +211,7 @@ async def test_change_of_a_sink_that_does_not_end_starts_no_second_one(
         with capture_logs() as log:
             changes = await agent.change(newer, 0.01)
         assert changes == ([], [], [], ["sinks/out"])
-        assert [entry["event"] for entry in log] == ["does not end although it was told to"]
+        assert [entry["event"] for entry in log] == ["did not stop in time"]
         assert len(made_sinks) == 1
         made_sinks[0].may_write.set()
         changes = await agent.change(newer, GRACE_SECONDS)

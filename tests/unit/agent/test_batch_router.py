@@ -12,11 +12,11 @@ from tests.source_writers import (
     component_of,
     fates_of,
     held,
-    intake_of,
     memory,
     ranges_of,
     registry_of,
     table_of,
+    writer_of,
 )
 from tests.virtual_clock import now, settle
 
@@ -28,7 +28,7 @@ OPTIONAL = ReplicatingConfig(type="replicating", optional=["b"])
 async def test_deliver_gives_optional_channels_their_events_too() -> None:
     """They get no numbers: the source does not ask them where it goes on."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
     assert writer.accepted("file") == [[(0, 9)]]
@@ -38,7 +38,7 @@ async def test_deliver_gives_optional_channels_their_events_too() -> None:
 async def test_deliver_again_gives_an_optional_channel_no_second_copy() -> None:
     """What all required channels have, the optional ones were offered already."""
     registry = registry_of(a=memory(), b=memory())
-    writer = intake_of(registry, ["a", "b"], selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
     for _ in range(2):
         await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
     assert held(registry, "b") == {"b": [b"1"]}
@@ -48,7 +48,7 @@ async def test_deliver_when_a_required_channel_fails_offers_nothing_yet() -> Non
     """A batch is offered once, when it is stored where it must be."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("a"))
-    writer = intake_of(registry, ["a", "b"], selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
     delivering = asyncio.ensure_future(writer.deliver(table_of(b"1"), batch_stamp(0, 9)))
     await settle()
     slow.refuse(DiskFullError("no room"))
@@ -64,7 +64,7 @@ async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_a
     """It holds nothing up; what it misses is counted, and told once."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     with capture_logs() as entries:
         for _ in range(3):
             await writer.deliver(table_of(b"1"), writer.numbered(1))
@@ -79,7 +79,7 @@ async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_a
 async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
     """Nor does it matter whether the channel was deleted, or its log has failed."""
     registry, component = registry_of(a=memory()), component_of()
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1"), writer.numbered(1))
     registry.create("b", memory())
     slow = SlowCommits(registry.get("b"))
@@ -91,7 +91,7 @@ async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
 async def test_deliver_of_an_event_that_an_optional_channel_never_takes_has_it_miss_that_one_only() -> None:
     """The others of the batch it gets; nothing is set aside on its account."""
     registry, component = registry_of(a=memory(), b=memory(body_bytes_max=10), dead=memory()), component_of()
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", bytes(11), b"2"), batch_stamp(0, 9))
     assert held(registry, "b", "dead") == {"b": [b"1", b"2"], "dead": []}
     assert fates_of(component) == {"missed": 1}
@@ -101,7 +101,7 @@ async def test_deliver_when_the_disk_of_an_optional_channel_fails_counts_what_it
     """Also where that is known only when the batch has long been answered."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1", b"2"), writer.numbered(2))
     assert fates_of(component) == {}
     slow.refuse(DiskFullError("no room"))
@@ -113,7 +113,7 @@ async def test_deliver_when_the_disk_of_an_optional_channel_is_slow_keeps_a_boun
     """What waits for it is in memory; beyond that it misses."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
-    writer = intake_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     for _ in range(20):
         await writer.deliver(table_of(b"1"), writer.numbered(1))
     assert (len(slow.begun), fates_of(component)) == (16, {"missed": 4})

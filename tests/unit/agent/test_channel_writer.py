@@ -29,12 +29,12 @@ from tests.source_writers import (
     component_of,
     fates_of,
     held,
-    intake_of,
     memory,
     ranges_of,
     registry_of,
     rows_in,
     table_of,
+    writer_of,
 )
 from tests.virtual_clock import settle, started
 
@@ -95,7 +95,7 @@ class Fail(QuickInterceptor):
 async def test_deliver_to_several_channels_stores_in_all_and_counts_once() -> None:
     """The source has brought its events once, wherever they went."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
-    writer = intake_of(registry, ["a", "b"], component=component)
+    writer = writer_of(registry, ["a", "b"], component=component)
     await writer.deliver(table_of(b"1", b"22"), writer.numbered(2))
     assert held(registry, "a", "b") == {"a": [b"1", b"22"], "b": [b"1", b"22"]}
     assert (component.event_count, component.batch_count, component.byte_count) == (2, 1, 3)
@@ -106,7 +106,7 @@ async def test_deliver_to_several_channels_stores_in_all_and_counts_once() -> No
 async def test_deliver_again_is_answered_and_counts_nothing() -> None:
     """A batch that is stored already is none that was brought in."""
     registry, component, mark = registry_of(a=memory()), component_of(), Mark()
-    writer = intake_of(registry, ["a"], mark, component=component)
+    writer = writer_of(registry, ["a"], mark, component=component)
     for _ in range(2):
         await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
     assert (held(registry, "a"), component.event_count, mark.calls) == ({"a": [b"1"]}, 1, 1)
@@ -115,7 +115,7 @@ async def test_deliver_again_is_answered_and_counts_nothing() -> None:
 async def test_deliver_of_no_events_has_the_channels_accept_the_numbers() -> None:
     """A range of a file may hold no event that is wanted."""
     registry = registry_of(a=memory(), b=memory())
-    writer = intake_of(registry, ["a", "b"])
+    writer = writer_of(registry, ["a", "b"])
     await writer.deliver(table_of(), batch_stamp(0, 9))
     assert writer.accepted("file") == [[(0, 9)], [(0, 9)]]
 
@@ -124,7 +124,7 @@ async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
     """The state tells which channel it is; once there is room the source works again."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
-    writer = intake_of(registry, ["a", "b"], component=component)
+    writer = writer_of(registry, ["a", "b"], component=component)
     delivering = await started(writer.deliver(table_of(b"1"), writer.numbered(1)))
     await asyncio.sleep(LONG_SECONDS)
     assert not delivering.is_done
@@ -141,7 +141,7 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
     """Its source reads all of the batch again."""
     registry = registry_of(a=memory(), b=memory(capacity=1))
     await append(registry.get("b"), b"x")
-    writer = intake_of(registry, ["a", "b"])
+    writer = writer_of(registry, ["a", "b"])
     delivering = await started(writer.deliver(table_of(b"1"), batch_stamp(0, 9)))
     delivering.cancel()
     await settle()
@@ -157,7 +157,7 @@ async def test_wait_open_after_a_cancelled_delivery_waits_until_it_is_known_what
     """What is on its way to a disk counts as accepted; should it not get there, nobody would read it again."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
-    writer = intake_of(registry, ["a", "b"])
+    writer = writer_of(registry, ["a", "b"])
     delivering = await started(writer.deliver(table_of(b"1"), batch_stamp(0, 9)))
     delivering.cancel()
     opening = await started(writer.wait_open())
@@ -173,10 +173,10 @@ async def test_wait_open_after_a_cancelled_delivery_waits_until_it_is_known_what
 async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
     """A source may hand over the same table again: nothing is done to its events twice."""
     registry = registry_of(a=memory(capacity=1))
-    writer = intake_of(registry, ["a"], Mark())
+    writer = writer_of(registry, ["a"], Mark())
     table = table_of(b"1", host="h")
     await writer.deliver(table, writer.numbered(1))
-    assert (table.headers, table.bodies, table.places) == ({"host": "h"}, [b"1"], None)
+    assert (table.headers, table.bodies, table.batch_indexes) == ({"host": "h"}, [b"1"], None)
     assert rows_in(registry, "a") == [({"host": "h", "marked": "1"}, b"1")]
 
 
@@ -184,7 +184,7 @@ async def test_deliver_tries_storing_again_without_intercepting_again() -> None:
     """Interceptors see each batch once, however long it takes to store it."""
     registry, mark = registry_of(a=memory(capacity=1)), Mark()
     await append(registry.get("a"), b"x")
-    delivering = await started(intake_of(registry, ["a"], mark).deliver(table_of(b"1"), batch_stamp(0, 0)))
+    delivering = await started(writer_of(registry, ["a"], mark).deliver(table_of(b"1"), batch_stamp(0, 0)))
     await asyncio.sleep(LONG_SECONDS)
     await registry.get("a").purge()
     await delivering.answer()
@@ -194,7 +194,7 @@ async def test_deliver_tries_storing_again_without_intercepting_again() -> None:
 async def test_deliver_counts_what_interceptors_drop() -> None:
     """What is filtered was brought in all the same."""
     registry, component = registry_of(a=memory()), component_of()
-    await intake_of(registry, ["a"], Mark(drops_first=True), component=component).deliver(
+    await writer_of(registry, ["a"], Mark(drops_first=True), component=component).deliver(
         table_of(b"1", b"2"), batch_stamp(0, 1)
     )
     assert (held(registry, "a"), component.event_count, fates_of(component)) == ({"a": [b"2"]}, 2, {"filtered": 1})
@@ -208,7 +208,7 @@ async def test_events_max_follows_the_channels() -> None:
     """It is the least of what the source and its channels take, optional ones too, at this moment."""
     registry = registry_of(a=memory(capacity=50, transaction_capacity=50), b=memory(capacity=40))
     selector = ReplicatingConfig(type="replicating", optional=["b"])
-    writer = intake_of(registry, ["a", "b"], selector=selector, events_max=100)
+    writer = writer_of(registry, ["a", "b"], selector=selector, events_max=100)
     assert writer.events_max == 40
     assert not await registry.get("a").update(memory(capacity=50, transaction_capacity=7))
     assert writer.events_max == 7
@@ -217,17 +217,17 @@ async def test_events_max_follows_the_channels() -> None:
 async def test_body_bytes_max_follows_the_channels() -> None:
     """Interceptors may make bodies longer, so it is half of what the smallest channel takes."""
     registry = registry_of(a=memory(body_bytes_max=1_000), b=memory())
-    writer = intake_of(registry, ["a", "b"])
+    writer = writer_of(registry, ["a", "b"])
     assert writer.body_bytes_max == 500
     assert not await registry.get("a").update(memory(body_bytes_max=100))
     assert writer.body_bytes_max == 50
-    assert intake_of(registry_of(a=memory()), ["a"]).body_bytes_max == 8 << 20
+    assert writer_of(registry_of(a=memory()), ["a"]).body_bytes_max == 8 << 20
 
 
 async def test_deliver_of_a_large_numbered_batch_stores_it_in_pieces() -> None:
     """A source that does not look at the limits has its events stored all the same, in their order."""
     registry = registry_of(a=memory(capacity=10, transaction_capacity=3, body_bytes_max=100))
-    writer = intake_of(registry, ["a"])
+    writer = writer_of(registry, ["a"])
     bodies = [b"%d" % number for number in range(10)]
     await writer.deliver(EventTable(bodies, {"n": [str(number) for number in range(10)]}), writer.numbered(10))
     assert rows_in(registry, "a") == [({"n": str(number)}, body) for number, body in enumerate(bodies)]
@@ -243,7 +243,7 @@ async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None
             table.bodies = [body * 10 for body in table.bodies]
             return table
 
-    writer = intake_of(registry, ["a"], Grow())
+    writer = writer_of(registry, ["a"], Grow())
     delivering = await started(writer.deliver(table_of(*[bytes(5)] * 4), writer.numbered(4)))
     await asyncio.sleep(1)
     assert held(registry, "a") == {"a": [bytes(50)] * 2}
@@ -255,7 +255,7 @@ async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None
 async def test_deliver_of_a_batch_that_cannot_be_cut_has_it_read_again_in_smaller_ones() -> None:
     """Which of its numbers an event has nobody knows, so only the source can cut it; nothing of it is stored."""
     registry = registry_of(a=memory(), b=memory(capacity=4))
-    writer = intake_of(registry, ["a", "b"])
+    writer = writer_of(registry, ["a", "b"])
     with pytest.raises(ComponentError, match="channel b: TXN_CAPACITY"):
         await writer.deliver(table_of(*[b"1"] * 5), batch_stamp(0, 99))
     assert held(registry, "a", "b") == {"a": [], "b": []}
@@ -270,7 +270,7 @@ async def test_deliver_of_a_batch_that_cannot_be_cut_has_it_read_again_in_smalle
 async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
     """It is the batch that is wrong: the source goes on."""
     registry, component = registry_of(a=memory(capacity=4)), component_of()
-    writer = intake_of(registry, ["a"], component=component)
+    writer = writer_of(registry, ["a"], component=component)
     writer.note_ready()
     with pytest.raises(TxnCapacityError):
         await writer.offer(table_of(*[b"1"] * 5), batch_stamp(0, 99))
@@ -280,9 +280,9 @@ async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
 async def test_deliver_of_a_batch_that_overlaps_in_part_has_the_source_read_again() -> None:
     """Trying it again would never help; the next run asks what is stored."""
     registry = registry_of(a=memory())
-    writer = intake_of(registry, ["a"])
+    writer = writer_of(registry, ["a"])
     await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
-    with pytest.raises(ComponentError, match="does not go together with what is stored: channel a: BAD_ARGUMENT"):
+    with pytest.raises(ComponentError, match="does not match what is stored: channel a: BAD_ARGUMENT"):
         await writer.deliver(table_of(b"2"), batch_stamp(5, 14))
 
 
@@ -290,7 +290,7 @@ async def test_deliver_of_a_batch_that_overlaps_in_part_has_the_source_read_agai
 async def test_deliver_with_an_event_that_no_channel_takes_sets_it_aside(*, is_encodable: bool) -> None:
     """One bad event ends no source: it goes to the dead-letter channel with the reason, and the others go on."""
     registry, component = registry_of(a=memory(body_bytes_max=100), b=memory(), dead=memory()), component_of()
-    writer = intake_of(registry, ["a", "b"], component=component, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a", "b"], component=component, dead_letter_channel="dead")
     bad = bytes(101) if is_encodable else b"bad"
     headers = {} if is_encodable else {f"h{number}": [None, "x", None] for number in range(300)}
     await writer.deliver(EventTable([b"1", bad, b"2"], headers), batch_stamp(0, 9))
@@ -314,7 +314,7 @@ async def test_deliver_again_after_a_crash_sets_an_event_aside_once() -> None:
     await append(registry.get("b"), b"x")
     table = table_of(b"1", bytes(11), b"2", bytes(12), bytes(13))
     for _ in range(2):
-        writer = intake_of(registry, ["a", "b"], component=component, dead_letter_channel="dead")
+        writer = writer_of(registry, ["a", "b"], component=component, dead_letter_channel="dead")
         delivering = await started(writer.deliver(table, batch_stamp(100, 199)))
         delivering.cancel()
         await settle()
@@ -326,7 +326,7 @@ async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch
     """No event is lost because there is no room for a dead letter; the batch is stored when it is safe."""
     registry, component = registry_of(a=memory(body_bytes_max=10), dead=memory(capacity=1)), component_of()
     await append(registry.get("dead"), b"x")
-    writer = intake_of(registry, ["a"], component=component, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
     delivering = await started(writer.deliver(table_of(b"1", bytes(11)), batch_stamp(0, 9)))
     await asyncio.sleep(LONG_SECONDS)
     assert not delivering.is_done
@@ -340,7 +340,7 @@ async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch
 async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes_and_says_so_once() -> None:
     """The log and a counter tell of it, the log without floods."""
     registry, component = registry_of(a=memory(body_bytes_max=10)), component_of()
-    writer = intake_of(registry, ["a"], component=component)
+    writer = writer_of(registry, ["a"], component=component)
     with capture_logs() as entries:
         for number in range(5):
             await writer.deliver(table_of(b"1", bytes(11)), writer.numbered(2))
@@ -354,7 +354,7 @@ async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes
 async def test_deliver_of_an_event_that_fits_no_answer_drops_it_where_it_can_be_kept_nowhere() -> None:
     """What could be put and never be taken again is taken nowhere, as a dead letter neither."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
-    writer = intake_of(registry, ["a"], component=component, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", bytes(MESSAGE_BYTES_MAX), b"2"), writer.numbered(3))
     assert held(registry, "a", "dead") == {"a": [b"1", b"2"], "dead": []}
     assert fates_of(component) == {"dropped": 1}
@@ -367,7 +367,7 @@ async def test_deliver_when_an_interceptor_refuses_events_sets_them_aside() -> N
     """They are told from where they come; without a dead-letter channel they are dropped."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     for dead_letter_channel in ("dead", None):
-        writer = intake_of(
+        writer = writer_of(
             registry, ["a"], Mark(), Refuse(b"2"), component=component, dead_letter_channel=dead_letter_channel
         )
         await writer.deliver(table_of(b"1", b"2", b"3"), writer.numbered(3))
@@ -382,7 +382,7 @@ async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -
     failing = Fail(KeyError("host"), KeyError("host"))
     mark = Mark()
     delivering = await started(
-        intake_of(registry, ["a"], mark, failing, component=component).deliver(table_of(b"1"), batch_stamp(0, 0))
+        writer_of(registry, ["a"], mark, failing, component=component).deliver(table_of(b"1"), batch_stamp(0, 0))
     )
     assert component.state is ComponentState.BACKING_OFF
     assert component.reason == "interceptors[1] raised KeyError: 'host'"
@@ -396,7 +396,7 @@ async def test_deliver_when_an_interceptor_cannot_work_now_tries_for_as_long_as_
     """What may pass is not held against the events, however often it is tried."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     failing = Fail(*[ComponentError("the name server does not answer")] * 20)
-    writer = intake_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
     delivering = await started(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
     assert component.reason == "the name server does not answer"
     await delivering.answer()
@@ -406,7 +406,7 @@ async def test_deliver_when_an_interceptor_cannot_work_now_tries_for_as_long_as_
 async def test_offer_when_an_interceptor_raises_is_refused_and_can_be_repeated() -> None:
     """Whoever offers is told to come again; an error of a user's own code is no reason to end the source."""
     registry, component = registry_of(a=memory()), component_of()
-    writer = intake_of(registry, ["a"], Fail(KeyError("x"), ComponentError("not now")), component=component)
+    writer = writer_of(registry, ["a"], Fail(KeyError("x"), ComponentError("not now")), component=component)
     table, stamp = table_of(b"1"), writer.numbered(1)
     for said in ("not now", "interceptors\\[0\\] raised KeyError: 'x'"):
         with pytest.raises(InternalError, match=said):
@@ -423,7 +423,7 @@ async def test_offer_when_a_channel_is_full_is_refused_and_can_be_repeated() -> 
     """The same events with the same stamp are stored once."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
-    writer = intake_of(registry, ["a", "b"], component=component)
+    writer = writer_of(registry, ["a", "b"], component=component)
     table, stamp = table_of(b"1"), writer.numbered(1)
     with pytest.raises(ChannelFullError):
         await writer.offer(table, stamp)
@@ -440,30 +440,30 @@ async def test_offer_that_was_refused_is_forgotten_once_there_is_room(selector: 
     """Whoever was refused may not come again for long, and the source is well meanwhile."""
     registry = registry_of(a=memory(capacity=2, keep_alive_seconds=0.0), b=memory(capacity=2, keep_alive_seconds=0.0))
     component = component_of()
-    writer = intake_of(registry, ["a", "b"], component=component, selector=selector)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=selector)
     for name in ("a", "b"):
         await append(registry.get(name), b"1", b"2")
     with pytest.raises(ChannelFullError):
         await writer.offer(table_of(b"3", b"4"), batch_stamp(0, 1))
     await asyncio.sleep(10.0)
-    assert not component.state.is_well
+    assert not component.state.is_healthy
     await registry.get("a").purge()
     await asyncio.sleep(1.0)
     # Where an event goes to any of them, one with room is enough.
-    assert component.state.is_well is (selector is not None)
+    assert component.state.is_healthy is (selector is not None)
     await registry.get("b").purge()
     await asyncio.sleep(1.0)
-    assert component.state.is_well
+    assert component.state.is_healthy
 
 
 async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> None:
     """There is room, and yet the source has a trouble of its own."""
     registry, component = registry_of(a=memory(capacity=1, keep_alive_seconds=0.0)), component_of()
-    writer = intake_of(registry, ["a"], component=component)
+    writer = writer_of(registry, ["a"], component=component)
     await append(registry.get("a"), b"1")
     with pytest.raises(ChannelFullError):
         await writer.offer(table_of(b"2"), batch_stamp(0, 0))
-    component.backs_off("its port is in use")
+    component.mark_backing_off("its port is in use")
     await registry.get("a").purge()
     await asyncio.sleep(1.0)
     assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "its port is in use")
@@ -472,7 +472,7 @@ async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> N
 async def test_offer_that_is_malformed_says_nothing_about_the_source() -> None:
     """A caller's mistake is no trouble of the source."""
     registry, component = registry_of(a=memory()), component_of()
-    writer = intake_of(registry, ["a"], component=component)
+    writer = writer_of(registry, ["a"], component=component)
     await writer.offer(table_of(b"1"), batch_stamp(0, 9))
     with pytest.raises(BadArgumentError):
         await writer.offer(table_of(b"2"), batch_stamp(5, 14))
@@ -486,16 +486,16 @@ async def test_wait_open_when_a_channel_is_not_there_says_so() -> None:
     """Only required channels are waited for."""
     registry = registry_of(a=memory())
     with pytest.raises(ChannelNotFoundError):
-        await intake_of(registry, ["a", "b"]).wait_open()
+        await writer_of(registry, ["a", "b"]).wait_open()
     optional = ReplicatingConfig(type="replicating", optional=["b"])
-    await intake_of(registry, ["a", "b"], selector=optional).wait_open()
+    await writer_of(registry, ["a", "b"], selector=optional).wait_open()
 
 
 async def test_deliver_through_a_multiplexing_selector_counts_what_goes_nowhere() -> None:
     """Flume drops such events in silence."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     selector = MultiplexingConfig(type="multiplexing", header="kind", mapping={"x": ["a"], "y": ["b"]})
-    writer = intake_of(registry, ["a", "b"], component=component, selector=selector)
+    writer = writer_of(registry, ["a", "b"], component=component, selector=selector)
     with capture_logs() as entries:
         await writer.deliver(table_of(b"1", b"2", b"3", b"4", kind=["x", "y", "z", None]), batch_stamp(0, 99))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"2"]}
@@ -509,7 +509,7 @@ async def test_deliver_through_a_balancer_stores_each_batch_in_one_channel(polic
     """All channels know of all batches, and each event is in one of them."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     selector = LoadBalancingConfig.model_validate({"type": "load_balancing", "policy": policy})
-    writer = intake_of(registry, list("abc"), selector=selector)
+    writer = writer_of(registry, list("abc"), selector=selector)
     for number in range(30):
         await writer.deliver(table_of(b"%d" % number, b"%d+" % number), batch_stamp(10 * number, 10 * number + 9))
     stored = held(registry, *"abc")
@@ -524,7 +524,7 @@ async def test_deliver_through_a_balancer_sets_aside_what_none_of_its_channels_t
     registry = registry_of(a=memory(body_bytes_max=10), b=memory(body_bytes_max=20), dead=memory())
     component = component_of()
     selector = LoadBalancingConfig(type="load_balancing")
-    writer = intake_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", bytes(30), b"2"), batch_stamp(0, 2))
     await writer.deliver(table_of(b"3", bytes(15)), batch_stamp(3, 4))
     assert held(registry, "a", "b", "dead") == {"a": [b"1", b"2"], "b": [b"3", bytes(15)], "dead": [bytes(30)]}
@@ -537,7 +537,7 @@ async def test_deliver_through_a_balancer_of_no_events_has_all_accept_them(*, fi
     registry = registry_of(a=memory(), b=memory())
     selector = LoadBalancingConfig(type="load_balancing")
     interceptors: Sequence[QuickInterceptor] = [Mark(drops_first=True)] if filtered else []
-    writer = intake_of(registry, ["a", "b"], *interceptors, selector=selector)
+    writer = writer_of(registry, ["a", "b"], *interceptors, selector=selector)
     await writer.deliver(table_of(*([b"1"] if filtered else [])), Stamp("file", 0, 9))
     assert writer.accepted("file") == [[(0, 9)], [(0, 9)]]
     assert held(registry, "a", "b") == {"a": [], "b": []}

@@ -27,10 +27,10 @@ def test_backs_off_of_an_unreachable_target_is_one_line_and_one_more_when_it_wor
 ) -> None:
     """Said once, not in floods; the state has it all the while, and counts each try."""
     for attempt in range(50):
-        component.backs_off(f"cannot reach collector-1:7070, attempt {attempt}")
+        component.mark_backing_off(f"cannot reach collector-1:7070, attempt {attempt}")
     assert (component.state, component.failure_count) == (ComponentState.BACKING_OFF, 50)
     assert component.reason == "cannot reach collector-1:7070, attempt 49"
-    component.note_progress(10, 100)
+    component.record_progress(10, 100)
     assert (component.state, component.reason) == (ComponentState.RUNNING, "")
     assert told(log) == [
         ("backs off", "cannot reach collector-1:7070, attempt 0"),
@@ -42,16 +42,16 @@ def test_backs_off_of_an_unreachable_target_is_one_line_and_one_more_when_it_wor
 def test_backs_off_for_alternating_reasons_does_not_flood(component: Component, log: list[Any]) -> None:
     """A target that now refuses and now times out is two lines."""
     for _ in range(100):
-        component.backs_off("it refused")
-        component.backs_off("it timed out")
+        component.mark_backing_off("it refused")
+        component.mark_backing_off("it timed out")
     assert told(log) == [("backs off", "it refused"), ("backs off", "it timed out")]
 
 
 def test_backs_off_and_works_in_turns_does_not_flood(component: Component, log: list[Any]) -> None:
     """Every other batch fails: the log is told a few times, and each line has its counterpart."""
     for _ in range(200):
-        component.backs_off("it timed out")
-        component.note_progress(1, 1)
+        component.mark_backing_off("it timed out")
+        component.record_progress(1, 1)
     events = [event for event, _ in told(log)]
     assert events == ["backs off", "works again"] * (len(events) // 2)
     assert 1 <= len(events) // 2 <= 5
@@ -61,24 +61,24 @@ def test_backs_off_for_a_bug_logs_its_traceback_once(component: Component, log: 
     """Whoever mends it needs the traceback, and one is enough."""
     error = ZeroDivisionError("division by zero")
     for _ in range(10):
-        component.backs_off("ZeroDivisionError: division by zero", unexpected=error)
+        component.mark_backing_off("ZeroDivisionError: division by zero", unexpected=error)
     [entry] = log
     assert (entry["exc_info"], entry["log_level"]) == (error, "error")
 
 
 def test_backs_off_keeps_the_time_at_which_it_began(component: Component) -> None:
     """`since` says how long it has been out of order, whatever the reasons were meanwhile."""
-    component.backs_off("first")
+    component.mark_backing_off("first")
     since = component.since
-    component.backs_off("second")
+    component.mark_backing_off("second")
     assert component.since == since
     assert component.reason == "second"
 
 
 def test_fails_after_it_backed_off_for_the_same_reason_is_told(component: Component, log: list[Any]) -> None:
     """That nothing is tried any more is news."""
-    component.backs_off("no key")
-    component.fails("no key")
+    component.mark_backing_off("no key")
+    component.mark_failed("no key")
     assert told(log) == [("backs off", "no key"), ("failed", "no key")]
     assert component.state is ComponentState.FAILED
 
@@ -86,34 +86,34 @@ def test_fails_after_it_backed_off_for_the_same_reason_is_told(component: Compon
 def test_fails_after_floods_of_trouble_is_told_all_the_same(component: Component, log: list[Any]) -> None:
     """The limit on lines does not hide an end."""
     for number in range(100):
-        component.backs_off("x" * number)
-    component.fails("no key")
+        component.mark_backing_off("x" * number)
+    component.mark_failed("no key")
     assert told(log)[-1] == ("failed", "no key")
 
 
 def test_stops_is_the_last_state_whatever_comes_later(component: Component) -> None:
     """A task that is late changes nothing, and breaks nothing."""
-    component.stops("its work is done")
-    component.note_progress(1, 1)
-    component.backs_off("late")
-    component.fails("late")
+    component.mark_stopped("its work is done")
+    component.record_progress(1, 1)
+    component.mark_backing_off("late")
+    component.mark_failed("late")
     assert (component.state, component.reason) == (ComponentState.STOPPED, "its work is done")
 
 
 def test_starts_after_a_failure_keeps_the_state(component: Component) -> None:
     """A try that begins is no success."""
-    component.backs_off("it refused")
-    component.starts()
+    component.mark_backing_off("it refused")
+    component.mark_ready()
     assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "it refused")
-    component.runs()
-    component.starts()
+    component.mark_running()
+    component.mark_ready()
     assert (component.state, component.reason) == (ComponentState.RUNNING, "")
 
 
 def test_progress_age_before_any_progress_is_none(component: Component) -> None:
     """Nothing is made up."""
     assert component.progress_age_seconds is None
-    component.note_progress(3, 30)
+    component.record_progress(3, 30)
     assert component.progress_age_seconds is not None
     assert 0.0 <= component.progress_age_seconds < 60.0
     assert (component.event_count, component.batch_count, component.byte_count) == (3, 1, 30)
@@ -125,10 +125,10 @@ def test_watch_tells_of_states_and_not_of_reasons() -> None:
     seen: list[tuple[str, ComponentState]] = []
     components.watch(lambda component: seen.append((component.name, component.state)))
     component = components.add(ComponentKind.SOURCE, "access", "taildir")
-    component.runs()
+    component.mark_running()
     for reason in "abc":
-        component.backs_off(reason)
-    component.stops()
+        component.mark_backing_off(reason)
+    component.mark_stopped()
     components.remove(component)
     assert [state for _, state in seen] == [
         ComponentState.STARTING,

@@ -5,8 +5,8 @@ from structlog.testing import capture_logs
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX
 from millrace_server.agent.components import Component
-from millrace_server.agent.dead_letters import DeadLetterBox, dead_letters
-from millrace_server.agent.rate_limited_log import Notices
+from millrace_server.agent.dead_letters import DeadLetterWriter, as_dead_letters
+from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.channels import stamps
 from millrace_server.channels.registry import ChannelRegistry
 from tests.channel_events import append
@@ -27,21 +27,21 @@ HAS_VIRTUAL_CLOCK = True
 SAID = {"reason": "too large", "channel": "a"}
 
 
-def box_on(registry: ChannelRegistry, component: Component, channel: str | None = "dead") -> DeadLetterBox:
-    return DeadLetterBox(registry, channel, component, Notices(component.name))
+def box_on(registry: ChannelRegistry, component: Component, channel: str | None = "dead") -> DeadLetterWriter:
+    return DeadLetterWriter(registry, channel, component, RateLimitedLog(component.log))
 
 
 def letters(*places: int, bodies: Any = None) -> Any:
     """Events from these places of a batch."""
     table = table_of(*(bodies or [b"%d" % place for place in places]))
-    table.places = list(places)
+    table.batch_indexes = list(places)
     return table
 
 
 def test_dead_letters_tell_why_and_when_and_leave_the_events_as_they_are() -> None:
     """The headers are added to the event's own; a header of the kind that it had before gives way."""
     table = table_of(b"1", b"2", host=["h", None], **{DEAD_LETTER_PREFIX + "reason": "older"})
-    told = dead_letters(table, SAID)
+    told = as_dead_letters(table, SAID)
     assert told.bodies == table.bodies
     assert table.headers == {"host": ["h", None], DEAD_LETTER_PREFIX + "reason": "older"}
     assert told.headers.pop(DEAD_LETTER_PREFIX + "time")
@@ -55,7 +55,7 @@ def test_dead_letters_tell_why_and_when_and_leave_the_events_as_they_are() -> No
 async def test_set_aside_keeps_neighbours_together_and_others_apart() -> None:
     """Each run of neighbours is one commit, in which each event has its own number."""
     registry, component = registry_of(dead=memory()), component_of()
-    await box_on(registry, component).set_aside(letters(0, 1, 2, 5, 7, 8), batch_stamp(100, 199), SAID)
+    await box_on(registry, component).write_or_drop(letters(0, 1, 2, 5, 7, 8), batch_stamp(100, 199), SAID)
     assert [batch.count for batch in registry.get("dead").contents.queue] == [3, 1, 2]
     [(producer_id, ranges)] = registry.get("dead").contents.ledger.producers()
     assert producer_id.startswith("dead-letter/")
@@ -67,8 +67,8 @@ async def test_set_aside_again_with_other_neighbours_keeps_each_event_once() -> 
     """A part of them may have been kept before a crash."""
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
-    await box.set_aside(letters(1, 2), batch_stamp(100, 199), SAID)
-    await box.set_aside(letters(1, 2, 3), batch_stamp(100, 199), SAID)
+    await box.write_or_drop(letters(1, 2), batch_stamp(100, 199), SAID)
+    await box.write_or_drop(letters(1, 2, 3), batch_stamp(100, 199), SAID)
     assert held(registry, "dead") == {"dead": [b"1", b"2", b"3"]}
 
 
@@ -77,7 +77,7 @@ async def test_set_aside_for_several_channels_keeps_a_letter_for_each() -> None:
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
     for channel in ("a", "b"):
-        await box.set_aside(letters(1), batch_stamp(0, 9), {"reason": "too large", "channel": channel})
+        await box.write_or_drop(letters(1), batch_stamp(0, 9), {"reason": "too large", "channel": channel})
     told = [headers[DEAD_LETTER_PREFIX + "channel"] for headers, _ in rows_in(registry, "dead")]
     assert told == ["a", "b"]
 
@@ -86,9 +86,9 @@ async def test_set_aside_without_places_or_numbers_keeps_all() -> None:
     """Where an event has no number of its own, one too many is better than one too few."""
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
-    await box.set_aside(table_of(b"1", b"2"), batch_stamp(0, 9), SAID)
-    await box.set_aside(letters(0, 3), batch_stamp(5, 6), SAID)
-    await box.set_aside(letters(0, 3), batch_stamp(6, 7), SAID)
+    await box.write_or_drop(table_of(b"1", b"2"), batch_stamp(0, 9), SAID)
+    await box.write_or_drop(letters(0, 3), batch_stamp(5, 6), SAID)
+    await box.write_or_drop(letters(0, 3), batch_stamp(6, 7), SAID)
     assert held(registry, "dead") == {"dead": [b"1", b"2", b"0", b"3", b"0", b"3"]}
 
 
@@ -100,14 +100,14 @@ async def test_set_aside_when_the_channel_has_too_many_gaps_goes_on_without_numb
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
     for number in range(5):
-        await box.set_aside(letters(1), batch_stamp(10 * number, 10 * number + 9), SAID)
+        await box.write_or_drop(letters(1), batch_stamp(10 * number, 10 * number + 9), SAID)
     assert held(registry, "dead") == {"dead": [b"1"] * 5}
 
 
 async def test_set_aside_of_more_than_the_channel_takes_at_once_keeps_all() -> None:
     """They are cut smaller, and keep their numbers."""
     registry, component = registry_of(dead=memory(transaction_capacity=2, capacity=100)), component_of()
-    await box_on(registry, component).set_aside(letters(*range(9)), batch_stamp(0, 99), SAID)
+    await box_on(registry, component).write_or_drop(letters(*range(9)), batch_stamp(0, 99), SAID)
     assert held(registry, "dead") == {"dead": [b"%d" % place for place in range(9)]}
     [(producer_id, ranges)] = registry.get("dead").contents.ledger.producers()
     assert ranges_of(registry.get("dead"), producer_id) == ranges == [(0, 8)]
@@ -117,7 +117,7 @@ async def test_set_aside_of_an_event_that_is_too_large_for_it_too_drops_that_one
     """It is counted and told; its neighbours are kept."""
     registry, component = registry_of(dead=memory(body_bytes_max=10)), component_of()
     with capture_logs() as entries:
-        await box_on(registry, component).set_aside(
+        await box_on(registry, component).write_or_drop(
             letters(0, 1, 2, bodies=[b"1", bytes(11), b"3"]), batch_stamp(0, 9), SAID
         )
     assert held(registry, "dead") == {"dead": [b"1", b"3"]}
@@ -132,5 +132,5 @@ async def test_set_aside_when_the_channel_already_holds_others_stands_behind_the
     registry = registry_of(dead=memory())
     await append(registry.get("dead"), b"x")
     for name in ("one", "other"):
-        await box_on(registry, component_of(name)).set_aside(letters(1), batch_stamp(0, 9, name), SAID)
+        await box_on(registry, component_of(name)).write_or_drop(letters(1), batch_stamp(0, 9, name), SAID)
     assert held(registry, "dead") == {"dead": [b"x", b"1", b"1"]}

@@ -3,27 +3,27 @@ import asyncio
 import pytest
 
 from millrace_server.agent import failover as failover_module
-from millrace_server.agent.failover import Succession
+from millrace_server.agent.failover import Failover
 from tests.agent_parts import until
 
 
 class FakeSink:
-    """Counts what it is told; leaves as soon as it is to retire, or only where it is cut off."""
+    """Counts what it is told; leaves as soon as it is to close_reader, or only where it is cut off."""
 
     def __init__(self) -> None:
-        self.succession: Succession
-        self.rank = 0
+        self.failover: Failover
+        self.priority = 0
         self.is_stubborn = False
         self.told: list[str] = []
 
-    def retire(self) -> None:
-        self.told.append("retire")
+    def close_reader(self) -> None:
+        self.told.append("close_reader")
         if not self.is_stubborn:
-            self.succession.leave(self.rank, has_failed=False)
+            self.failover.release(self.priority, has_failed=False)
 
-    def cut_off(self) -> None:
-        self.told.append("cut off")
-        self.succession.leave(self.rank, has_failed=False)
+    def cancel(self) -> None:
+        self.told.append("cancel")
+        self.failover.release(self.priority, has_failed=False)
 
 
 @pytest.fixture
@@ -32,110 +32,110 @@ async def sinks() -> list[FakeSink]:
 
 
 @pytest.fixture
-async def turns(sinks: list[FakeSink]) -> Succession:
-    turns = Succession(sinks)
-    for rank, sink in enumerate(sinks):
-        sink.succession, sink.rank = turns, rank
-    return turns
+async def failover(sinks: list[FakeSink]) -> Failover:
+    failover = Failover(sinks)
+    for priority, sink in enumerate(sinks):
+        sink.failover, sink.priority = failover, priority
+    return failover
 
 
-async def fail(turns: Succession, rank: int) -> None:
-    assert await turns.begin(rank)
-    turns.leave(rank, has_failed=True)
+async def fail(failover: Failover, priority: int) -> None:
+    assert await failover.acquire(priority)
+    failover.release(priority, has_failed=True)
 
 
-async def test_begin_gives_the_turn_to_the_best_alone(turns: Succession) -> None:
+async def test_acquire_gives_the_turn_to_the_best_alone(failover: Failover) -> None:
     """While it is well nobody else is wanted, whether it has begun or not."""
-    assert [turns.is_wanted(rank) for rank in range(3)] == [True, False, False]
-    assert await turns.begin(0)
-    assert await turns.begin(0)
-    assert not await turns.begin(1)
-    assert not await turns.begin(2)
+    assert [failover.is_first(priority) for priority in range(3)] == [True, False, False]
+    assert await failover.acquire(0)
+    assert await failover.acquire(0)
+    assert not await failover.acquire(1)
+    assert not await failover.acquire(2)
 
 
-async def test_wait_wanted_ends_when_all_better_ones_have_failed(turns: Succession) -> None:
+async def test_wait_until_first_ends_when_all_better_ones_have_failed(failover: Failover) -> None:
     """The third's turn comes only after the second's."""
-    waiting = [asyncio.create_task(turns.wait_wanted(rank)) for rank in (1, 2)]
-    await fail(turns, 0)
+    waiting = [asyncio.create_task(failover.wait_until_first(priority)) for priority in (1, 2)]
+    await fail(failover, 0)
     await until(waiting[0].done)
     assert not waiting[1].done()
-    await fail(turns, 1)
+    await fail(failover, 1)
     await asyncio.gather(*waiting)
 
 
-async def test_begin_of_a_better_one_has_the_other_retire_first(turns: Succession, sinks: list[FakeSink]) -> None:
+async def test_acquire_of_a_better_one_has_the_other_retire_first(failover: Failover, sinks: list[FakeSink]) -> None:
     """It has the turn only once the other has left: two never work at the same time."""
-    await fail(turns, 0)
-    assert await turns.begin(1)
-    turns.note_progress()
+    await fail(failover, 0)
+    assert await failover.acquire(1)
+    failover.record_progress()
     sinks[1].is_stubborn = True
-    beginning = asyncio.create_task(turns.begin(0))
-    await until(lambda: sinks[1].told == ["retire"])
+    beginning = asyncio.create_task(failover.acquire(0))
+    await until(lambda: sinks[1].told == ["close_reader"])
     assert not beginning.done()
-    assert not turns.is_wanted(1)
-    turns.leave(1, has_failed=False)
+    assert not failover.is_first(1)
+    failover.release(1, has_failed=False)
     assert await beginning
-    assert not await turns.begin(1)
+    assert not await failover.acquire(1)
 
 
-async def test_begin_does_not_wait_for_one_that_never_ends(
-    turns: Succession, sinks: list[FakeSink], monkeypatch: pytest.MonkeyPatch
+async def test_acquire_does_not_wait_for_one_that_never_ends(
+    failover: Failover, sinks: list[FakeSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sink may hang in a call to somebody who is gone; it is cut off."""
-    monkeypatch.setattr(failover_module, "RETIRING_SECONDS_MAX", 0.01)
-    await fail(turns, 0)
-    assert await turns.begin(1)
-    turns.note_progress()
+    monkeypatch.setattr(failover_module, "HANDOVER_SECONDS_MAX", 0.01)
+    await fail(failover, 0)
+    assert await failover.acquire(1)
+    failover.record_progress()
     sinks[1].is_stubborn = True
-    assert await turns.begin(0)
-    assert sinks[1].told == ["retire", "cut off"]
+    assert await failover.acquire(0)
+    assert sinks[1].told == ["close_reader", "cancel"]
 
 
-async def test_begin_that_waits_gives_way_to_a_better_one(turns: Succession, sinks: list[FakeSink]) -> None:
+async def test_acquire_that_waits_gives_way_to_a_better_one(failover: Failover, sinks: list[FakeSink]) -> None:
     """Both come back at once; the best has it."""
-    await fail(turns, 0)
-    await fail(turns, 1)
-    assert await turns.begin(2)
-    turns.note_progress()
+    await fail(failover, 0)
+    await fail(failover, 1)
+    assert await failover.acquire(2)
+    failover.record_progress()
     sinks[2].is_stubborn = True
-    second = asyncio.create_task(turns.begin(1))
+    second = asyncio.create_task(failover.acquire(1))
     await until(lambda: bool(sinks[2].told))
-    first = asyncio.create_task(turns.begin(0))
+    first = asyncio.create_task(failover.acquire(0))
     await asyncio.sleep(0)
-    turns.leave(2, has_failed=False)
+    failover.release(2, has_failed=False)
     assert (await first, await second) == (True, False)
 
 
-async def test_leave_of_one_without_the_turn_leaves_the_turn_alone(turns: Succession) -> None:
+async def test_release_of_one_without_the_turn_leaves_the_turn_alone(failover: Failover) -> None:
     """A better one that fails before it could begin takes nothing away."""
-    await fail(turns, 0)
-    assert await turns.begin(1)
-    turns.note_progress()
-    turns.leave(0, has_failed=True)
-    assert await turns.begin(1)
-    assert not await turns.begin(2)
+    await fail(failover, 0)
+    assert await failover.acquire(1)
+    failover.record_progress()
+    failover.release(0, has_failed=True)
+    assert await failover.acquire(1)
+    assert not await failover.acquire(2)
 
 
-async def test_wait_wanted_of_one_that_failed_lets_those_go_first_that_have_not(turns: Succession) -> None:
+async def test_wait_until_first_of_one_that_failed_lets_those_go_first_that_have_not(failover: Failover) -> None:
     """Two that fail slowly and come back quickly would else keep the third from ever trying."""
-    await fail(turns, 0)
-    await fail(turns, 1)
-    assert not await turns.begin(0)
-    assert turns.has_failed(0)
-    assert await turns.begin(2)
-    waiting = asyncio.create_task(turns.wait_wanted(0))
+    await fail(failover, 0)
+    await fail(failover, 1)
+    assert not await failover.acquire(0)
+    assert failover.has_failed(0)
+    assert await failover.acquire(2)
+    waiting = asyncio.create_task(failover.wait_until_first(0))
     await asyncio.sleep(0)
     assert not waiting.done()
-    turns.note_progress()
+    failover.record_progress()
     await waiting
-    assert await turns.begin(0)
+    assert await failover.acquire(0)
 
 
-async def test_leave_of_the_last_that_had_not_failed_begins_with_the_best_again(turns: Succession) -> None:
+async def test_release_of_the_last_that_had_not_failed_begins_with_the_best_again(failover: Failover) -> None:
     """Where all have failed, the order is that of the list."""
-    for rank in range(3):
-        await fail(turns, rank)
-    assert [turns.is_wanted(rank) for rank in range(3)] == [True, True, True]
-    assert await turns.begin(1)
-    assert await turns.begin(0)
-    assert not turns.is_wanted(1)
+    for priority in range(3):
+        await fail(failover, priority)
+    assert [failover.is_first(priority) for priority in range(3)] == [True, True, True]
+    assert await failover.acquire(1)
+    assert await failover.acquire(0)
+    assert not failover.is_first(1)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import ChannelBatch, FanOut, channel_batches_of, unrouted_count
-from millrace_server.agent.selectors import Choice, LeastFull, RoundRobin
+from millrace_server.agent.selectors import EventMask, LeastFull, RoundRobin
 from millrace_server.errors import BadArgumentError, ChannelFullError, ChannelLogFailedError, DiskFullError
 from tests.channel_events import append, begin_with_takes, open_channel
 from tests.slow_commits import SlowCommits
@@ -22,7 +22,7 @@ def batch(*bodies: bytes) -> ChannelBatch:
     return ChannelBatch(table_of(*bodies))
 
 
-async def test_store_in_several_channels_gives_each_its_parcel_and_all_the_stamp() -> None:
+async def test_store_in_several_channels_gives_each_its_batch_and_all_the_stamp() -> None:
     """A channel that gets no events has accepted the batch all the same."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     fan_out = FanOut(registry, ["a", "b", "c"])
@@ -31,7 +31,7 @@ async def test_store_in_several_channels_gives_each_its_parcel_and_all_the_stamp
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[(0, 9)]] * 3
 
 
-async def test_store_of_the_same_parcel_in_several_channels_gives_each_columns_of_its_own() -> None:
+async def test_store_of_the_same_batch_in_several_channels_gives_each_columns_of_its_own() -> None:
     """Each log remembers for itself where the columns lie in it."""
     registry = registry_of(a=memory(), b=memory())
     shared = batch(b"1")
@@ -289,13 +289,13 @@ async def test_pick_of_an_event_that_fits_one_channel_only_takes_that() -> None:
 
 
 COUNT = 4
-CHOICES: st.SearchStrategy[dict[str, Choice]] = st.dictionaries(
+MASKS: st.SearchStrategy[dict[str, EventMask]] = st.dictionaries(
     st.sampled_from("abc"), st.booleans() | st.lists(st.booleans(), min_size=COUNT, max_size=COUNT)
 )
 
 
-@given(choices=CHOICES)
-def test_parcels_hold_what_was_chosen(choices: dict[str, Choice]) -> None:
+@given(choices=MASKS)
+def test_batches_hold_what_was_chosen(choices: dict[str, EventMask]) -> None:
     """Channels that get nothing have none; what is in none of them is counted."""
     table = EventTable([b"%d" % index for index in range(COUNT)])
     expected = {}
@@ -309,7 +309,7 @@ def test_parcels_hold_what_was_chosen(choices: dict[str, Choice]) -> None:
     assert unrouted_count(table, choices) == len(lost)
 
 
-def test_parcels_of_all_events_are_one_parcel() -> None:
+def test_batches_of_all_events_are_one_batch() -> None:
     """They are encoded once, however many channels get them."""
     table = table_of(b"1", b"2")
     batches = channel_batches_of(table, {"a": True, "b": [True, True], "c": [True, False]})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.selectors import (
-    Balancer,
+    LoadBalancer,
     LoadBalancingConfig,
     MultiplexingConfig,
     ReplicatingConfig,
@@ -195,7 +195,7 @@ class World:
         bodies = [b"%d" % index for index in range(len(self.line_lengths))]
         stored = self.stored()
         selector = self.selector.make(NAMES)
-        if isinstance(selector, Balancer):
+        if isinstance(selector, LoadBalancer):
             assert sorted((body for each in stored.values() for body in each), key=int) == bodies
             assert all(each == sorted(each, key=int) for each in stored.values())
             return

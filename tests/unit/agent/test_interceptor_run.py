@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX
-from millrace_server.agent import channel_writer as intake_module
+from millrace_server.agent import channel_writer as writer_module
 from millrace_server.agent.batch_router import STEP_TRIES_MAX
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.events import EventTable
@@ -15,17 +15,17 @@ from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from millrace_server.agent.selectors import CustomSelectorConfig, Replicating
 from millrace_server.agent.supervision import ComponentError
 from tests.agent_parts import until
-from tests.own_steps import Choosy, Shout, Sleepy
+from tests.own_steps import FailingOn, Shout, Sleepy
 from tests.source_writers import (
     batch_stamp,
     component_of,
     fates_of,
     held,
-    intake_of,
     memory,
     registry_of,
     rows_in,
     table_of,
+    writer_of,
 )
 
 
@@ -39,11 +39,11 @@ class NoBackoff:
 @pytest.fixture
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has writers try again at once."""
-    monkeypatch.setattr(intake_module, "Backoff", NoBackoff)
+    monkeypatch.setattr(writer_module, "Backoff", NoBackoff)
 
 
 class Refuse:
-    """Refuses what it is told to, once."""
+    """Refuses what it is described to, once."""
 
     def __init__(self, reasons: dict[int, str]) -> None:
         self._reasons = reasons
@@ -62,45 +62,47 @@ class RefuseFirst:
         raise EventsRefusedError({0: "the first"})
 
 
-def passage_of(*interceptors: Any, bodies: tuple[bytes, ...] = (b"0", b"1", b"2", b"3")) -> InterceptorRun:
+def run_of(*interceptors: Any, bodies: tuple[bytes, ...] = (b"0", b"1", b"2", b"3")) -> InterceptorRun:
     return InterceptorRun(interceptors, None, table_of(*bodies))
 
 
-def test_go_on_when_events_are_refused_gives_the_others_to_the_same_interceptor_again() -> None:
-    """Refused events are told with their places in the batch, grouped by reason."""
-    run = passage_of(Refuse({1: "too old", 3: "too new", 2: "too old"}))
-    run.go_on()
+def test_resume_when_events_are_refused_gives_the_others_to_the_same_interceptor_again() -> None:
+    """Refused events are described with their places in the batch, grouped by reason."""
+    run = run_of(Refuse({1: "too old", 3: "too new", 2: "too old"}))
+    run.resume()
     assert run.table.bodies == [b"0"]
-    told = [(refusal.reason, refusal.step, refusal.table.bodies, refusal.table.places) for refusal in run.refusals]
-    assert told == [
+    described = [
+        (refusal.reason, refusal.step, refusal.table.bodies, refusal.table.batch_indexes) for refusal in run.refusals
+    ]
+    assert described == [
         ("too old", "interceptors[0]", [b"1", b"2"], [1, 2]),
         ("too new", "interceptors[0]", [b"3"], [3]),
     ]
 
 
-def test_go_on_keeps_places_through_filters() -> None:
+def test_resume_keeps_places_through_filters() -> None:
     """What an earlier interceptor has dropped does not change what a refused event is called."""
 
     class DropFirst:
         def intercept(self, table: EventTable) -> EventTable:
             return table.chosen([index > 0 for index in range(table.count)])
 
-    run = passage_of(DropFirst(), Refuse({0: "no"}))
-    run.go_on()
-    assert run.refusals[0].table.places == [1]
+    run = run_of(DropFirst(), Refuse({0: "no"}))
+    run.resume()
+    assert run.refusals[0].table.batch_indexes == [1]
     assert run.filtered_count == 1
 
 
 @pytest.mark.parametrize("reasons", [{9: "nobody"}, {-1: "nobody"}])
-def test_go_on_when_nothing_that_is_there_is_refused_says_so(reasons: dict[int, str]) -> None:
+def test_resume_when_nothing_that_is_there_is_refused_says_so(reasons: dict[int, str]) -> None:
     """A user's own may refuse what it was never given; that must not go on for ever."""
     with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: nobody"):
-        passage_of(Refuse(reasons)).go_on()
+        run_of(Refuse(reasons)).resume()
 
 
-def test_go_on_when_nobody_waits_any_more_stops() -> None:
+def test_resume_when_nobody_waits_any_more_stops() -> None:
     """A batch of which each event takes a second must not go on for minutes after its source has ended."""
-    run = passage_of(RefuseFirst())
+    run = run_of(RefuseFirst())
     refuse, refused = RefuseFirst.intercept, []
 
     def abandon_after_two(interceptor: RefuseFirst, table: EventTable) -> EventTable:
@@ -111,32 +113,32 @@ def test_go_on_when_nobody_waits_any_more_stops() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RefuseFirst, "intercept", abandon_after_two)
-        run.go_on()
+        run.resume()
     assert refused == [b"0", b"1"]
 
 
-def test_go_on_of_no_events_asks_nobody() -> None:
+def test_resume_of_no_events_asks_nobody() -> None:
     """There is nothing to do for them."""
-    choosy = Choosy()
-    passage_of(choosy, bodies=()).go_on()
-    assert choosy.calls == 0
+    failing = FailingOn()
+    run_of(failing, bodies=()).resume()
+    assert failing.calls == 0
 
 
-def test_refuse_culprits_finds_those_that_raise_alone() -> None:
+def test_refuse_failing_events_finds_those_that_raise_alone() -> None:
     """Found by halving: two of a thousand cost a few dozen tries, not a thousand."""
-    choosy = Choosy(b"7", b"900")
-    run = passage_of(choosy, bodies=tuple(b"%d" % number for number in range(1_000)))
+    failing = FailingOn(b"7", b"900")
+    run = run_of(failing, bodies=tuple(b"%d" % number for number in range(1_000)))
     with pytest.raises(StepError):
-        run.go_on()
-    run.refuse_culprits()
+        run.resume()
+    run.refuse_failing_events()
     [refusal] = run.refusals
     assert (refusal.table.bodies, refusal.reason) == ([b"7", b"900"], "ValueError: cannot be read")
-    run.go_on()
+    run.resume()
     assert run.table.count == 998
-    assert choosy.calls < 50
+    assert failing.calls < 50
 
 
-def test_refuse_culprits_where_each_event_alone_is_good_refuses_none() -> None:
+def test_refuse_failing_events_where_each_event_alone_is_good_refuses_none() -> None:
     """An interceptor that raises only on the whole keeps its events; the source backs off."""
 
     class OnlySmall:
@@ -145,24 +147,24 @@ def test_refuse_culprits_where_each_event_alone_is_good_refuses_none() -> None:
                 raise ValueError("too many")
             return table
 
-    run = passage_of(OnlySmall())
-    run.refuse_culprits()
+    run = run_of(OnlySmall())
+    run.refuse_failing_events()
     assert run.refusals == []
 
 
-def test_refuse_culprits_when_the_interceptor_cannot_work_now_refuses_none() -> None:
+def test_refuse_failing_events_when_the_interceptor_cannot_work_now_refuses_none() -> None:
     """What may pass is no event's fault."""
-    run = passage_of(Choosy(b"1", error=ComponentError("not now")))
+    run = run_of(FailingOn(b"1", error=ComponentError("not now")))
     with pytest.raises(ComponentError):
-        run.refuse_culprits()
+        run.refuse_failing_events()
     assert run.refusals == []
 
 
 @pytest.mark.usefixtures("quick_tries")
 async def test_deliver_when_an_interceptor_always_raises_on_an_event_sets_that_aside() -> None:
     """After some tries: the source lives, the others go on, and the dead letter tells who raised what."""
-    registry, component, choosy = registry_of(a=memory(), dead=memory()), component_of(), Choosy(b"2")
-    writer = intake_of(registry, ["a"], choosy, component=component, dead_letter_channel="dead")
+    registry, component, failing = registry_of(a=memory(), dead=memory()), component_of(), FailingOn(b"2")
+    writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", b"2", b"3"), batch_stamp(0, 9))
     assert held(registry, "a") == {"a": [b"1", b"3"]}
     [(headers, body)] = rows_in(registry, "dead")
@@ -177,11 +179,11 @@ async def test_deliver_when_an_interceptor_always_raises_on_an_event_sets_that_a
 @pytest.mark.usefixtures("quick_tries")
 async def test_deliver_when_an_interceptor_always_raises_and_there_is_no_dead_letter_channel_tries_on() -> None:
     """Nothing is lost because of a mistake in an interceptor; the state says what it is."""
-    registry, component, choosy = registry_of(a=memory()), component_of(), Choosy(b"2")
+    registry, component, failing = registry_of(a=memory()), component_of(), FailingOn(b"2")
     delivering = asyncio.create_task(
-        intake_of(registry, ["a"], choosy, component=component).deliver(table_of(b"1", b"2"), batch_stamp(0, 9))
+        writer_of(registry, ["a"], failing, component=component).deliver(table_of(b"1", b"2"), batch_stamp(0, 9))
     )
-    await until(lambda: choosy.calls > 20)
+    await until(lambda: failing.calls > 20)
     assert component.reason == "interceptors[0] raised ValueError: cannot be read"
     assert (held(registry, "a"), fates_of(component)) == ({"a": []}, {})
     delivering.cancel()
@@ -194,7 +196,7 @@ async def test_deliver_when_an_own_selector_raises_on_an_event_sets_that_aside()
     """A selector is the last of the steps."""
     registry, component = registry_of(a=memory(), b=memory(), dead=memory()), component_of()
     selector = CustomSelectorConfig(type="custom", factory="tests.own_steps:FirstLetter")
-    writer = intake_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
+    writer = writer_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
     await writer.deliver(table_of(b"a1", b"x", b"b1"), batch_stamp(0, 9))
     assert held(registry, "a", "b", "dead") == {"a": [b"a1"], "b": [b"b1"], "dead": [b"x"]}
     [(headers, _)] = rows_in(registry, "dead")
@@ -204,7 +206,7 @@ async def test_deliver_when_an_own_selector_raises_on_an_event_sets_that_aside()
 async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_others() -> None:
     """It works on a thread of the source's own."""
     registry = registry_of(a=memory())
-    writer = intake_of(registry, ["a"], Sleepy(0.2))
+    writer = writer_of(registry, ["a"], Sleepy(0.2))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
     turns = 0
     while not delivering.done():
@@ -217,7 +219,7 @@ async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_ot
 async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -> None:
     """Users' own need no locks, also where several batches are on their way at once."""
     registry, shout = registry_of(a=memory()), Shout()
-    writer = intake_of(registry, ["a"], shout, component=component_of("web"))
+    writer = writer_of(registry, ["a"], shout, component=component_of("web"))
     await asyncio.gather(*(writer.deliver(table_of(b"x"), writer.numbered(1)) for _ in range(10)))
     assert shout.threads == {"interceptors-web"}
     assert held(registry, "a") == {"a": [b"X!"] * 10}
@@ -226,7 +228,7 @@ async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -
 async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> None:
     """The interceptor goes on for nobody."""
     registry = registry_of(a=memory())
-    writer = intake_of(registry, ["a"], Sleepy(0.05))
+    writer = writer_of(registry, ["a"], Sleepy(0.05))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
     await asyncio.sleep(0.01)
     delivering.cancel()
@@ -241,8 +243,8 @@ def test_passage_is_gone_once_nobody_has_it() -> None:
     gc.disable()
     try:
         run = InterceptorRun([], Replicating(["orders"]), table_of(b"event"))
-        run.go_on()
-        assert run.choices
+        run.resume()
+        assert run.masks
         gone = weakref.ref(run)
         del run
         assert gone() is None

@@ -1,20 +1,27 @@
 import logging
 
+import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.rate_limited_log import LINE_SECONDS, LINES_AT_ONCE, NOTICE_SECONDS, Notices, TroubleLog
+from millrace_server.agent.rate_limited_log import (
+    FAILURE_BURST,
+    FAILURE_SECONDS,
+    LINE_SECONDS,
+    FailureLog,
+    RateLimitedLog,
+)
 
 
 def test_tell_of_the_same_kind_again_is_told_now_and_then_with_its_count() -> None:
     """The first is told at once, what comes soon after is counted, and nothing is left out of the count."""
     now = 100.0
-    notices = Notices("app", lambda: now)
+    limited = RateLimitedLog(structlog.stdlib.get_logger().bind(source="app"), lambda: now)
     with capture_logs() as entries:
-        notices.tell(logging.WARNING, "events were dropped", "a", 2, channel="a")
+        limited.log(logging.WARNING, "events were dropped", "a", 2, channel="a")
         for _ in range(3):
-            notices.tell(logging.WARNING, "events were dropped", "a", 5, channel="a")
-        now += NOTICE_SECONDS
-        notices.tell(logging.WARNING, "events were dropped", "a", 1, channel="a")
+            limited.log(logging.WARNING, "events were dropped", "a", 5, channel="a")
+        now += LINE_SECONDS
+        limited.log(logging.WARNING, "events were dropped", "a", 1, channel="a")
     assert [(entry["events"], entry["channel"], entry["source"]) for entry in entries] == [
         (2, "a", "app"),
         (16, "a", "app"),
@@ -22,24 +29,24 @@ def test_tell_of_the_same_kind_again_is_told_now_and_then_with_its_count() -> No
 
 
 def test_tell_of_another_kind_is_told_at_once() -> None:
-    """One channel's troubles do not hide another's."""
-    notices = Notices("app", lambda: 0.0)
+    """One channel's failures do not hide another's."""
+    limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
     with capture_logs() as entries:
         for about in ("a", "b", "a"):
-            notices.tell(logging.ERROR, "events were dropped", about, 1)
-        notices.tell(logging.ERROR, "events were set aside", "a", 1)
+            limited.log(logging.ERROR, "events were dropped", about, 1)
+        limited.log(logging.ERROR, "events were set aside", "a", 1)
     assert [entry["log_level"] for entry in entries] == ["error"] * 3
 
 
 def test_tell_of_very_many_kinds_remembers_a_bounded_number_of_them() -> None:
     """What a stranger writes may make kinds without end."""
-    notices = Notices("app", lambda: 0.0)
+    limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
     with capture_logs():
         for number in range(1_000):
-            notices.tell(logging.ERROR, "events were dropped", str(number), 1)
-            notices.tell(logging.ERROR, "events were dropped", str(number), 1)
-    assert len(notices._told_at) <= 100
-    assert len(notices._untold) <= 100
+            limited.log(logging.ERROR, "events were dropped", str(number), 1)
+            limited.log(logging.ERROR, "events were dropped", str(number), 1)
+    assert len(limited._limits) <= 100
+    assert len(limited._suppressed_counts) <= 100
 
 
 class Clock:
@@ -53,78 +60,78 @@ class Clock:
 def test_admits_of_one_reason_for_long_is_true_once() -> None:
     """An unreachable target is worth one line, however long it is away."""
     clock = Clock()
-    troubles = TroubleLog(clock)
+    failures = FailureLog(clock)
     told = []
     for _ in range(1_000):
-        told.append(troubles.admits("cannot reach the collector"))
+        told.append(failures.admits("cannot reach the collector"))
         clock.now += 30.0
     assert told == [True] + [False] * 999
-    assert troubles.untold_count == 999
+    assert failures.suppressed_count == 999
 
 
 def test_admits_of_reasons_that_alternate_tells_each_once() -> None:
     """Two reasons in turns are two lines."""
-    troubles = TroubleLog(Clock())
-    told = [troubles.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
+    failures = FailureLog(Clock())
+    told = [failures.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
     assert told == [True, True] + [False] * 198
 
 
 def test_admits_of_reasons_that_differ_in_numbers_takes_them_for_one() -> None:
     """Counts and ports in a reason make no news of it."""
-    troubles = TroubleLog(Clock())
-    assert [troubles.admits(f"holds {count} of 100 events") for count in range(50)] == [True] + [False] * 49
+    failures = FailureLog(Clock())
+    assert [failures.admits(f"holds {count} of 100 events") for count in range(50)] == [True] + [False] * 49
 
 
 def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
     """Reasons that never repeat make a few lines, then one in a while."""
     clock = Clock()
-    troubles = TroubleLog(clock)
+    failures = FailureLog(clock)
     words = ["".join(chr(ord("a") + int(digit)) for digit in f"{number:04}") for number in range(1_200)]
     told_at = []
     for word in words:
-        if troubles.admits(word):
+        if failures.admits(word):
             told_at.append(clock.now - 1_000.0)
         clock.now += 1.0
-    assert told_at[:LINES_AT_ONCE] == [0.0, 1.0, 2.0, 3.0]
-    assert len(told_at) <= LINES_AT_ONCE + 1_200 / LINE_SECONDS
+    assert told_at[:FAILURE_BURST] == [0.0, 1.0, 2.0, 3.0]
+    assert len(told_at) <= FAILURE_BURST + 1_200 / FAILURE_SECONDS
 
 
 def test_admits_of_flapping_is_limited_and_never_silent_for_good() -> None:
     """A component that fails and works in turns is told a few times, then once in a while; and what lasts is told."""
     clock = Clock()
-    troubles = TroubleLog(clock)
+    failures = FailureLog(clock)
     told = []
     for _ in range(600):
-        told.append(troubles.admits("timed out"))
-        assert troubles.ends_spell() is told[-1]
+        told.append(failures.admits("timed out"))
+        assert failures.end_outage() is told[-1]
         clock.now += 1.0
-    assert LINES_AT_ONCE <= sum(told) <= LINES_AT_ONCE + 10
+    assert FAILURE_BURST <= sum(told) <= FAILURE_BURST + 10
     # From here on it works no more, and the log hears of it before long.
     later = []
     for _ in range(70):
-        later.append(troubles.admits("timed out"))
+        later.append(failures.admits("timed out"))
         clock.now += 1.0
     assert sum(later) == 1
 
 
 def test_ends_spell_of_which_nothing_was_told_says_so() -> None:
     """Nobody is told that something works again of which he never heard that it did not."""
-    assert not TroubleLog(Clock()).ends_spell()
+    assert not FailureLog(Clock()).end_outage()
 
 
 def test_ends_spell_makes_the_same_reason_news_again() -> None:
     """What comes back after it had gone is told."""
-    troubles = TroubleLog(Clock())
-    assert troubles.admits("timed out")
-    assert troubles.ends_spell()
-    assert troubles.admits("timed out")
+    failures = FailureLog(Clock())
+    assert failures.admits("timed out")
+    assert failures.end_outage()
+    assert failures.admits("timed out")
 
 
 def test_admits_of_many_reasons_remembers_a_bounded_number() -> None:
     """Nothing grows with the number of different reasons."""
     clock = Clock()
-    troubles = TroubleLog(clock)
+    failures = FailureLog(clock)
     for number in range(200):
-        clock.now += LINE_SECONDS
-        assert troubles.admits("x" * number)
-    assert len(troubles._told_shapes) <= 16
+        clock.now += FAILURE_SECONDS
+        assert failures.admits("x" * number)
+    assert len(failures._logged_shapes) <= 16

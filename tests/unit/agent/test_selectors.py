@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.selectors import (
     AnySelectorConfig,
-    Balancer,
-    Choice,
+    EventMask,
     LeastFull,
+    LoadBalancer,
     RandomPick,
     RoundRobin,
     SelectorConfig,
@@ -35,17 +35,17 @@ def config_of(**table: Any) -> SelectorConfig:
 def chosen(table: EventTable, **config: Any) -> dict[str, list[bytes]]:
     """For each channel the bodies that a selector sends there."""
     selector = config_of(**config).make(NAMES)
-    assert not isinstance(selector, Balancer)
+    assert not isinstance(selector, LoadBalancer)
     return bodies_by_channel(table, selector.select(table))
 
 
-def bodies_by_channel(table: EventTable, choices: Mapping[str, Choice]) -> dict[str, list[bytes]]:
+def bodies_by_channel(table: EventTable, masks: Mapping[str, EventMask]) -> dict[str, list[bytes]]:
     bodies = {}
-    for name, choice in choices.items():
-        goes = [choice] * table.count if isinstance(choice, bool) else choice
-        assert len(goes) == table.count
-        if any(goes):
-            bodies[name] = [body for body, is_mine in zip(table.bodies, goes, strict=True) if is_mine]
+    for name, mask in masks.items():
+        selected = [mask] * table.count if isinstance(mask, bool) else mask
+        assert len(selected) == table.count
+        if any(selected):
+            bodies[name] = [body for body, is_mine in zip(table.bodies, selected, strict=True) if is_mine]
     return bodies
 
 
@@ -165,13 +165,13 @@ async def test_least_full_compares_shares_of_the_capacity() -> None:
     [
         (None, "must return a mapping, not NoneType"),
         ({"z": True}, "named \\['z'\\], which are no channels"),
-        ({"a": [True]}, "gave 1 choices for channel 'a', not 2"),
+        ({"a": [True]}, "returned 1 choices for channel 'a', not 2"),
     ],
 )
 def test_own_selector_that_answers_nonsense_is_told_so(answer: object, said: str) -> None:
     """What cannot be followed is an error, never a loss."""
     selector = config_of(type="custom", factory="tests.own_steps:Answers", options={"answer": answer}).make(NAMES)
-    assert not isinstance(selector, Balancer)
+    assert not isinstance(selector, LoadBalancer)
     with pytest.raises((TypeError, ValueError), match=said):
         selector.select(table_of(b"1", b"2"))
 

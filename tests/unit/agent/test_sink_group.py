@@ -8,8 +8,8 @@ import pytest
 from millrace_server.agent import failover as failover_module
 from millrace_server.agent.channel_reader import ReaderLimits
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
-from millrace_server.agent.runners import RunningSink
-from millrace_server.agent.sink_group import GroupReader, MemberBackoff, SinkGroup
+from millrace_server.agent.runners import SinkRunner
+from millrace_server.agent.sink_group import GroupReader, SinkGroup, member_backoff
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import BatchSink
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
@@ -92,10 +92,10 @@ class Group:
         component = self.components.add(ComponentKind.SINK_GROUP, "all", policy)
         self.reader = GroupReader(registry, "orders", component)
         for name in self.sinks:
-            self.reader.member(self.components.add(ComponentKind.SINK, name, "test"), ReaderLimits(2, 3, None))
+            self.reader.add_member(self.components.add(ComponentKind.SINK, name, "test"), ReaderLimits(2, 3, None))
         members = [member.component for member in self.reader.members]
         make = [lambda sink=sink: sink for sink in self.sinks.values()]
-        self.running = RunningSink(component, members, self.reader, lambda: SinkGroup(config, self.reader, make))
+        self.running = SinkRunner(component, members, self.reader, lambda: SinkGroup(config, self.reader, make))
         self.count = 0
 
     @property
@@ -189,7 +189,7 @@ async def test_failover_back_to_one_that_is_well_again_is_by_itself(failover: Gr
     await failover.send()
     await until(lambda: second.is_writing)
     first.open_error = None
-    await until(lambda: not failover.reader.members[1].delivered_count or first.open_count > 1)
+    await until(lambda: not failover.reader.members[1].unsettled_count or first.open_count > 1)
     second.may_write.set()
     await until(lambda: failover.state_of("b") is ComponentState.STANDING_BY)
     await failover.send()
@@ -215,7 +215,7 @@ async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
     failover: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cut off after a while; what it had in hand is delivered by the better one."""
-    monkeypatch.setattr(failover_module, "RETIRING_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(failover_module, "HANDOVER_SECONDS_MAX", 0.01)
     first, second = failover.sinks["a"], failover.sinks["b"]
     first.open_error = ComponentError("cannot connect")
     await failover.send()
@@ -334,7 +334,7 @@ async def test_stop_waits_for_those_at_work_and_for_nobody_else(policy: str) -> 
             sink.may_write.set()
         assert await stopping
         assert {component.state for component in group.components} == {ComponentState.STOPPED}
-        assert group.reader.delivered_count == 0
+        assert group.reader.unsettled_count == 0
         assert sorted(group.written.bodies + queued(group.channel)) == sorted(group.all_bodies)
 
 
@@ -352,7 +352,7 @@ async def test_stop_of_a_group_that_hangs_gives_back_what_it_has_in_hand(failove
 
 def test_backoff_of_many_failures_stays_at_its_maximum() -> None:
     """The ancestor's product overflowed with the 22nd failure, and a dead sink was tried without a pause."""
-    backoff = MemberBackoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
+    backoff = member_backoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
     delays = [backoff.next_seconds() for _ in range(5_000)]
     assert delays[0] <= 1.0
     assert min(delays[6:]) >= 15.0
@@ -361,7 +361,7 @@ def test_backoff_of_many_failures_stays_at_its_maximum() -> None:
 
 def test_backoff_for_which_a_server_asks_is_no_shorter_than_its_own() -> None:
     """A full server asks for a second; the group's other sinks work meanwhile, and are not to be interrupted for it."""
-    backoff = MemberBackoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
+    backoff = member_backoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
     assert 2.0 <= backoff.next_seconds(2.0) <= 2.5
     for _ in range(10):
         backoff.next_seconds(1.0)

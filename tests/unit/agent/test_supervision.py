@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.components import Component, ComponentKind, Components, ComponentState
-from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError, EarnedBackoff, supervise
+from millrace_server.agent.supervision import Backoff, ComponentError, ComponentFailedError, supervise
 from millrace_server.errors import ChannelFullError
 
 
@@ -37,7 +37,7 @@ class Work:
         self.runs += 1
         if self._errors:
             raise self._errors.pop(0)
-        self._component.note_progress(1, 1)
+        self._component.record_progress(1, 1)
 
 
 async def test_supervise_of_an_unreachable_target_tries_on_and_tells_it_once(
@@ -161,7 +161,7 @@ def test_reset_begins_with_the_first_delay_again() -> None:
 def test_next_seconds_that_are_earned_begin_anew_only_after_something_was_done() -> None:
     """A server that connects and never answers takes long to fail, and must not be tried all the time for that."""
     done = 0
-    backoff = EarnedBackoff(lambda: done, 1.0, 10.0)
+    backoff = Backoff(1.0, 10.0, lambda: done)
     for _ in range(5):
         backoff.next_seconds()
         backoff.reset()

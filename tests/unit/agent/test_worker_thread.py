@@ -6,17 +6,17 @@ from functools import partial
 
 import pytest
 
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 from tests.agent_parts import until
 
 _EVER_RUNNING = """
 import asyncio, time
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 
 async def main():
-    thread = WorkThread("app")
-    await thread.do(lambda: None)
-    asyncio.ensure_future(thread.do(lambda: time.sleep(1000)))
+    thread = WorkerThread("app")
+    await thread.submit(lambda: None)
+    asyncio.ensure_future(thread.submit(lambda: time.sleep(1000)))
     await asyncio.sleep(0.05)
 
 asyncio.run(main())
@@ -25,51 +25,51 @@ asyncio.run(main())
 
 async def test_do_gives_what_the_function_gives_or_raises() -> None:
     """On another thread, the same each time."""
-    thread = WorkThread("app")
-    names = {await thread.do(lambda: threading.current_thread().name) for _ in range(3)}
+    thread = WorkerThread("app")
+    names = {await thread.submit(lambda: threading.current_thread().name) for _ in range(3)}
     assert names == {"app"}
     with pytest.raises(ZeroDivisionError):
-        await thread.do(lambda: 1 // 0)
-    assert await thread.do(lambda: 5) == 5
+        await thread.submit(lambda: 1 // 0)
+    assert await thread.submit(lambda: 5) == 5
 
 
 async def test_do_of_several_functions_runs_them_one_after_the_other() -> None:
     """In the order in which they come."""
-    thread, seen, is_busy = WorkThread("app"), [], threading.Lock()
+    thread, seen, is_busy = WorkerThread("app"), [], threading.Lock()
 
     def note(number: int) -> None:
         assert is_busy.acquire(blocking=False)
         seen.append(number)
         is_busy.release()
 
-    await asyncio.gather(*(thread.do(partial(note, number)) for number in range(50)))
+    await asyncio.gather(*(thread.submit(partial(note, number)) for number in range(50)))
     assert seen == list(range(50))
 
 
 async def test_do_whose_caller_leaves_does_not_begin_and_keeps_nobody_waiting() -> None:
     """What has begun goes on, what has not is left out."""
-    thread, go, seen = WorkThread("app"), threading.Event(), []
+    thread, go, seen = WorkerThread("app"), threading.Event(), []
 
     def begin() -> None:
         seen.append("begun")
         go.wait(20)
 
-    begun = asyncio.ensure_future(thread.do(begin))
+    begun = asyncio.ensure_future(thread.submit(begin))
     await until(lambda: seen == ["begun"])
-    waiting = asyncio.ensure_future(thread.do(lambda: seen.append("waiting")))
+    waiting = asyncio.ensure_future(thread.submit(lambda: seen.append("waiting")))
     await asyncio.sleep(0)
     for call in (begun, waiting):
         call.cancel()
     await asyncio.wait({begun, waiting})
     go.set()
-    await thread.do(lambda: seen.append("last"))
+    await thread.submit(lambda: seen.append("last"))
     assert seen == ["begun", "last"]
 
 
 async def test_thread_that_nobody_has_any_more_ends() -> None:
     """A source that is made anew leaves no thread behind."""
-    thread = WorkThread("gone")
-    await thread.do(lambda: None)
+    thread = WorkerThread("gone")
+    await thread.submit(lambda: None)
     del thread
     await until(lambda: all(each.name != "gone" for each in threading.enumerate()))
 
@@ -81,24 +81,24 @@ def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
 
 async def test_end_lets_the_thread_finish_and_the_next_call_begins_another() -> None:
     """What it was given before is still done."""
-    thread = WorkThread("ending")
-    last = thread.do(threading.current_thread)
-    thread.end()
+    thread = WorkerThread("ending")
+    last = thread.submit(threading.current_thread)
+    thread.shutdown()
     former = await last
     await asyncio.to_thread(former.join, 20)
     assert not former.is_alive()
-    assert await thread.do(threading.current_thread) is not former
+    assert await thread.submit(threading.current_thread) is not former
 
 
 async def test_do_of_a_function_that_stops_an_iteration_raises() -> None:
     """A future can hold no StopIteration, and the caller must not wait for ever."""
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await WorkThread("steps").do(lambda: next(iter(())))
+        await WorkerThread("steps").submit(lambda: next(iter(())))
 
 
 async def test_do_of_a_function_that_exits_raises_and_goes_on() -> None:
     """A user's part that calls sys.exit ends neither the thread nor whoever waits for it."""
-    thread = WorkThread("steps")
+    thread = WorkerThread("steps")
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
-        await thread.do(lambda: sys.exit(3))
-    assert await thread.do(lambda: 7) == 7
+        await thread.submit(lambda: sys.exit(3))
+    assert await thread.submit(lambda: 7) == 7

@@ -87,14 +87,14 @@ async def test_health_of_a_component_follows_its_state(served: Served) -> None:
     early = served.components.add(ComponentKind.SOURCE, "access", "taildir")
     await served.health.start()
     assert await served.says("sources/access") == SERVING
-    early.backs_off("no such file")
+    early.mark_backing_off("no such file")
     assert await served.says("sources/access") == NOT_SERVING
-    early.runs()
+    early.mark_running()
     assert await served.says("sources/access") == SERVING
-    early.fails("no such user")
+    early.mark_failed("no such user")
     assert await served.says("sources/access") == NOT_SERVING
     assert await served.says("") == SERVING
-    early.stops()
+    early.mark_stopped()
     served.components.remove(early)
     assert await served.says("sources/access") == SERVICE_UNKNOWN
 
@@ -112,7 +112,7 @@ async def test_health_of_components_of_one_name_tells_them_apart(
         served.components.add(other, "a", "test")
     component = served.components.find(kind, "a")
     assert component is not None
-    component.backs_off("it refused")
+    component.mark_backing_off("it refused")
     told = {one: await served.says(one) for one in ("sources/a", "sinks/a", "sink_groups/a")}
     assert told.pop(service) == NOT_SERVING
     assert set(told.values()) == {SERVING}

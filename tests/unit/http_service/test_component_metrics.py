@@ -11,10 +11,10 @@ from millrace_server.http_service.metrics import ComponentCollector, describe_co
 def made() -> Components:
     components = Components()
     source = components.add(ComponentKind.SOURCE, "access", "taildir")
-    source.note_progress(10, 500)
-    source.note_outcome(EventOutcome.MISSED, 3)
+    source.record_progress(10, 500)
+    source.record_outcome(EventOutcome.MISSED, 3)
     group = components.add(ComponentKind.SINK_GROUP, "out", "failover")
-    group.backs_off("cannot reach collector-1:7070")
+    group.mark_backing_off("cannot reach collector-1:7070")
     return components
 
 
@@ -55,7 +55,7 @@ def test_collect_of_components_that_went_tells_nothing_of_them() -> None:
     """A reload leaves no series behind."""
     components = made()
     for component in list(components):
-        component.stops()
+        component.mark_stopped()
         components.remove(component)
     assert samples_of(components) == {}
 

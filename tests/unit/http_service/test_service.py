@@ -250,7 +250,7 @@ async def test_components_tells_each_part_as_it_stands(served_components: tuple[
     components, served = served_components
     assert (await served.get("/components")).json() == {}
     source = components.add(ComponentKind.SOURCE, "access", "taildir")
-    source.note_progress(2, 20)
+    source.record_progress(2, 20)
     [(name, told)] = (await served.get("/components")).json().items()
     assert (name, told["State"], told["EventAcceptedCount"]) == ("SOURCE.access", "running", 2)
     assert (
@@ -263,8 +263,8 @@ async def test_healthz_with_a_component_in_trouble_names_it_and_serves(
 ) -> None:
     """A probe that starts the server anew would not help a sink whose target is away."""
     components, served = served_components
-    components.add(ComponentKind.SINK, "well", "null").runs()
-    components.add(ComponentKind.SINK, "collector", "millrace").backs_off("cannot reach it")
+    components.add(ComponentKind.SINK, "well", "null").mark_running()
+    components.add(ComponentKind.SINK, "collector", "millrace").mark_backing_off("cannot reach it")
     answer = await served.get("/healthz")
     assert answer.status == 200
     assert answer.json() == {"status": "serving", "components": {"sinks/collector": "backing off"}}

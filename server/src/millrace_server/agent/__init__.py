@@ -1,8 +1,8 @@
-"""The agent: what brings events into the server's channels by itself, and takes them on from there.
+"""The agent: runs the components that fill and empty the server's channels by themselves.
 
     source -> interceptors -> selector -> channels -> sink
 
-A source hands batches to its writer, which answers once every channel has stored them for good. A sink takes
-deliveries from its reader, and settles each of them once its events are safe elsewhere. Everything runs on the server's
-event loop; what blocks runs on threads.
+A source hands batches to its ChannelWriter, which returns once every channel has stored them durably. A sink takes
+deliveries from its ChannelReader, and settles each once its events are safe elsewhere. Everything runs on the server's
+event loop; calls that block run on threads.
 """

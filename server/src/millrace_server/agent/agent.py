@@ -12,49 +12,47 @@ from millrace_server.agent.batch_router import Routing
 from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
-from millrace_server.agent.runners import MadeSource, RunningSink, RunningSource
+from millrace_server.agent.runners import SinkRunner, SourceRunner
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group import GroupReader, SinkGroup
 from millrace_server.agent.sink_group_config import SinkGroupConfig
-from millrace_server.agent.sinks.sink import Sink, SinkPlace
-from millrace_server.agent.sources.source import EmbeddedSources, SourcePlace
+from millrace_server.agent.sinks.sink import Sink, SinkContext
+from millrace_server.agent.sources.source import EmbeddedSources, Source, SourceContext
 from millrace_server.channels.registry import ChannelRegistry
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class Flows(NamedTuple):
-    """What an agent runs."""
+class AgentConfig(NamedTuple):
+    """What an agent runs, each part by its name."""
 
     sources: Mapping[str, AnySourceConfig]
-    """Each source by its name."""
     sinks: Mapping[str, AnySinkConfig]
-    """Each sink by its name, those of groups included."""
+    """All sinks, those of groups included."""
     sink_groups: Mapping[str, SinkGroupConfig] = {}
-    """Each sink group by its name."""
 
     def channels(self) -> set[str]:
-        """All channels that they fill, empty or set events aside in."""
+        """Returns all channels that these parts fill, empty, or use for dead letters."""
         filled = {channel for source in self.sources.values() for channel in source.channels}
         parts = [*self.sources.values(), *self.sinks.values()]
-        aside = {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}
-        return filled | {sink.channel for sink in self.sinks.values()} | aside
+        dead_letter = {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}
+        return filled | {sink.channel for sink in self.sinks.values()} | dead_letter
 
 
-class FlowChanges(NamedTuple):
-    """What a change of flows came to; each part is told as `sources/NAME`, `sinks/NAME` or `sink_groups/NAME`."""
+class AgentChanges(NamedTuple):
+    """What a change of the configuration has done; parts are named `sources/NAME`, `sinks/NAME`, `sink_groups/NAME`."""
 
     started: list[str]
     """New ones."""
     changed: list[str]
-    """Made anew."""
+    """Restarted with another configuration, or because they had failed."""
     stopped: list[str]
-    """Gone."""
+    """Removed ones."""
     stuck: list[str]
-    """Those that were told to end and did not: what they were to become waits for the next change."""
+    """Those that did not stop in time; their change waits for the next one."""
 
 
-class _PartKey(NamedTuple):
+class _RunnerKey(NamedTuple):
     kind: ComponentKind
     name: str
 
@@ -62,39 +60,39 @@ class _PartKey(NamedTuple):
         return f"{self.kind.key}s/{self.name}"
 
 
-class _Plan(NamedTuple):
-    made_from: object
-    """The configuration; equal ones make the same."""
-    start: Callable[[], RunningSource | RunningSink]
+class _RunnerPlan(NamedTuple):
+    config: object
+    """Equal configurations need no restart."""
+    start: Callable[[], SourceRunner | SinkRunner]
 
 
 @dataclass(slots=True)
-class _Part:
-    """What is started and ended as a whole: a source, a sink, or a sink group with its sinks."""
+class _RunnerEntry:
+    """A source, a sink, or a sink group with its sinks."""
 
-    made_from: object
-    running: RunningSource | RunningSink
-    is_ending: bool = False
-    """Whether it was told to end; it does not go on then, however long that takes."""
+    config: object
+    runner: SourceRunner | SinkRunner
+    is_stopping: bool = False
+    """Whether it was asked to stop; then it must be replaced, however long stopping takes."""
 
-    def is_as_in(self, plan: _Plan | None) -> bool:
-        """Whether it can go on; what has failed for good is tried again."""
-        has_failed = self.running.component.state is ComponentState.FAILED
-        return plan is not None and self.made_from == plan.made_from and not has_failed and not self.is_ending
+    def fits(self, plan: _RunnerPlan | None) -> bool:
+        """Whether it can go on as it is. A part that has failed is restarted."""
+        has_failed = self.runner.component.state is ComponentState.FAILED
+        return plan is not None and self.config == plan.config and not has_failed and not self.is_stopping
 
 
 class Agent:
-    """Runs flows.
+    """Runs sources, sinks and sink groups.
 
-    Stopping goes with the data: first the sources, then, once what is in memory has left the channels, the sinks.
+    Stopping follows the data: first the sources, then, once the channels in memory are empty, the sinks.
 
     Args:
         registry: The channels.
-        data_dir: Below it each source and sink has a directory for what it must remember.
-        embedded_sources: Where the program that the agent runs in hands over its events; None in a daemon.
+        data_dir: Each source and sink has a directory below it for its own state.
+        embedded_sources: Where the embedding program finds its sources' writers; None in a daemon.
 
     Attributes:
-        components: All sources, sinks and sink groups, and how they are.
+        components: All sources, sinks and sink groups with their states.
     """
 
     def __init__(
@@ -104,147 +102,139 @@ class Agent:
         self._data_dir = data_dir
         self._embedded_sources = embedded_sources
         self.components = Components()
-        self._parts: dict[_PartKey, _Part] = {}
+        self._entries: dict[_RunnerKey, _RunnerEntry] = {}
 
-    def start(self, flows: Flows) -> None:
-        """Starts everything that is not there yet, the sinks first."""
-        for key, plan in self._plans(flows).items():
-            if key not in self._parts:
-                self._parts[key] = _Part(plan.made_from, plan.start())
+    def start(self, config: AgentConfig) -> None:
+        """Starts all parts that are not there yet, the sinks first."""
+        for key, plan in self._plans(config).items():
+            if key not in self._entries:
+                self._entries[key] = _RunnerEntry(plan.config, plan.start())
 
-    async def change(self, flows: Flows, grace_seconds: float) -> FlowChanges:
-        """Goes over to other flows: ends what is not among them, and starts what is new.
+    async def change(self, config: AgentConfig, grace_seconds: float) -> AgentChanges:
+        """Changes to another configuration: stops the parts that it does not have, and starts the new ones.
 
-        What was made from an equal configuration goes on untouched.
+        A part whose configuration is equal goes on untouched.
 
         Args:
-            flows: What is to run from now on.
-            grace_seconds: How long each part may take to end what it has begun.
+            config: What to run from now on.
+            grace_seconds: How long each part may take to finish what it has begun.
         """
-        plans = self._plans(flows)
-        former = set(self._parts)
-        leaving = {key for key, part in self._parts.items() if not part.is_as_in(plans.get(key))}
-        components = [component for key in leaving for component in self._parts[key].running.components]
-        await self._end((key for key in leaving if key.kind is ComponentKind.SOURCE), grace_seconds)
-        await self._end((key for key in leaving if key.kind is not ComponentKind.SOURCE), grace_seconds)
-        stuck = leaving & self._parts.keys()
-        self.start(flows)
+        plans = self._plans(config)
+        former = set(self._entries)
+        leaving = {key for key, entry in self._entries.items() if not entry.fits(plans.get(key))}
+        components = [component for key in leaving for component in self._entries[key].runner.components]
+        await self._stop((key for key in leaving if key.kind is ComponentKind.SOURCE), grace_seconds)
+        await self._stop((key for key in leaving if key.kind is not ComponentKind.SOURCE), grace_seconds)
+        stuck = leaving & self._entries.keys()
+        self.start(config)
         for component in components:
             if component.state is ComponentState.STOPPED:
                 self.components.remove(component)
-        return FlowChanges(
-            started=_told(self._parts.keys() - former),
-            changed=_told((leaving - stuck) & plans.keys()),
-            stopped=_told(leaving - stuck - plans.keys()),
-            stuck=_told(stuck),
+        return AgentChanges(
+            started=_sorted_names(self._entries.keys() - former),
+            changed=_sorted_names((leaving - stuck) & plans.keys()),
+            stopped=_sorted_names(leaving - stuck - plans.keys()),
+            stuck=_sorted_names(stuck),
         )
 
-    def _plans(self, flows: Flows) -> dict[_PartKey, _Plan]:
-        """What is to be at work, the sinks first: what comes in finds its way out."""
-        plans: dict[_PartKey, _Plan] = {}
-        grouped = {name for group in flows.sink_groups.values() for name in group.sinks}
-        for name, group in flows.sink_groups.items():
-            plans[_PartKey(ComponentKind.SINK_GROUP, name)] = self._group_plan(name, group, flows.sinks)
-        for name, sink in flows.sinks.items():
+    def _plans(self, config: AgentConfig) -> dict[_RunnerKey, _RunnerPlan]:
+        """Returns what to run, the sinks first: they are ready when the first events come in."""
+        plans: dict[_RunnerKey, _RunnerPlan] = {}
+        grouped = {name for group in config.sink_groups.values() for name in group.sinks}
+        for name, group in config.sink_groups.items():
+            plans[_RunnerKey(ComponentKind.SINK_GROUP, name)] = self._group_plan(name, group, config.sinks)
+        for name, sink in config.sinks.items():
             if name not in grouped:
-                plans[_PartKey(ComponentKind.SINK, name)] = self._sink_plan(name, sink)
-        for name, source in flows.sources.items():
-            plans[_PartKey(ComponentKind.SOURCE, name)] = self._source_plan(name, source)
+                plans[_RunnerKey(ComponentKind.SINK, name)] = self._sink_plan(name, sink)
+        for name, source in config.sources.items():
+            plans[_RunnerKey(ComponentKind.SOURCE, name)] = self._source_plan(name, source)
         return plans
 
-    def _source_plan(self, name: str, config: AnySourceConfig) -> _Plan:
-        def start() -> RunningSource:
+    def _source_plan(self, name: str, config: AnySourceConfig) -> _RunnerPlan:
+        def start() -> SourceRunner:
             component = self.components.add(ComponentKind.SOURCE, name, config.type)
 
-            def make() -> MadeSource:
+            def make() -> tuple[Source, ChannelWriter]:
                 interceptors = [each.make() for each in config.interceptors]
+                selector = config.selector.make(config.channels)
+                routing = Routing(selector, config.selector.optional_channels, config.dead_letter_channel)
                 writer = ChannelWriter(
-                    self._registry,
-                    config.channels,
-                    interceptors,
-                    component,
-                    config.batch_events_max,
-                    routing=Routing(
-                        config.selector.make(config.channels),
-                        config.selector.optional_channels,
-                        config.dead_letter_channel,
-                    ),
+                    self._registry, config.channels, interceptors, component, config.batch_events_max, routing=routing
                 )
-                return MadeSource(
-                    config.make(SourcePlace(name, self._data_dir / "sources" / name, self._embedded_sources)), writer
-                )
+                directory = self._data_dir / "sources" / name
+                return config.make(SourceContext(name, directory, self._embedded_sources)), writer
 
-            return RunningSource(component, make)
+            return SourceRunner(component, make)
 
-        return _Plan(config, start)
+        return _RunnerPlan(config, start)
 
-    def _sink_plan(self, name: str, config: AnySinkConfig) -> _Plan:
-        def start() -> RunningSink:
+    def _sink_plan(self, name: str, config: AnySinkConfig) -> _RunnerPlan:
+        def start() -> SinkRunner:
             component = self.components.add(ComponentKind.SINK, name, config.type)
             reader = ChannelReader(self._registry, config.channel, _limits(config), component)
-            return RunningSink(component, (), reader, self._maker(name, config))
+            return SinkRunner(component, (), reader, self._sink_factory(name, config))
 
-        return _Plan(config, start)
+        return _RunnerPlan(config, start)
 
-    def _group_plan(self, name: str, config: SinkGroupConfig, sinks: Mapping[str, AnySinkConfig]) -> _Plan:
+    def _group_plan(self, name: str, config: SinkGroupConfig, sinks: Mapping[str, AnySinkConfig]) -> _RunnerPlan:
         members = {member: sinks[member] for member in config.sinks}
 
-        def start() -> RunningSink:
+        def start() -> SinkRunner:
             component = self.components.add(ComponentKind.SINK_GROUP, name, config.policy)
             reader = GroupReader(self._registry, members[config.sinks[0]].channel, component)
             for member, sink in members.items():
-                reader.member(self.components.add(ComponentKind.SINK, member, sink.type), _limits(sink))
-            make = [self._maker(member, sink) for member, sink in members.items()]
+                reader.add_member(self.components.add(ComponentKind.SINK, member, sink.type), _limits(sink))
+            factories = [self._sink_factory(member, sink) for member, sink in members.items()]
             components = [member.component for member in reader.members]
-            return RunningSink(component, components, reader, lambda: SinkGroup(config, reader, make))
+            return SinkRunner(component, components, reader, lambda: SinkGroup(config, reader, factories))
 
-        return _Plan((config, members), start)
+        return _RunnerPlan((config, members), start)
 
-    def _maker(self, name: str, config: AnySinkConfig) -> Callable[[], Sink]:
-        place = SinkPlace(name, self._data_dir / "sinks" / name)
-        return lambda: config.make(place)
+    def _sink_factory(self, name: str, config: AnySinkConfig) -> Callable[[], Sink]:
+        context = SinkContext(name, self._data_dir / "sinks" / name)
+        return lambda: config.make(context)
 
     @property
-    def delivered_count(self) -> int:
-        """Deliveries that sinks have in hand."""
-        return sum(sink.reader.delivered_count for sink in self._sinks())
+    def unsettled_count(self) -> int:
+        """Deliveries that sinks have taken and not settled yet."""
+        return sum(sink.reader.unsettled_count for sink in self._sinks())
 
-    def hurry_sinks(self) -> None:
-        """Has sinks that hold events back, to make larger files of them, do so no longer."""
+    def flush_sinks(self) -> None:
+        """Asks sinks that hold deliveries back, to write larger files, to settle them as soon as possible."""
         for sink in self._sinks():
-            sink.reader.hurry()
+            sink.reader.request_flush()
 
     def draining_channels(self) -> set[str]:
-        """The channels that a sink may still empty by itself."""
+        """Returns the channels that a sink may still empty by itself."""
         return {sink.reader.channel_name for sink in self._sinks() if sink.may_drain}
 
-    def _sinks(self) -> Iterator[RunningSink]:
-        return (part.running for part in self._parts.values() if isinstance(part.running, RunningSink))
+    def _sinks(self) -> Iterator[SinkRunner]:
+        return (entry.runner for entry in self._entries.values() if isinstance(entry.runner, SinkRunner))
 
     async def stop_sources(self, grace_seconds: float) -> None:
-        """Ends all sources: nothing comes in any more by itself."""
-        await self._end([key for key in self._parts if key.kind is ComponentKind.SOURCE], grace_seconds)
+        """Stops all sources: no more events come in by themselves."""
+        await self._stop([key for key in self._entries if key.kind is ComponentKind.SOURCE], grace_seconds)
 
     async def stop_sinks(self, grace_seconds: float) -> None:
-        """Ends all sinks, with what they have in hand delivered or given back."""
-        await self._end([key for key in self._parts if key.kind is not ComponentKind.SOURCE], grace_seconds)
+        """Stops all sinks; the deliveries that they hold are settled or nacked."""
+        await self._stop([key for key in self._entries if key.kind is not ComponentKind.SOURCE], grace_seconds)
 
-    async def _end(self, keys: Iterable[_PartKey], grace_seconds: float) -> None:
-        await asyncio.gather(*(self._end_part(key, grace_seconds) for key in keys))
+    async def _stop(self, keys: Iterable[_RunnerKey], grace_seconds: float) -> None:
+        await asyncio.gather(*(self._stop_one(key, grace_seconds) for key in keys))
 
-    async def _end_part(self, key: _PartKey, grace_seconds: float) -> None:
-        part = self._parts[key]
-        part.is_ending = True
-        if not await part.running.stop(grace_seconds):
-            # Another one beside it would do its work twice.
-            _log.error("does not end although it was told to", part=str(key), grace_seconds=grace_seconds)
-            return
-        del self._parts[key]
+    async def _stop_one(self, key: _RunnerKey, grace_seconds: float) -> None:
+        entry = self._entries[key]
+        entry.is_stopping = True
+        if await entry.runner.stop(grace_seconds):
+            del self._entries[key]
+        else:
+            # It keeps its entry: a second runner beside it would do its work twice.
+            _log.error("did not stop in time", part=str(key), grace_seconds=grace_seconds)
 
 
 def _limits(config: AnySinkConfig) -> ReaderLimits:
     return ReaderLimits(config.batch_events_max, config.deliveries_max, config.dead_letter_channel)
 
 
-def _told(keys: Iterable[_PartKey]) -> list[str]:
+def _sorted_names(keys: Iterable[_RunnerKey]) -> list[str]:
     return sorted(map(str, keys))

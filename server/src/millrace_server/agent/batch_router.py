@@ -1,4 +1,4 @@
-"""The way of a batch from its source to the channels, one try after the other."""
+"""Batch routers: a source's batches pass the interceptors and the selector, and are stored in the channels."""
 
 import asyncio
 import logging
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from millrace_server.agent.components import Component, EventOutcome
-from millrace_server.agent.dead_letters import DeadLetterBox
+from millrace_server.agent.dead_letters import DeadLetterWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import ChannelBatch, FanOut, channel_batches_of, unrouted_count
 from millrace_server.agent.interceptor_run import InterceptorRun, StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor, QuickInterceptor
-from millrace_server.agent.rate_limited_log import Notices
-from millrace_server.agent.selectors import Balancer, CustomSelector, Replicating, Selector
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.rate_limited_log import RateLimitedLog
+from millrace_server.agent.selectors import CustomSelector, LoadBalancer, Replicating, Selector
+from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.contents import Receipt
 from millrace_server.channels.registry import ChannelRegistry
@@ -22,36 +22,36 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import MillraceError, OverloadedError
 
 STEP_TRIES_MAX = 5
-"""So often an interceptor gets a batch on which it raises what it should not; then the events are found out on which it
-does so, and go to the dead-letter channel. Where there is none, it gets the batch again for ever."""
+"""Attempts of an interceptor that raises an unexpected error; then the events that cause it are found by bisection and
+stored in the dead-letter channel. Without such a channel the batch is repeated without end."""
 
 _LOOP_EVENTS_MAX = 10_000
-"""More events than these are encoded on a thread."""
+"""Batches of more events are encoded on a thread."""
 
-_ANYWHERE = ""
-"""Stands for the channel that a balancer is going to pick."""
+_UNPICKED = ""
+"""Stands for the channel that a load balancer picks later."""
 
 
 class Routing(NamedTuple):
-    """Where the events of a source go."""
+    """Which channels get a source's events."""
 
-    selector: Selector | Balancer | None = None
-    """Which channels an event goes to; None: to all."""
+    selector: Selector | LoadBalancer | None = None
+    """Selects an event's channels; None: all of them."""
     optional: frozenset[str] = frozenset()
-    """The channels that hold nothing up."""
+    """The channels that may miss events."""
     dead_letter_channel: str | None = None
-    """Where events go that can go no further."""
+    """Stores the events that cannot be stored otherwise."""
 
 
 class BatchAttempt:
-    """One batch: how far it has come, so that the next try goes on there.
+    """The state of one batch, so that a later attempt resumes where the last one failed.
 
     Attributes:
-        table: The events, as the source hands them over.
-        stamp: Names the batch.
-        run: Its way through the interceptors and the selector.
-        batches: What each channel is to get, once that is known; what was set aside has left them.
-        failed_steps: Times that an interceptor or the selector raised what it should not.
+        table: The events as the source delivered them.
+        stamp: Identifies the batch.
+        run: Its interceptors and selector.
+        batches: The events of each channel, without those stored as dead letters; None until the selector has run.
+        failed_steps: Unexpected errors of an interceptor or the selector.
     """
 
     def __init__(self, table: EventTable, stamp: Stamp, run: InterceptorRun) -> None:
@@ -63,14 +63,14 @@ class BatchAttempt:
 
 
 class BatchRouter:
-    """Brings batches through interceptors and selector into the channels.
+    """Routes batches through interceptors and selector into the channels.
 
     Args:
         registry: All channels.
         channels: The source's.
         interceptors: Its interceptors.
-        routing: Where its events go.
-        component: The source; it counts them.
+        routing: Which channels get its events.
+        component: The source; it counts the events.
     """
 
     def __init__(
@@ -87,88 +87,88 @@ class BatchRouter:
         self._component = component
         self._interceptors = interceptors
         selector = routing.selector or Replicating(channels)
-        self._balancer = selector if isinstance(selector, Balancer) else None
-        self._selector = None if isinstance(selector, Balancer) else selector
+        self._load_balancer = selector if isinstance(selector, LoadBalancer) else None
+        self._selector = None if isinstance(selector, LoadBalancer) else selector
         self._needs_thread = isinstance(selector, CustomSelector) or not all(
             isinstance(each, QuickInterceptor) for each in interceptors
         )
-        self._thread = WorkThread(f"interceptors-{component.name}")
-        self._notices = Notices(component.name)
-        self._dead_letters = DeadLetterBox(registry, routing.dead_letter_channel, component, self._notices)
-        self._optional = OptionalChannels(registry, component, self._notices)
+        self._thread = WorkerThread(f"interceptors-{component.name}")
+        self._log = RateLimitedLog(component.log)
+        self._dead_letters = DeadLetterWriter(registry, routing.dead_letter_channel, component, self._log)
+        self._optional = OptionalChannels(registry, component, self._log)
         self.fan_out = FanOut(registry, self.required)
 
-    def attempt(self, table: EventTable, stamp: Stamp) -> BatchAttempt:
-        """A batch that has not gone anywhere yet."""
+    def start(self, table: EventTable, stamp: Stamp) -> BatchAttempt:
+        """Returns the state of a new batch."""
         return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table))
 
-    async def advance(self, attempt: BatchAttempt) -> None:
-        """Brings a batch to its end; where it raises, the next try goes on there.
+    async def route(self, attempt: BatchAttempt) -> None:
+        """Stores a batch in its channels; after an error, the next call resumes there.
 
         Raises:
-            StepError: An interceptor, or the selector, raised what it should not.
-            ComponentError: An interceptor cannot do its work now.
-            TxnCapacityError: The batch is more than some channel takes at once.
+            StepError: An interceptor, or the selector, raised an unexpected error.
+            ComponentError: An interceptor cannot work now.
+            TxnCapacityError: The batch is too large for a channel.
             BadArgumentError: It overlaps in part what is stored.
-            MillraceError: Some channel has not stored it.
+            MillraceError: A channel has not stored it.
         """
         if self.fan_out.has_accepted(attempt.stamp):
-            # It is stored, or on its way to the disks, for which this waits.
+            # It is stored, or being written; this waits for that.
             await self.fan_out.store({}, attempt.stamp)
-            self._component.runs()
+            self._component.mark_running()
             return
         if attempt.batches is None:
-            await self._take_steps(attempt)
+            await self._run_steps(attempt)
             attempt.batches = self._batches(attempt.run)
-        if self._balancer is not None and attempt.batches:
-            await self._store_balanced(attempt.batches, attempt.stamp, self._balancer)
+        if self._load_balancer is not None and attempt.batches:
+            await self._store_balanced(attempt.batches, attempt.stamp, self._load_balancer)
         else:
             await self._store_chosen(attempt.batches, attempt.stamp)
         self._note_stored(attempt)
 
-    def has_room(self, table: EventTable) -> bool:
-        """Whether the channels would take a batch of this size now, as far as they can tell."""
+    def has_space(self, table: EventTable) -> bool:
+        """Whether the channels would probably accept a batch of this size now."""
         size = table.count, sum(map(len, table.bodies))
         try:
             channels = self.fan_out.channels()
         except MillraceError:
             return False
-        enough = all if self._balancer is None else any
+        enough = all if self._load_balancer is None else any
         return all(channel.commits.fault is None for channel in channels) and enough(
             channel.contents.room.admits(*size) for channel in channels
         )
 
-    async def _take_steps(self, attempt: BatchAttempt) -> None:
+    async def _run_steps(self, attempt: BatchAttempt) -> None:
         run = attempt.run
         try:
             if self._needs_thread:
-                await self._thread.do(run.go_on)
+                await self._thread.submit(run.resume)
             else:
-                run.go_on()
+                run.resume()
         except asyncio.CancelledError:
             run.abandon()
             raise
         except StepError:
             attempt.failed_steps += 1
-            if attempt.failed_steps < STEP_TRIES_MAX or not self._dead_letters.is_there:
+            if attempt.failed_steps < STEP_TRIES_MAX or not self._dead_letters.has_channel:
                 raise
-            await self._thread.do(run.refuse_culprits)
+            await self._thread.submit(run.refuse_failing_events)
             if not run.refusals:
                 raise
             attempt.failed_steps = 0
-            await self._take_steps(attempt)
+            await self._run_steps(attempt)
             return
         while run.refusals:
             refusal = run.refusals[0]
-            said = {"reason": refusal.reason, "step": refusal.step}
-            await self._dead_letters.set_aside(refusal.table, attempt.stamp, said)
+            fields = {"reason": refusal.reason, "step": refusal.step}
+            await self._dead_letters.write_or_drop(refusal.table, attempt.stamp, fields)
             run.refusals.pop(0)
 
     def _batches(self, run: InterceptorRun) -> dict[str, ChannelBatch]:
-        """What goes where; with a balancer the whole, whose channel is not known yet."""
-        if self._balancer is None:
-            return channel_batches_of(run.table, run.choices)
-        return {_ANYWHERE: ChannelBatch(run.table)} if run.table.count else {}
+        """Returns each channel's events; with a load balancer all of them, whose channel is not picked yet."""
+        if self._load_balancer is None:
+            return channel_batches_of(run.table, run.masks)
+        return {_UNPICKED: ChannelBatch(run.table)} if run.table.count else {}
 
     async def _store_chosen(self, batches: dict[str, ChannelBatch], stamp: Stamp) -> None:
         for channel in self.fan_out.channels():
@@ -178,59 +178,61 @@ class BatchRouter:
         await self.fan_out.store(batches, stamp)
         self._optional.offer({name: batch for name, batch in batches.items() if name in self._optional_names})
 
-    async def _store_balanced(self, batches: dict[str, ChannelBatch], stamp: Stamp, balancer: Balancer) -> None:
-        await self._encode(batches[_ANYWHERE])
-        batches[_ANYWHERE] = await self._accepted_part(batches[_ANYWHERE], stamp, None)
-        name = await self.fan_out.pick(balancer, batches[_ANYWHERE], stamp)
-        batches[_ANYWHERE] = await self._accepted_part(batches[_ANYWHERE], stamp, self._registry.get(name))
-        await self.fan_out.store({name: batches[_ANYWHERE]}, stamp, last=name)
+    async def _store_balanced(
+        self, batches: dict[str, ChannelBatch], stamp: Stamp, load_balancer: LoadBalancer
+    ) -> None:
+        await self._encode(batches[_UNPICKED])
+        batches[_UNPICKED] = await self._accepted_part(batches[_UNPICKED], stamp, None)
+        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], stamp)
+        batches[_UNPICKED] = await self._accepted_part(batches[_UNPICKED], stamp, self._registry.get(name))
+        await self.fan_out.store({name: batches[_UNPICKED]}, stamp, last=name)
 
     async def _encode(self, batch: ChannelBatch) -> None:
         if batch.table.count > _LOOP_EVENTS_MAX:
             await asyncio.to_thread(batch.unencodable)
 
     async def _accepted_part(self, batch: ChannelBatch, stamp: Stamp, channel: Channel | None) -> ChannelBatch:
-        """The events that a channel, or any at all, can take; the others are set aside."""
+        """Stores the events that the channel (None: any channel) can never take as dead letters; returns the others."""
         refused = batch.unencodable() if channel is None else batch.unstorable(channel)
         for reason in dict.fromkeys(refused.values()):
             table = batch.table.chosen([refused.get(index) == reason for index in range(batch.table.count)])
             where = {"step": "encoding"} if channel is None else {"channel": channel.name}
-            await self._dead_letters.set_aside(table, stamp, {"reason": reason, **where})
+            await self._dead_letters.write_or_drop(table, stamp, {"reason": reason, **where})
         return batch.without(refused) if refused else batch
 
     def _note_stored(self, attempt: BatchAttempt) -> None:
         component, run = self._component, attempt.run
-        component.note_progress(attempt.table.count, sum(map(len, attempt.table.bodies)))
-        component.note_outcome(EventOutcome.FILTERED, run.filtered_count)
-        if self._balancer is None and (count := unrouted_count(run.table, run.choices)):
-            component.note_outcome(EventOutcome.UNROUTED, count)
-            self._notices.tell(logging.WARNING, "events were dropped that the selector has no channel for", "", count)
+        component.record_progress(attempt.table.count, sum(map(len, attempt.table.bodies)))
+        component.record_outcome(EventOutcome.FILTERED, run.filtered_count)
+        if self._load_balancer is None and (count := unrouted_count(run.table, run.masks)):
+            component.record_outcome(EventOutcome.UNROUTED, count)
+            self._log.log(logging.WARNING, "events were dropped that the selector has no channel for", "", count)
 
 
-_COMMITS_UNDER_WAY_MAX = 16
-"""So many batches wait for the disk of one optional channel; it misses those that come then."""
+_PENDING_COMMITS_MAX = 16
+"""Batches that may wait for the disk of one optional channel; it misses further ones."""
 
 
 class OptionalChannels:
-    """Offers batches to channels that may miss them; what they miss is counted.
+    """Offers batches to channels that may miss them, and counts what they miss.
 
-    A batch is offered once all required channels have it, and is not offered again. So a channel may miss a batch in a
-    crash, and gets none twice.
+    A batch is offered once all required channels have stored it, and only once. So a channel may miss a batch in a
+    crash, but never stores one twice.
 
     Args:
         registry: All channels.
-        component: The source; it counts what is missed.
-        notices: Told of it.
+        component: The source; it counts the missed events.
+        log: Where to report them.
     """
 
-    def __init__(self, registry: ChannelRegistry, component: Component, notices: Notices) -> None:
+    def __init__(self, registry: ChannelRegistry, component: Component, log: RateLimitedLog) -> None:
         self._registry = registry
         self._component = component
-        self._notices = notices
-        self._under_way: Counter[str] = Counter()
+        self._log = log
+        self._pending_counts: Counter[str] = Counter()
 
     def offer(self, batches: Mapping[str, ChannelBatch]) -> None:
-        """Has each channel take its batch now, or miss it; waits for nothing."""
+        """Stores each batch in its channel now, or lets the channel miss it; never waits."""
         for name, batch in batches.items():
             try:
                 self._offer(name, batch)
@@ -239,8 +241,8 @@ class OptionalChannels:
 
     def _offer(self, name: str, batch: ChannelBatch) -> None:
         channel = self._registry.get(name)
-        if self._under_way[name] >= _COMMITS_UNDER_WAY_MAX:
-            raise OverloadedError(f"{_COMMITS_UNDER_WAY_MAX} batches wait for its disk already")
+        if self._pending_counts[name] >= _PENDING_COMMITS_MAX:
+            raise OverloadedError(f"{_PENDING_COMMITS_MAX} batches already wait for its disk")
         if refused := batch.unstorable(channel):
             batch = self._without_refused(name, batch, refused)
         change = channel.plan_append(batch.batches(), None)
@@ -249,7 +251,7 @@ class OptionalChannels:
         commit = channel.begin_append(change)
         if isinstance(commit, Receipt):
             return
-        self._under_way[name] += 1
+        self._pending_counts[name] += 1
         commit.add_done_callback(lambda ended: self._end(name, batch.table.count, ended))
 
     def _without_refused(self, name: str, batch: ChannelBatch, refused: Mapping[int, str]) -> ChannelBatch:
@@ -258,7 +260,7 @@ class OptionalChannels:
         return batch.without(refused)
 
     def _end(self, name: str, event_count: int, commit: "asyncio.Future[Receipt]") -> None:
-        self._under_way[name] -= 1
+        self._pending_counts[name] -= 1
         error = None if commit.cancelled() else commit.exception()
         if isinstance(error, MillraceError):
             self._miss(name, event_count, error)
@@ -267,7 +269,7 @@ class OptionalChannels:
         self._note_missed(name, event_count, f"{error.reason}: {error}")
 
     def _note_missed(self, name: str, event_count: int, reason: str) -> None:
-        self._component.note_outcome(EventOutcome.MISSED, event_count)
-        self._notices.tell(
+        self._component.record_outcome(EventOutcome.MISSED, event_count)
+        self._log.log(
             logging.WARNING, "an optional channel missed events", name, event_count, channel=name, reason=reason
         )

@@ -1,4 +1,4 @@
-"""Where a source hands its events to: through the interceptors and the selector, into the channels."""
+"""Channel writers: a source writes its batches through interceptors and selector into its channels."""
 
 import asyncio
 import secrets
@@ -18,30 +18,30 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, InternalError, MillraceError, TxnCapacityError
 
 _RETRY_DELAY_SECONDS = 1.0
-_LOOK_SECONDS = 0.5
+_WATCH_SECONDS = 0.5
 _TO_ALL = Routing()
 
 
 class ChannelWriter:
-    """Takes a source's events, and answers once they are stored.
+    """Stores a source's batches in its channels.
 
-    Every batch has a stamp, so that whatever fails in the middle can be done again without a second copy. A source that
-    can read its events again names them by a number that is the same each time (`producer_id` and numbers of its own).
-    One that cannot takes the next numbers of this run (`numbered`).
+    Every batch has a stamp, so that a repeat after a failure stores no second copy. A source that can read its events
+    again numbers them the same way each time, with a `producer_id` of its own. A source that cannot uses the next
+    numbers of this run (`numbered`).
 
-    A source that is cancelled while it waits in here has its events stored, or has not; after the next `wait_open`,
-    `accepted` tells which.
+    If a source is cancelled while it waits here, its events may be stored or not; after the next `wait_open`,
+    `accepted` returns what is stored.
 
     Args:
         registry: All channels.
         channels: The source's.
-        interceptors: What changes or drops its events, in this order.
+        interceptors: Its interceptors, in the order of the configuration.
         component: Its state.
-        events_max: At most so many events are stored at once.
+        events_max: The most events of one batch.
         routing: Where its events go.
     """
 
-    def __init__(  # noqa: PLR0913 - it stands between all of them
+    def __init__(  # noqa: PLR0913 - it connects all of them
         self,
         registry: ChannelRegistry,
         channels: Sequence[str],
@@ -54,85 +54,83 @@ class ChannelWriter:
         self._registry = registry
         self._component = component
         self._limits = BatchLimits(registry, channels, events_max)
-        self._shipping = BatchRouter(registry, channels, interceptors, routing, component)
+        self._router = BatchRouter(registry, channels, interceptors, routing, component)
         self._run_id = f"{component.name}/{secrets.token_hex(8)}"
         self._next_number = 1
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     @property
     def events_max(self) -> int:
-        """A batch should have at most so many events. It changes with the channels: to be asked for each batch."""
+        """The most events that a batch should have. Read it for each batch: it changes with the channels."""
         return self._limits.events_max
 
     @property
     def body_bytes_max(self) -> int:
-        """The bodies of a batch should have at most so many bytes, unless it is one event. It changes likewise."""
+        """The most bytes that a batch's bodies should have, unless it is one event. It changes as well."""
         return self._limits.body_bytes_max
 
     async def wait_open(self) -> None:
-        """Waits until all required channels are open, and what was on its way into them is stored or given up.
+        """Waits until all required channels are open and their pending commits have ended.
 
-        Only then they know what they have stored. To be called before each run of the source.
+        Only then they know what they have stored. Called before each run of the source.
 
         Raises:
-            MillraceError: Some channel is not there, could not be opened, or cannot be written.
+            MillraceError: A channel does not exist, could not be opened, or cannot be written.
         """
-        for name in self._shipping.required:
+        for name in self._router.required:
             hosted = self._registry.get_hosted(name)
             await hosted.opened.wait()
             await hosted.channel.settled()
 
     def note_ready(self) -> None:
-        """Has the source's state say that it works; to be called once it has opened what it reads from."""
-        self._component.runs()
+        """Marks the source as running; called once it has opened its input."""
+        self._component.mark_running()
 
     def note_ended(self, reason: str) -> None:
-        """Has the source's state say why there will be no more; to be called right before its run ends."""
-        self._component.stops(reason)
+        """Marks the source as stopped, with a reason; called right before its run ends."""
+        self._component.mark_stopped(reason)
 
     def note_dropped(self, count: int) -> None:
-        """Counts events that came to the source and are lost, since it could not keep them."""
-        self._component.note_outcome(EventOutcome.DROPPED, count)
+        """Counts events that the source received and lost."""
+        self._component.record_outcome(EventOutcome.DROPPED, count)
 
     def numbered(self, count: int) -> Stamp:
-        """A stamp for a source that cannot read its events again: the next numbers of this run."""
+        """Returns a stamp with the next numbers of this run, for a source that cannot read its events again."""
         first = self._next_number
         self._next_number += count
         return Stamp(self._run_id, first, first + count - 1)
 
     def accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
-        """For each required channel the numbers of a producer that it has stored.
+        """Returns the numbers of a producer that each required channel has stored.
 
         Returns:
-            Ascending ranges, both ends included. A batch must not overlap one of them in part: end it where a range
-            begins or ends.
+            Ascending ranges, both ends included. A batch must not overlap one of them in part: cut it at the ends of
+            the ranges.
         """
-        return [
-            list(channel.contents.ledger.intervals_of(producer_id)) for channel in self._shipping.fan_out.channels()
-        ]
+        return [list(channel.contents.ledger.intervals_of(producer_id)) for channel in self._router.fan_out.channels()]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
-        """Stores events in all channels that they are meant for, however long that takes.
+        """Stores events in all their channels, however long that takes.
 
-        While a channel has no room, or cannot store anything, the source's state says so. The table stays as it is. A
-        batch with as many numbers as events may be of any size, and is stored in several parts where it must be. No two
-        calls at a time may have the same numbers.
+        While a channel is full, or cannot store anything, the source's state says so. The table is not changed. A batch
+        with as many numbers as events may be of any size; it is stored in parts if necessary. Concurrent calls must not
+        have the same numbers.
 
         Raises:
-            ComponentError: The batch is more than a channel takes at once, or overlaps in part what is stored. Let it
-                end the run: in the next one `accepted` tells where to go on, and the limits are smaller.
+            ComponentError: The batch is too large for a channel, or overlaps in part what is stored. The source must
+                end its run: in the next one `accepted` shows where to resume, and the limits are smaller.
         """
         for piece in self._limits.pieces(table, stamp):
             await self._deliver(*piece)
 
     async def _deliver(self, table: EventTable, stamp: Stamp) -> None:
         backoff = Backoff()
-        attempt = self._shipping.attempt(table, stamp)
+        attempt = self._router.start(table, stamp)
         while True:
             try:
-                await self._shipping.advance(attempt)
+                await self._router.route(attempt)
             except BadArgumentError as error:
-                raise ComponentError(f"a batch does not go together with what is stored: {_told(error)}") from error
+                raise ComponentError(f"a batch does not match what is stored: {_describe(error)}") from error
             except (MillraceError, StepError, ComponentError) as error:
                 self._back_off(error)
                 if isinstance(error, TxnCapacityError) and table.count > 1:
@@ -146,73 +144,74 @@ class ChannelWriter:
     async def _deliver_smaller(self, table: EventTable, stamp: Stamp, error: TxnCapacityError) -> None:
         if stamp.span != table.count:
             self._limits.note_too_large()
-            raise ComponentError(f"a batch is too large, and is read again in smaller ones: {_told(error)}") from error
+            raise ComponentError(
+                f"a batch is too large, and is read again in smaller ones: {_describe(error)}"
+            ) from error
         middle = table.count // 2
         await self._deliver(*part_of(table, stamp, 0, middle))
         await self._deliver(*part_of(table, stamp, middle, table.count))
 
     async def offer(self, table: EventTable, stamp: Stamp) -> None:
-        """Stores events as `deliver` does, or says that they cannot be stored now.
+        """Stores events as `deliver` does, or raises if they cannot be stored now.
 
         Raises:
-            MillraceError: Some channel has no room, or cannot store anything, or an interceptor has failed; with
-                TxnCapacityError and BadArgumentError a repeat does not help. Whoever offers the same events with the
-                same stamp once more has them stored once.
+            MillraceError: A channel is full or cannot store anything, or an interceptor has failed. A repeat with the
+                same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not help.
         """
         for piece in self._limits.pieces(table, stamp):
             try:
-                await self._shipping.advance(self._shipping.attempt(*piece))
+                await self._router.route(self._router.start(*piece))
             except (BadArgumentError, TxnCapacityError):
-                # It is the batch that is wrong, not the source.
+                # The batch is wrong, not the source.
                 raise
             except MillraceError as error:
                 self._back_off(error)
-                self._watch_for_room(piece[0])
+                self._watch_for_space(piece[0])
                 raise
             except (StepError, ComponentError) as error:
                 self._back_off(error)
                 raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
 
-    def _watch_for_room(self, table: EventTable) -> None:
-        """Has the state say that the source works again as soon as it does: nobody may come with events for long."""
-        if self._watching is not None:
-            self._watching.cancel()
-        self._watching = asyncio.create_task(self._recover(table, self._component.reason))
+    def _watch_for_space(self, table: EventTable) -> None:
+        """Marks the source as running as soon as the channels have space: its clients may not send events for long."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+        self._watch_task = asyncio.create_task(self._recover(table, self._component.reason))
 
     async def _recover(self, table: EventTable, reason: str) -> None:
         component = self._component
         while component.state is ComponentState.BACKING_OFF and component.reason == reason:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if component.reason == reason and self._shipping.has_room(table):
-                component.runs()
+            await asyncio.sleep(_WATCH_SECONDS)
+            if component.reason == reason and self._router.has_space(table):
+                component.mark_running()
 
     def _back_off(self, error: MillraceError | StepError | ComponentError) -> None:
-        self._component.backs_off(_told(error), error.cause if isinstance(error, StepError) else None)
+        self._component.mark_backing_off(_describe(error), error.cause if isinstance(error, StepError) else None)
 
 
-def _told(error: Exception) -> str:
-    """An error as the source's state tells it: there may be several channels."""
+def _describe(error: Exception) -> str:
+    """Returns an error as the source's state shows it: with the channel, of which there may be several."""
     if isinstance(error, MillraceError) and "channel" in error.metadata:
         return f"channel {error.metadata['channel']}: {describe(error)}"
     return describe(error)
 
 
 BODY_BYTES_MAX = 8 << 20
-"""More bytes than these in a batch gain nothing, and are in memory several times."""
+"""Larger batches are not faster, and are in memory several times."""
 
 _HALVINGS_MAX = 30
 _BATCHES_TO_GROW = 100
 
 
 class BatchLimits:
-    """What all channels of a source take at once, as they are now: they can be resized.
+    """The largest batch that all channels of a source take, as currently configured.
 
-    Where a batch was too large all the same, the limits are halved, and grow again with the batches that are not.
+    After a batch that was too large nevertheless, the limits are halved; they grow again with later batches.
 
     Args:
         registry: All channels.
         channels: The source's.
-        events_max: The most that its configuration allows.
+        events_max: The configured limit.
     """
 
     def __init__(self, registry: ChannelRegistry, channels: Sequence[str], events_max: int) -> None:
@@ -230,7 +229,7 @@ class BatchLimits:
 
     @property
     def body_bytes_max(self) -> int:
-        """Bytes of bodies of one batch: half of what a channel takes, since interceptors may add some."""
+        """Bytes of bodies of one batch: half of what a channel takes, since interceptors may add to them."""
         takes = [config.open_body_bytes_max // 2 for config in self._configs()]
         return max(min([BODY_BYTES_MAX, *takes]) >> self._halvings, 1)
 
@@ -238,21 +237,21 @@ class BatchLimits:
         return (self._registry.get_hosted(name).config for name in self._channels if name in self._registry)
 
     def note_stored(self) -> None:
-        """A batch was not too large."""
+        """Records that a batch was not too large."""
         self._batches_since += 1
         if self._halvings and self._batches_since >= _BATCHES_TO_GROW:
             self._halvings -= 1
             self._batches_since = 0
 
     def note_too_large(self) -> None:
-        """A batch was too large."""
+        """Halves the limits after a batch that was too large."""
         self._halvings = min(self._halvings + 1, _HALVINGS_MAX)
         self._batches_since = 0
 
     def pieces(self, table: EventTable, stamp: Stamp) -> Iterator[tuple[EventTable, Stamp]]:
-        """A batch in pieces that keep the limits, each with the numbers of its events.
+        """Yields a batch in parts within the limits, each with the numbers of its events.
 
-        Where it has not as many numbers as events, nobody knows which number an event has: then it stays whole.
+        A batch that has not as many numbers as events stays whole: the number of an event is unknown.
         """
         if stamp.span != table.count:
             yield table, stamp
@@ -273,5 +272,5 @@ class BatchLimits:
 
 
 def part_of(table: EventTable, stamp: Stamp, start: int, stop: int) -> tuple[EventTable, Stamp]:
-    """The events of a range of indexes, with their numbers, for a batch with as many numbers as events."""
+    """Returns a range of a batch's events with their numbers; the batch has as many numbers as events."""
     return table.part(start, stop), replace(stamp, first=stamp.first + start, last=stamp.first + stop - 1)

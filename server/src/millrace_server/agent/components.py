@@ -1,4 +1,4 @@
-"""The parts of an agent, and how each of them is."""
+"""The components of an agent, with their states and counters."""
 
 import enum
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from millrace_server.agent.rate_limited_log import TroubleLog
+from millrace_server.agent.rate_limited_log import FailureLog
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -25,15 +25,15 @@ class ComponentKind(enum.Enum):
 
 
 class ComponentState(enum.Enum):
-    """Moves; any is legal but out of STOPPED, which changes nothing.
+    """Moves; any is legal except out of STOPPED, which is final.
 
-    STARTING -> RUNNING        it has begun its work
-    any      -> BACKING_OFF    it could not do its work, and will try again by itself
-    any      -> FAILED         it could not do its work, and trying again cannot help
+    STARTING -> RUNNING        it has started to work
+    any      -> BACKING_OFF    it could not work, and retries by itself
+    any      -> FAILED         it could not work, and a retry cannot help
     BACKING_OFF, FAILED -> RUNNING    it works again
-    any      -> STANDING_BY    it is well, and a better sink of its group works
-    STANDING_BY -> RUNNING     its turn has come
-    any      -> STOPPED        it has ended, because it was told to or because its work is done
+    any      -> STANDING_BY    it is healthy, and a sink of its group with a higher priority works
+    STANDING_BY -> RUNNING     it has become its group's active sink
+    any      -> STOPPED        it was stopped, or its work is done
     """
 
     STARTING = "starting"
@@ -49,37 +49,38 @@ class ComponentState(enum.Enum):
         return self.value.replace(" ", "_")
 
     @property
-    def is_well(self) -> bool:
-        """Whether a component in this state does its work, as far as anybody knows."""
+    def is_healthy(self) -> bool:
+        """Whether a component in this state works, as far as is known."""
         return self in {ComponentState.STARTING, ComponentState.RUNNING, ComponentState.STANDING_BY}
 
 
 class EventOutcome(enum.Enum):
-    """What may become of an event other than being stored in all channels that it is meant for, or brought on."""
+    """What can happen to an event other than being stored in all its channels, or delivered."""
 
     FILTERED = "filtered"
-    """An interceptor has dropped it, as it is told to."""
+    """An interceptor dropped it, as configured."""
     UNROUTED = "unrouted"
     """The selector has no channel for it."""
     DEAD_LETTERED = "dead_lettered"
-    """It is in the dead-letter channel: a channel or a sink can never take it, or an interceptor refuses it."""
+    """It is in the dead-letter channel: a channel or a sink can never take it, or an interceptor refused it."""
     DROPPED = "dropped"
-    """The same, where no dead-letter channel could take it, or its source could not keep it: it is lost."""
+    """The same, but no dead-letter channel could take it, or its source could not keep it: it is lost."""
     MISSED = "missed"
     """An optional channel did not take it."""
 
 
 class Component:
-    """A source, sink or sink group as others see it: its state, why, and what it has done.
+    """A source, sink or sink group as operators see it: its state, the reason, and its counters.
 
     Attributes:
-        reason: Why it backs off, has failed or has stopped; empty where there is nothing to say.
-        event_count: Events that it has brought in, or brought on.
-        batch_count: Batches of these.
+        log: A log whose lines name the component.
+        reason: Why it backs off, has failed or has stopped; may be empty.
+        event_count: Events that it brought in or delivered.
+        batch_count: Batches of these events.
         byte_count: Bytes of their bodies.
-        failure_count: Times that it could not do its work.
-        fates: How many events came to each of these ends.
-        since: When it came to its state, in seconds since 1970.
+        failure_count: Times that it could not work.
+        outcome_counts: Events with each other outcome.
+        since: When it entered its state, in seconds since 1970.
     """
 
     def __init__(
@@ -88,9 +89,9 @@ class Component:
         self.kind = kind
         self.name = name
         self.type_name = type_name
+        self.log = _log.bind(**{kind.key: name})
         self._on_change = on_change
-        self._log = _log.bind(**{kind.key: name})
-        self._troubles = TroubleLog()
+        self._failures = FailureLog()
         self._progress_at: float | None = None
         self.state = ComponentState.STARTING
         self.reason = ""
@@ -99,75 +100,75 @@ class Component:
         self.batch_count = 0
         self.byte_count = 0
         self.failure_count = 0
-        self.fates = dict.fromkeys(EventOutcome, 0)
+        self.outcome_counts = dict.fromkeys(EventOutcome, 0)
 
     @property
     def progress_age_seconds(self) -> float | None:
-        """How long ago it did a batch of its work; None where it never did."""
+        """Seconds since its last batch; None before the first one."""
         return None if self._progress_at is None else time.monotonic() - self._progress_at
 
-    def note_progress(self, event_count: int, byte_count: int) -> None:
-        """It has done a batch of its work; so it runs."""
+    def record_progress(self, event_count: int, byte_count: int) -> None:
+        """Counts a batch that it has completed; this makes it RUNNING."""
         self.event_count += event_count
         self.batch_count += 1
         self.byte_count += byte_count
         self._progress_at = time.monotonic()
-        self.runs()
+        self.mark_running()
 
-    def note_outcome(self, fate: EventOutcome, event_count: int) -> None:
-        """Events came to such an end."""
-        self.fates[fate] += event_count
+    def record_outcome(self, outcome: EventOutcome, event_count: int) -> None:
+        """Counts events with one of the other outcomes."""
+        self.outcome_counts[outcome] += event_count
 
-    def starts(self) -> None:
-        """It can do its work as far as it knows: it runs, unless its last try has failed."""
+    def mark_ready(self) -> None:
+        """Makes it RUNNING unless its last attempt failed: it can work as far as it knows."""
         if self.state in {ComponentState.STARTING, ComponentState.STANDING_BY}:
-            self.runs()
+            self.mark_running()
 
-    def stands_by(self) -> None:
-        """It could do its work as far as it knows, and does not, for a better one does it."""
+    def mark_standing_by(self) -> None:
+        """Makes it STANDING_BY."""
         self._move(ComponentState.STANDING_BY, "")
 
-    def runs(self) -> None:
-        """It does its work."""
+    def mark_running(self) -> None:
+        """Makes it RUNNING, and logs the end of an outage."""
         if self.state is ComponentState.RUNNING:
             return
-        if self._troubles.ends_spell():
-            self._log.info("works again", after=self.reason)
+        if self._failures.end_outage():
+            self.log.info("works again", after=self.reason)
         self._move(ComponentState.RUNNING, "")
 
-    def backs_off(self, reason: str, unexpected: Exception | None = None) -> None:
-        """It could not do its work, and tries again later. To be called at each failure: the log is not flooded.
+    def mark_backing_off(self, reason: str, unexpected: Exception | None = None) -> None:
+        """Makes it BACKING_OFF. Called for each failure; the log is limited in rate.
 
         Args:
-            reason: Why, in a sentence.
-            unexpected: An error that it should not have raised: the log gets its traceback.
+            reason: A sentence.
+            unexpected: An error that must not occur; its traceback is logged.
         """
         self.failure_count += 1
-        if self._troubles.admits(reason):
-            untold = {"failures_not_told": count} if (count := self._troubles.untold_count) else {}
-            self._troubles.untold_count = 0
+        if self._failures.admits(reason):
+            suppressed = {"failures_not_told": count} if (count := self._failures.suppressed_count) else {}
+            self._failures.suppressed_count = 0
             if unexpected is None:
-                self._log.warning("backs off", reason=reason, **untold)
+                self.log.warning("backs off", reason=reason, **suppressed)
             else:
-                self._log.error("backs off", reason=reason, exc_info=unexpected, **untold)
+                self.log.error("backs off", reason=reason, exc_info=unexpected, **suppressed)
         self._move(ComponentState.BACKING_OFF, reason)
 
-    def fails(self, reason: str) -> None:
-        """It cannot do its work until somebody changes something."""
+    def mark_failed(self, reason: str) -> None:
+        """Makes it FAILED: it cannot work until an operator changes something."""
         self.failure_count += 1
         if self.state is not ComponentState.FAILED:
-            # Told in any case: it is not tried again, so there is no flood to fear, and nobody else will say it.
-            self._troubles.admits(f"failed: {reason}")
-            self._log.error("failed", reason=reason)
+            # Logged whatever the rate: there is no retry, so no flood either, and no later line would say it.
+            self._failures.admits(f"failed: {reason}")
+            self.log.error("failed", reason=reason)
         self._move(ComponentState.FAILED, reason)
 
-    def stops(self, reason: str = "") -> None:
-        """It has ended; told again, it stays so."""
+    def mark_stopped(self, reason: str = "") -> None:
+        """Makes it STOPPED, which is final."""
         self._move(ComponentState.STOPPED, reason)
 
     def _move(self, target: ComponentState, reason: str) -> None:
         if self.state is ComponentState.STOPPED:
-            # What has stopped is made anew; a task of a user's own sink may still have something to say of it.
+            # A restart creates a new component; a task of a user's own sink may still report on this one.
             return
         self.reason = reason
         if self.state is not target:
@@ -188,26 +189,26 @@ class Components:
         return iter(sorted(self._components.values(), key=lambda component: (component.kind.value, component.name)))
 
     def find(self, kind: ComponentKind, name: str) -> Component | None:
-        """The component of that kind and name; None where there is none."""
+        """Returns the component of that kind and name; None if there is none."""
         return self._components.get((kind, name))
 
     def add(self, kind: ComponentKind, name: str, type_name: str) -> Component:
-        """A component that starts; it takes the place of an earlier one of its kind and name."""
-        component = Component(kind, name, type_name, self._tell_watchers)
+        """Creates a component; it replaces an earlier one of its kind and name."""
+        component = Component(kind, name, type_name, self._notify)
         self._components[kind, name] = component
-        self._tell_watchers(component)
+        self._notify(component)
         return component
 
     def remove(self, component: Component) -> None:
-        """Knows no more of a component that has stopped."""
+        """Removes a component that has stopped."""
         if self.find(component.kind, component.name) is component:
             del self._components[component.kind, component.name]
-            self._tell_watchers(component)
+            self._notify(component)
 
     def watch(self, on_change: Callable[[Component], None]) -> None:
-        """Calls `on_change` each time after a component was added, came to another state, or was removed."""
+        """Calls `on_change` after each component that was added, changed its state, or was removed."""
         self._watchers.append(on_change)
 
-    def _tell_watchers(self, component: Component) -> None:
+    def _notify(self, component: Component) -> None:
         for on_change in self._watchers:
             on_change(component)

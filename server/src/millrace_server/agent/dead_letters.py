@@ -1,4 +1,4 @@
-"""Dead letters: events that can go no further, kept in a channel with headers that say why."""
+"""Dead letters: events that cannot be delivered, stored in a channel with headers that say why."""
 
 import hashlib
 import logging
@@ -10,143 +10,143 @@ from millrace.columns import ColumnsError
 from millrace.dead_letters import DeadLetterField
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.rate_limited_log import Notices
+from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, EventTooLargeError, MillraceError, TxnCapacityError
 
 UNSTORABLE_ERRORS = (EventTooLargeError, TxnCapacityError, ColumnsError, UnicodeEncodeError)
-"""What is raised where events are too large for a channel, alone or together, or are none that can be encoded."""
+"""Raised for events that are too large for a channel, alone or together, or that cannot be encoded."""
 
-_EVENTS_AT_ONCE = 100
+_EVENTS_PER_APPEND_MAX = 100
 _DIGEST_BYTES = 16
 
 
-def dead_letters(table: EventTable, said: Mapping[str, str]) -> EventTable:
-    """The events as dead letters.
+def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
+    """Returns a copy of the events with the headers of dead letters.
 
     Args:
-        table: The events; it stays as it is.
-        said: What is told of them, by the names of `DeadLetterField`; when this is, is told besides.
+        table: The events.
+        fields: Values by the names of `DeadLetterField`; the current time is added.
     """
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     letters = EventTable(table.bodies, table.headers)
-    letters.places = table.places
-    told = {**said, DeadLetterField.TIME: now}
-    letters.headers.update({DeadLetterField(key).header: value for key, value in told.items()})
+    letters.batch_indexes = table.batch_indexes
+    fields = {**fields, DeadLetterField.TIME: now}
+    letters.headers.update({DeadLetterField(key).header: value for key, value in fields.items()})
     return letters
 
 
-class DeadLetterBox:
-    """Sets the events of a source or a sink aside that can go no further, or drops them where they can be kept nowhere.
+class DeadLetterWriter:
+    """Stores the dead letters of a source or a sink, or drops them if no channel can hold them.
 
     Args:
         registry: The channels.
-        channel_name: Where they are kept; None: nowhere.
-        component: The source or sink; it counts them.
-        notices: Told of them.
+        channel_name: The dead-letter channel; None: there is none.
+        component: The source or sink; it counts the events.
+        log: Where to report them.
     """
 
     def __init__(
-        self, registry: ChannelRegistry, channel_name: str | None, component: Component, notices: Notices
+        self, registry: ChannelRegistry, channel_name: str | None, component: Component, log: RateLimitedLog
     ) -> None:
         self._registry = registry
         self._channel_name = channel_name
         self._component = component
-        self._notices = notices
+        self._log = log
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is a channel for them."""
+    def has_channel(self) -> bool:
+        """Whether there is a dead-letter channel."""
         return self._channel_name is not None
 
-    async def set_aside(self, table: EventTable, stamp: Stamp, said: Mapping[str, str]) -> None:
-        """Keeps events of a source for good, or drops them.
+    async def write_or_drop(self, table: EventTable, stamp: Stamp, fields: Mapping[str, str]) -> None:
+        """Stores events of a source durably, or drops them.
 
-        Set aside again with the same stamp, they are kept once where their places in the batch are known.
+        A repeat with the same stamp stores nothing again, provided that the events' indexes in the batch are known.
 
         Args:
             table: The events.
-            stamp: That of the batch that they came in.
-            said: Why, and where: `reason`, and `channel` or `step`.
+            stamp: The stamp of their batch.
+            fields: The reason and the place: `reason`, and `channel` or `step`.
 
         Raises:
-            MillraceError: They cannot be kept just now.
+            MillraceError: They cannot be stored now.
         """
         if self._channel_name is None:
-            self._drop(table, said)
+            self._drop(table, fields)
             return
-        letters = dead_letters(table, {**said, DeadLetterField.SOURCE: self._component.name})
-        identity = f"{stamp.producer_id}\n{_about(said)}"
+        letters = as_dead_letters(table, {**fields, DeadLetterField.SOURCE: self._component.name})
+        identity = f"{stamp.producer_id}\n{_place_of(fields)}"
         digest = hashlib.blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-        for start, stop in _runs(letters.places, letters.count):
+        for start, stop in _contiguous_ranges(letters.batch_indexes, letters.count):
             part = letters.part(start, stop)
-            await self.keep(part, _stamp_of(part.places, f"dead-letter/{digest}", stamp), said)
+            await self.write(part, _stamp_of(part.batch_indexes, f"dead-letter/{digest}", stamp), fields)
 
-    async def keep(self, letters: EventTable, stamp: Stamp | None, said: Mapping[str, str]) -> None:
-        """Keeps dead letters for good; of these it drops each that is too large for the channel, and says so.
+    async def write(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
+        """Stores dead letters durably; drops and reports those that are too large for the channel.
 
         Args:
-            letters: What `dead_letters` has made of the events.
-            stamp: With a number for each of them, so that none is kept twice; None: it is not known.
-            said: What the log is told of them.
+            letters: The result of `as_dead_letters`.
+            stamp: Has a number for each of them, so that none is stored twice; None: unknown.
+            fields: The log line's fields.
 
         Raises:
-            MillraceError: They cannot be kept just now.
+            MillraceError: They cannot be stored now.
         """
-        assert self._channel_name is not None, "asked before"
+        assert self._channel_name is not None, "the caller has checked this"
         try:
             receipt = await self._registry.get(self._channel_name).append(letters.stored(), stamp, also_draining=True)
         except UNSTORABLE_ERRORS as error:
             if letters.count == 1:
-                self._drop(letters, {**said, "dead_letter_channel": f"{self._channel_name}: {error}"})
+                self._drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})
                 return
             middle = letters.count // 2
             halves = (None, None) if stamp is None else _halved(stamp, middle)
-            await self.keep(letters.part(0, middle), halves[0], said)
-            await self.keep(letters.part(middle, letters.count), halves[1], said)
+            await self.write(letters.part(0, middle), halves[0], fields)
+            await self.write(letters.part(middle, letters.count), halves[1], fields)
             return
         except BadArgumentError:
             if stamp is None:
                 raise
-            # The channel remembers so many separate numbers of one source, and no more: rather twice than never.
-            await self.keep(letters, None, said)
+            # The channel remembers a limited number of separate ranges per producer: rather twice than never.
+            await self.write(letters, None, fields)
             return
         except MillraceError as error:
             error.metadata.setdefault("channel", self._channel_name)
             raise
         if receipt.is_deduplicated:
-            # An earlier try got as far as this.
+            # An earlier attempt has stored and counted them.
             return
-        self._component.note_outcome(EventOutcome.DEAD_LETTERED, letters.count)
-        self._notices.tell(logging.WARNING, "events were set aside", _about(said), letters.count, **said)
+        self._component.record_outcome(EventOutcome.DEAD_LETTERED, letters.count)
+        self._log.log(logging.WARNING, "events were set aside", _place_of(fields), letters.count, **fields)
 
-    def _drop(self, table: EventTable, said: Mapping[str, str]) -> None:
-        self._component.note_outcome(EventOutcome.DROPPED, table.count)
+    def _drop(self, table: EventTable, fields: Mapping[str, str]) -> None:
+        self._component.record_outcome(EventOutcome.DROPPED, table.count)
         largest = str(max(map(len, table.bodies)))
-        self._notices.tell(
-            logging.ERROR, "events were dropped", _about(said), table.count, largest_body_bytes=largest, **said
+        self._log.log(
+            logging.ERROR, "events were dropped", _place_of(fields), table.count, largest_body_bytes=largest, **fields
         )
 
 
-def _about(said: Mapping[str, str]) -> str:
-    return said.get("channel", said.get("step", ""))
+def _place_of(fields: Mapping[str, str]) -> str:
+    return fields.get("channel", fields.get("step", ""))
 
 
-def _runs(places: Sequence[int] | None, count: int) -> Iterator[tuple[int, int]]:
-    """Ranges of indexes, each of events that were neighbours in their batch, and not too many."""
-    places = range(count) if places is None else places
-    starts = [0, *(at for at, (one, other) in enumerate(pairwise(places), 1) if other != one + 1)]
+def _contiguous_ranges(batch_indexes: Sequence[int] | None, count: int) -> Iterator[tuple[int, int]]:
+    """Yields ranges of indexes, each of events that were neighbours in their batch, and not too many."""
+    batch_indexes = range(count) if batch_indexes is None else batch_indexes
+    starts = [0, *(at for at, (one, other) in enumerate(pairwise(batch_indexes), 1) if other != one + 1)]
     for start, stop in pairwise([*starts, count]):
-        for at in range(start, stop, _EVENTS_AT_ONCE):
-            yield at, min(at + _EVENTS_AT_ONCE, stop)
+        for at in range(start, stop, _EVENTS_PER_APPEND_MAX):
+            yield at, min(at + _EVENTS_PER_APPEND_MAX, stop)
 
 
-def _stamp_of(places: Sequence[int] | None, producer_id: str, batch: Stamp) -> Stamp | None:
-    # Where a batch has more events than numbers, an event has no number of its own.
-    if places is None or places[-1] >= batch.span:
+def _stamp_of(batch_indexes: Sequence[int] | None, producer_id: str, batch: Stamp) -> Stamp | None:
+    # In a batch with more events than numbers, an event has no number of its own.
+    if batch_indexes is None or batch_indexes[-1] >= batch.span:
         return None
-    return Stamp(producer_id, batch.first + places[0], batch.first + places[-1])
+    return Stamp(producer_id, batch.first + batch_indexes[0], batch.first + batch_indexes[-1])
 
 
 def _halved(stamp: Stamp, count: int) -> tuple[Stamp, Stamp]:

@@ -1,4 +1,4 @@
-"""Events on their way through an agent."""
+"""Events between a source and its channels."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
@@ -8,28 +8,28 @@ from millrace.v1 import event_pb2
 from millrace_server.channels.batches import StoredColumns, Window
 
 HeaderValues = str | Sequence[str | None]
-"""A header of many events: one value that all of them have, or for each event its value, None where it has none."""
+"""A header of many events: one value for all of them, or one value per event, None for an event without it."""
 
 
 class EventTable:
-    """Events as columns of Python values: cheap to give a header to, however many they are.
+    """Events as columns of Python values: setting a header of all events is cheap.
 
     Attributes:
         bodies: The body of each event.
         headers: Each header's values by its key.
-        places: The place of each event in the batch that its source handed over; None where nobody knows.
+        batch_indexes: Each event's index in the batch that its source delivered; None if unknown.
     """
 
-    __slots__ = ("bodies", "headers", "places")
+    __slots__ = ("batch_indexes", "bodies", "headers")
 
     def __init__(self, bodies: Sequence[bytes], headers: Mapping[str, HeaderValues] | None = None) -> None:
         self.bodies = bodies
         self.headers: dict[str, HeaderValues] = dict(headers or {})
-        self.places: Sequence[int] | None = None
+        self.batch_indexes: Sequence[int] | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[Mapping[str, str], bytes]]) -> "EventTable":
-        """The table of events that come one by one, each with its headers and its body."""
+        """Returns the table of these events, each given by its headers and its body."""
         bodies: list[bytes] = []
         columns: dict[str, list[str | None]] = {}
         for headers, body in rows:
@@ -44,7 +44,7 @@ class EventTable:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> "EventTable":
-        """The table of events that a channel holds."""
+        """Returns the table of events that a channel stores."""
         return cls.of_rows(row for window in windows for row in window.rows())
 
     @property
@@ -53,14 +53,14 @@ class EventTable:
         return len(self.bodies)
 
     def values(self, key: str) -> Sequence[str | None]:
-        """For each event its value of a header; None where it has none."""
+        """Returns each event's value of a header; None for an event without it."""
         values = self.headers.get(key)
         if values is None or isinstance(values, str):
             return [values] * self.count
         return values
 
     def fill(self, key: str, values: HeaderValues) -> None:
-        """Sets a header where an event has none; the others keep theirs."""
+        """Sets a header of the events that do not have it."""
         present = self.headers.get(key)
         if present is None:
             self.headers[key] = values
@@ -69,35 +69,35 @@ class EventTable:
             self.headers[key] = [new if old is None else old for old, new in zip(present, offered, strict=True)]
 
     def give(self, key: str, values: HeaderValues, *, preserve_existing: bool) -> None:
-        """Sets a header of all events, or only of those that have none."""
+        """Sets a header of all events, or only of those that do not have it."""
         if preserve_existing:
             self.fill(key, values)
         else:
             self.headers[key] = values
 
-    def chosen(self, is_chosen: Sequence[bool]) -> "EventTable":
-        """The events for which it is true, in their order."""
+    def chosen(self, mask: Sequence[bool]) -> "EventTable":
+        """Returns the events selected by a mask, in their order."""
         headers = {
-            key: values if isinstance(values, str) else list(compress(values, is_chosen))
+            key: values if isinstance(values, str) else list(compress(values, mask))
             for key, values in self.headers.items()
         }
-        chosen = EventTable(list(compress(self.bodies, is_chosen)), headers)
-        if self.places is not None:
-            chosen.places = list(compress(self.places, is_chosen))
+        chosen = EventTable(list(compress(self.bodies, mask)), headers)
+        if self.batch_indexes is not None:
+            chosen.batch_indexes = list(compress(self.batch_indexes, mask))
         return chosen
 
     def part(self, start: int, stop: int) -> "EventTable":
-        """The events from one index to another (excluded), in a table of their own."""
+        """Returns the events from index `start` up to `stop`, which is excluded."""
         headers = {
             key: values if isinstance(values, str) else values[start:stop] for key, values in self.headers.items()
         }
         part = EventTable(self.bodies[start:stop], headers)
-        if self.places is not None:
-            part.places = self.places[start:stop]
+        if self.batch_indexes is not None:
+            part.batch_indexes = self.batch_indexes[start:stop]
         return part
 
     def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
-        """For each event its headers and its body."""
+        """Yields each event's headers and body."""
         columns = [(key, self.values(key)) for key in self.headers]
         for index, body in enumerate(self.bodies):
             yield {key: value for key, values in columns if (value := values[index]) is not None}, body
@@ -107,7 +107,7 @@ class EventTable:
             yield {key: _encodable(value) for key, value in headers.items()}, body
 
     def stored(self) -> list[StoredColumns]:
-        """The events as channels keep them: one batch, several where there are many keys, none for no events."""
+        """Returns the events as channels store them: no batch if it is empty, several if there are many header keys."""
         if not self.bodies:
             return []
         if len(self.headers) > HEADER_KEYS_MAX:
@@ -122,7 +122,7 @@ class EventTable:
 
 
 def _encodable(value: str) -> str:
-    # What came as broken UTF-8 may have no encoding; an event is worth more than a character.
+    # Text decoded from invalid UTF-8 may not be encodable; losing a character is better than losing the event.
     return value.encode(errors="replace").decode()
 
 

@@ -1,104 +1,104 @@
-"""Whose turn it is in a group where one sink at a time works."""
+"""Failover: which sink of a group is the active one."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-RETIRING_SECONDS_MAX = 10.0
-"""How long a better sink waits for the one before it to end what it has in hand."""
+HANDOVER_SECONDS_MAX = 10.0
+"""How long a preempted sink may take to settle the deliveries that it holds."""
 
 
-class Retiring(Protocol):
-    """A sink that may have to give up its turn."""
+class Preemptible(Protocol):
+    """A sink that may have to yield to one with a higher priority."""
 
-    def retire(self) -> None:
-        """Has it end its work in order: it takes nothing more."""
+    def close_reader(self) -> None:
+        """Lets it end in order: it gets no more deliveries."""
 
-    def cut_off(self) -> None:
-        """Has it end its work at once, giving back what it has in hand."""
+    def cancel(self) -> None:
+        """Ends it at once; the deliveries that it holds are nacked."""
 
 
-class Succession:
-    """Gives the turn to the best sink that is well; sinks are told by their rank, 0 the best.
+class Failover:
+    """Keeps one sink of a group active: the healthy one with the highest priority. Priority 0 is the highest.
 
-    One that has failed is passed over until it says that it is ready again, and until all others that are well have had
-    their turn, or one of them has got something done: else two that fail slowly would keep a third from ever trying.
-    Whoever has the turn when a better one is ready gives it up first: two never work at the same time.
+    A sink that has failed is passed over until it is ready again, and until all other healthy sinks have been active,
+    or one of them has made progress: otherwise two sinks that fail slowly would keep a third from ever being tried. A
+    ready sink with a higher priority preempts the active one: two are never active at the same time.
     """
 
-    def __init__(self, sinks: Sequence[Retiring]) -> None:
+    def __init__(self, sinks: Sequence[Preemptible]) -> None:
         self._sinks = sinks
         self._is_down = [False] * len(sinks)
         self._has_failed = [False] * len(sinks)
-        """Since something was done last."""
+        """Since the last progress."""
         self._active: int | None = None
         self._changed = asyncio.Event()
 
-    def has_failed(self, rank: int) -> bool:
-        """Whether its last turn ended so, and nobody has got anything done since."""
-        return self._has_failed[rank]
+    def has_failed(self, priority: int) -> bool:
+        """Whether a sink failed when it was last active, without any progress since."""
+        return self._has_failed[priority]
 
-    def is_wanted(self, rank: int) -> bool:
-        """Whether no other that is well comes before it."""
+    def is_first(self, priority: int) -> bool:
+        """Whether no other healthy sink comes before it."""
         return not any(
-            not is_down and (self._has_failed[other], other) < (self._has_failed[rank], rank)
+            not is_down and (self._has_failed[other], other) < (self._has_failed[priority], priority)
             for other, is_down in enumerate(self._is_down)
         )
 
-    async def wait_wanted(self, rank: int) -> None:
-        """Waits until no other that is well comes before it."""
-        while not self.is_wanted(rank):
+    async def wait_until_first(self, priority: int) -> None:
+        """Waits until no other healthy sink comes before it."""
+        while not self.is_first(priority):
             await self._changed.wait()
 
-    async def begin(self, rank: int) -> bool:
-        """Takes the turn for a sink that is ready to work; one that has it keeps it.
+    async def acquire(self, priority: int) -> bool:
+        """Makes a sink that is ready the active one, unless it already is.
 
         Returns:
-            False where another one comes before it.
+            False if another one comes before it.
         """
-        self._is_down[rank] = False
-        while self._active != rank:
-            if not self.is_wanted(rank):
+        self._is_down[priority] = False
+        while self._active != priority:
+            if not self.is_first(priority):
                 return False
             if self._active is None:
-                self._active = rank
-                self._has_failed[rank] = False
+                self._active = priority
+                self._has_failed[priority] = False
             else:
-                await self._oust(self._active)
+                await self._preempt(self._active)
         return True
 
-    def note_progress(self) -> None:
-        """Whoever has the turn has got something done, or has nothing to do."""
+    def record_progress(self) -> None:
+        """Records that the active sink has settled a delivery, or has nothing to do."""
         if any(self._has_failed):
-            self._begin_round()
+            self._forget_failures()
 
-    def _begin_round(self) -> None:
+    def _forget_failures(self) -> None:
         self._has_failed = [False] * len(self._sinks)
-        self._tell_change()
+        self._notify()
 
-    async def _oust(self, rank: int) -> None:
-        self._sinks[rank].retire()
+    async def _preempt(self, priority: int) -> None:
+        self._sinks[priority].close_reader()
         with suppress(TimeoutError):
-            async with asyncio.timeout(RETIRING_SECONDS_MAX):
-                await self._wait_until_left(rank)
-        if self._active == rank:
-            self._sinks[rank].cut_off()
-            await self._wait_until_left(rank)
+            async with asyncio.timeout(HANDOVER_SECONDS_MAX):
+                await self._wait_until_released(priority)
+        if self._active == priority:
+            self._sinks[priority].cancel()
+            await self._wait_until_released(priority)
 
-    async def _wait_until_left(self, rank: int) -> None:
-        while self._active == rank:
+    async def _wait_until_released(self, priority: int) -> None:
+        while self._active == priority:
             await self._changed.wait()
 
-    def leave(self, rank: int, *, has_failed: bool) -> None:
-        """A sink has ended its work."""
-        self._is_down[rank] = self._has_failed[rank] = has_failed
-        if self._active == rank:
+    def release(self, priority: int, *, has_failed: bool) -> None:
+        """Records that a sink has ended its work."""
+        self._is_down[priority] = self._has_failed[priority] = has_failed
+        if self._active == priority:
             self._active = None
         if all(self._has_failed):
-            self._begin_round()
-        self._tell_change()
+            self._forget_failures()
+        self._notify()
 
-    def _tell_change(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -1,18 +1,18 @@
-"""The way of a batch through a source's interceptors and to its selector's answer."""
+"""Interceptor runs: one batch passes a source's interceptors and its selector, resumable after a failure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor
-from millrace_server.agent.selectors import Choice, Selector
+from millrace_server.agent.selectors import EventMask, Selector
 from millrace_server.agent.supervision import ComponentError
 
 _REASON_LENGTH_MAX = 1_000
 
 
 class StepError(Exception):
-    """Returned when an interceptor, or a selector, raised an error that it should not.
+    """Raised when an interceptor, or a selector, raised an error that its contract does not allow.
 
     Attributes:
         cause: The error.
@@ -24,50 +24,50 @@ class StepError(Exception):
 
 
 class Refusal(NamedTuple):
-    """Events that cannot go on."""
+    """Events that were refused."""
 
     table: EventTable
-    """The events, as far as they have come."""
+    """The events as the step received them."""
     step: str
-    """Who refused them: `interceptors[0]`, or `selector`."""
+    """The step that refused them: `interceptors[0]`, or `selector`."""
     reason: str
 
 
 class InterceptorRun:
-    """One batch on its way: where a step raises, nothing of it has happened, and the next try goes on there.
+    """The steps of one batch. A step that raises has changed nothing; the next attempt resumes there.
 
     Args:
         interceptors: The first steps.
-        selector: The last one; None: another one decides, later.
-        table: The events, as the source hands them over; it stays as it is.
+        selector: The last step; None: the channel is chosen later.
+        table: The events as the source delivered them; it is not changed.
 
     Attributes:
-        table: The events that have come through so far.
-        refusals: Events that cannot go on, and are to be set aside.
-        filtered_count: Events that interceptors have dropped.
+        table: The events after the steps done so far.
+        refusals: Events that were refused and must be stored as dead letters.
+        filtered_count: Events that interceptors dropped.
     """
 
     def __init__(self, interceptors: Sequence[Interceptor], selector: Selector | None, table: EventTable) -> None:
-        self._selecting = None if selector is None else _Selecting(selector)
-        self._steps = [*interceptors, *([] if self._selecting is None else [self._selecting])]
+        self._selection = None if selector is None else _Selection(selector)
+        self._steps = [*interceptors, *([] if self._selection is None else [self._selection])]
         self._position = 0
         self._is_abandoned = False
         self.table = EventTable(table.bodies, table.headers)
-        self.table.places = range(table.count)
+        self.table.batch_indexes = range(table.count)
         self.refusals: list[Refusal] = []
         self.filtered_count = 0
 
     @property
-    def choices(self) -> Mapping[str, Choice]:
-        """Where the selector sends them."""
-        return {} if self._selecting is None else self._selecting.choices
+    def masks(self) -> Mapping[str, EventMask]:
+        """The selector's masks, by channel."""
+        return {} if self._selection is None else self._selection.masks
 
-    def go_on(self) -> None:
-        """Takes the steps that are left.
+    def resume(self) -> None:
+        """Runs the remaining steps.
 
         Raises:
-            StepError: One of them raised something that it should not.
-            ComponentError: One of them cannot do its work now.
+            StepError: A step raised an error that its contract does not allow.
+            ComponentError: A step cannot work now.
         """
         while self.table.count and self._position < len(self._steps) and not self._is_abandoned:
             try:
@@ -84,25 +84,25 @@ class InterceptorRun:
                 self._position += 1
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: whoever goes on with it stops as soon as may be."""
+        """Lets a thread that is still at work on it stop after the current step."""
         self._is_abandoned = True
 
-    def refuse_culprits(self) -> None:
-        """Refuses the events on which the next step raises whatever it is that it should not, found by halving.
+    def refuse_failing_events(self) -> None:
+        """Refuses the events on which the next step raises what it must not; finds them by bisection.
 
         Raises:
-            ComponentError: It cannot do its work now.
+            ComponentError: The step cannot work now.
         """
         reasons: dict[int, str] = {}
-        self._find_culprits(0, self.table.count, reasons)
+        self._find_failing_events(0, self.table.count, reasons)
         if reasons:
             self._refuse(EventsRefusedError(reasons))
 
-    def _find_culprits(self, start: int, stop: int, reasons: dict[int, str]) -> None:
+    def _find_failing_events(self, start: int, stop: int, reasons: dict[int, str]) -> None:
         try:
             self._steps[self._position].intercept(self.table.part(start, stop))
         except EventsRefusedError:
-            # Its next try will say it again.
+            # The next attempt of the step refuses these in any case.
             return
         except ComponentError:
             raise
@@ -111,32 +111,32 @@ class InterceptorRun:
                 reasons[start] = f"{type(error).__name__}: {error}"[:_REASON_LENGTH_MAX]
                 return
             middle = (start + stop) // 2
-            self._find_culprits(start, middle, reasons)
-            self._find_culprits(middle, stop, reasons)
+            self._find_failing_events(start, middle, reasons)
+            self._find_failing_events(middle, stop, reasons)
 
     @property
     def _step_name(self) -> str:
-        is_selector = self._steps[self._position] is self._selecting
+        is_selector = self._steps[self._position] is self._selection
         return "selector" if is_selector else f"interceptors[{self._position}]"
 
     def _refuse(self, error: EventsRefusedError) -> None:
         reasons = [error.reasons.get(index) for index in range(self.table.count)]
         if all(reason is None for reason in reasons):
             raise StepError(self._step_name, error)
-        for told in dict.fromkeys(reasons):
-            if told is not None:
-                refused = self.table.chosen([reason == told for reason in reasons])
-                self.refusals.append(Refusal(refused, self._step_name, told))
+        for distinct in dict.fromkeys(reasons):
+            if distinct is not None:
+                refused = self.table.chosen([reason == distinct for reason in reasons])
+                self.refusals.append(Refusal(refused, self._step_name, distinct))
         self.table = self.table.chosen([reason is None for reason in reasons])
 
 
-class _Selecting:
-    """A selector as the last of the steps."""
+class _Selection:
+    """A selector as the last step."""
 
     def __init__(self, selector: Selector) -> None:
         self._selector = selector
-        self.choices: Mapping[str, Choice] = {}
+        self.masks: Mapping[str, EventMask] = {}
 
     def intercept(self, table: EventTable) -> EventTable:
-        self.choices = self._selector.select(table)
+        self.masks = self._selector.select(table)
         return table

@@ -1,4 +1,4 @@
-"""How many lines of one kind the log gets."""
+"""Log lines about what may happen very often, limited in rate; what was left out is counted."""
 
 import re
 import time
@@ -6,120 +6,113 @@ from collections.abc import Callable
 
 import structlog
 
+LINE_SECONDS = 10.0
+"""Seconds between two lines of one kind; the second one counts the events of the lines left out in between."""
 
-class LineAllowance:
-    """Some lines at once, and beyond these one after each while.
+FAILURE_BURST = 4
+"""Failures of a component that are logged at once."""
 
-    Args:
-        at_once: So many.
-        line_seconds: After so long there is one more.
-        clock: Seconds on a clock that only goes forward.
-    """
-
-    def __init__(self, at_once: int, line_seconds: float, clock: Callable[[], float]) -> None:
-        self._at_once = float(at_once)
-        self._line_seconds = line_seconds
-        self._clock = clock
-        self._left = self._at_once
-        self._counted_at = clock()
-
-    def take(self) -> bool:
-        """Takes a line; False where there is none now."""
-        now = self._clock()
-        self._left = min(self._left + (now - self._counted_at) / self._line_seconds, self._at_once)
-        self._counted_at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
-NOTICE_SECONDS = 10.0
-"""So long after one notice of a kind the next is told; it counts what was not told in between."""
+FAILURE_SECONDS = 60.0
+"""Seconds until one more failure may be logged."""
 
 _KINDS_MAX = 100
-
-_log = structlog.stdlib.get_logger(__name__)
-
-
-class Notices:
-    """Tells the first of a kind at once, and of those that follow how many there were, now and then.
-
-    Args:
-        name: Whose notices they are.
-        clock: Seconds, from any time on.
-        kind: What that is: a `source` or a `sink`.
-    """
-
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic, kind: str = "source") -> None:
-        self._log = _log.bind(**{kind: name})
-        self._clock = clock
-        self._told_at: dict[tuple[str, str], float] = {}
-        self._untold: dict[tuple[str, str], int] = {}
-
-    def tell(self, level: int, event: str, about: str, event_count: int, **said: str) -> None:
-        """Something has happened to events.
-
-        Args:
-            level: How bad that is, as `logging` has it.
-            event: What, in words that are always the same.
-            about: What makes another kind of it, such as a channel's name.
-            event_count: To how many events.
-            said: What else the log is told.
-        """
-        kind = (event, about)
-        count = self._untold.pop(kind, 0) + event_count
-        now = self._clock()
-        told_at = self._told_at.get(kind)
-        if told_at is not None and now - told_at < NOTICE_SECONDS:
-            self._untold[kind] = count
-            return
-        if told_at is None and len(self._told_at) >= _KINDS_MAX:
-            self._told_at.clear()
-            self._untold.clear()
-        self._told_at[kind] = now
-        self._log.log(level, event, events=count, **said)
-
-
-LINES_AT_ONCE = 4
-"""So many troubles are told as they come."""
-
-LINE_SECONDS = 60.0
-"""Beyond these, one more is told after so long."""
-
 _SHAPES_MAX = 16
 _NUMBER = re.compile(r"\d+")
 
 
-class TroubleLog:
-    """Decides which failures of a component are worth a line.
+class RateLimit:
+    """A token bucket.
 
-    A spell of trouble begins with a failure and ends when the component works again. In a spell each reason is told
-    once; reasons that differ in their numbers only are the same. Over all spells lines are limited, so that neither a
-    component that fails and works in turns nor one whose reasons never repeat fills the log.
+    Args:
+        burst: Tokens that can be taken at once.
+        refill_seconds: One token comes back after this long.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, burst: int, refill_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst = float(burst)
+        self._refill_seconds = refill_seconds
+        self._clock = clock
+        self._tokens = self._burst
+        self._refilled_at = clock()
+
+    def try_acquire(self) -> bool:
+        """Takes a token; returns False if there is none."""
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._refilled_at) / self._refill_seconds, self._burst)
+        self._refilled_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class RateLimitedLog:
+    """Logs the first line of each kind at once, and of the following ones a summary every `LINE_SECONDS`.
+
+    Args:
+        log: Where to.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._limits: dict[tuple[str, str], RateLimit] = {}
+        self._suppressed_counts: dict[tuple[str, str], int] = {}
+
+    def log(self, level: int, message: str, about: str, event_count: int, **fields: str) -> None:
+        """Logs a message about events, or counts them for the next line of the kind.
+
+        Args:
+            level: One of `logging`'s levels.
+            message: The line's text, always the same for one kind.
+            about: Makes a kind of its own, such as a channel's name.
+            event_count: How many events it is about.
+            fields: The line's other fields.
+        """
+        kind = (message, about)
+        count = self._suppressed_counts.pop(kind, 0) + event_count
+        if kind not in self._limits:
+            if len(self._limits) >= _KINDS_MAX:
+                self._limits.clear()
+                self._suppressed_counts.clear()
+            self._limits[kind] = RateLimit(1, LINE_SECONDS, self._clock)
+        if self._limits[kind].try_acquire():
+            self._log.log(level, message, events=count, **fields)
+        else:
+            self._suppressed_counts[kind] = count
+
+
+class FailureLog:
+    """Decides which failures of a component are logged.
+
+    An outage begins with a failure and ends when the component works again. During an outage each reason is logged
+    once; reasons that differ only in their numbers are the same. The rate is limited across outages, so that neither a
+    component that fails and recovers in turns nor one whose reasons never repeat fills the log.
 
     Attributes:
-        untold_count: Failures since the last line that were not told.
+        suppressed_count: Failures since the last line that were not logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._allowance = LineAllowance(LINES_AT_ONCE, LINE_SECONDS, clock)
-        self._told_shapes: set[str] = set()
-        self.untold_count = 0
+        self._limit = RateLimit(FAILURE_BURST, FAILURE_SECONDS, clock)
+        self._logged_shapes: set[str] = set()
+        self.suppressed_count = 0
 
     def admits(self, reason: str) -> bool:
-        """Whether a failure is to be told now; asked at each failure."""
+        """Whether to log a failure; called for each failure."""
         shape = _NUMBER.sub("0", reason)
-        if shape in self._told_shapes or not self._allowance.take():
-            self.untold_count += 1
+        if shape in self._logged_shapes or not self._limit.try_acquire():
+            self.suppressed_count += 1
             return False
-        if len(self._told_shapes) >= _SHAPES_MAX:
-            self._told_shapes.clear()
-        self._told_shapes.add(shape)
+        if len(self._logged_shapes) >= _SHAPES_MAX:
+            self._logged_shapes.clear()
+        self._logged_shapes.add(shape)
         return True
 
-    def ends_spell(self) -> bool:
-        """Begins a new spell; returns whether the log knows of the former one, and so should hear of its end."""
-        was_told = bool(self._told_shapes)
-        self._told_shapes.clear()
-        return was_told
+    def end_outage(self) -> bool:
+        """Ends the outage; returns whether any of its failures was logged, so that its end should be logged too."""
+        was_logged = bool(self._logged_shapes)
+        self._logged_shapes.clear()
+        return was_logged

@@ -1,69 +1,63 @@
-"""Sources and sinks at work, each as one task that can be ended."""
+"""Runners: each keeps a source or a sink at work, as one task that can be stopped."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
 
 from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import Component, ComponentState
 from millrace_server.agent.sinks.sink import Sink
 from millrace_server.agent.sources.source import Source
-from millrace_server.agent.supervision import Backoff, EarnedBackoff, supervise
+from millrace_server.agent.supervision import Backoff, supervise
 
 CANCELLED_SECONDS_MAX = 5.0
 """How long a sink that was cancelled may take to end."""
 
 
-class MadeSource(NamedTuple):
-    """A source, and where it hands its events to."""
-
-    source: Source
-    writer: ChannelWriter
-
-
-class RunningSource:
-    """A source at work.
+class SourceRunner:
+    """Runs a source.
 
     Args:
         component: Its state.
-        make: Makes it, on a thread, for it may import much. Called again where it failed.
+        make: Creates the source and the writer for its events. Called on a thread, since it may import much, and again
+            after it has failed.
     """
 
-    def __init__(self, component: Component, make: Callable[[], MadeSource]) -> None:
+    def __init__(self, component: Component, make: Callable[[], tuple[Source, ChannelWriter]]) -> None:
         self.component = component
         self.components = (component,)
         self._make = make
-        self._made: MadeSource | None = None
+        self._made: tuple[Source, ChannelWriter] | None = None
         self._task = asyncio.create_task(supervise(component, self._run, Backoff()), name=f"source {component.name}")
 
     async def _run(self) -> None:
         if self._made is None:
             self._made = await asyncio.to_thread(self._make)
-        await self._made.writer.wait_open()
-        await self._made.source.run(self._made.writer)
+        source, writer = self._made
+        await writer.wait_open()
+        await source.run(writer)
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Cancels it, and waits until it has ended what it had begun.
+        """Cancels the source, and waits until it has finished what it had begun.
 
         Returns:
-            False where it goes on all the same, after that time.
+            Whether it ended in time.
         """
         self._task.cancel()
-        if not await _ended(self._task, grace_seconds):
+        if not await _has_ended(self._task, grace_seconds):
             return False
-        self.component.stops()
+        self.component.mark_stopped()
         return True
 
 
-class RunningSink:
-    """A sink, or a sink group, at work.
+class SinkRunner:
+    """Runs a sink or a sink group.
 
     Args:
         component: Its state.
-        members: Those of the sinks of a group.
-        reader: Where it gets its events from.
-        make: Makes it, as with `RunningSource`.
+        members: The components of a group's sinks.
+        reader: Where its events come from.
+        make: Creates it, as for `SourceRunner`.
     """
 
     def __init__(
@@ -74,10 +68,10 @@ class RunningSink:
         self.reader = reader
         self._make = make
         self._sink: Sink | None = None
-        self._rests = asyncio.Event()
-        """Set while it has nothing in hand: it has not begun, waits for its next try, or has ended."""
-        self._rests.set()
-        backoff = EarnedBackoff(lambda: component.batch_count)
+        self._idle = asyncio.Event()
+        """Set while it holds no deliveries: it has not begun, waits for a retry, or has ended."""
+        self._idle.set()
+        backoff = Backoff(count_done=lambda: component.batch_count)
         self._task = asyncio.create_task(
             supervise(component, self._run, backoff), name=f"{component.kind.value} {component.name}"
         )
@@ -91,35 +85,35 @@ class RunningSink:
         if self._sink is None:
             self._sink = await asyncio.to_thread(self._make)
         await self.reader.wait_open()
-        self._rests.clear()
+        self._idle.clear()
         try:
             await self._sink.run(self.reader)
         finally:
             self.reader.nack_all()
-            self._rests.set()
+            self._idle.set()
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Gives it no more events, has it finish those that it has, or give them back, and ends it.
+        """Ends the sink after it has settled or nacked the deliveries that it holds; it gets no more of them.
 
         Returns:
-            False where it goes on all the same, long after it was told to end.
+            Whether it ended in time.
         """
         self.reader.close()
-        await _first_of(self._rests.wait(), _ended(self._task, grace_seconds))
+        await _wait_for_first(self._idle.wait(), _has_ended(self._task, grace_seconds))
         self._task.cancel()
-        if not await _ended(self._task, CANCELLED_SECONDS_MAX):
+        if not await _has_ended(self._task, CANCELLED_SECONDS_MAX):
             return False
         for component in self.components:
-            component.stops()
+            component.mark_stopped()
         return True
 
 
-async def _ended(task: "asyncio.Task[None]", timeout_seconds: float) -> bool:
+async def _has_ended(task: "asyncio.Task[None]", timeout_seconds: float) -> bool:
     await asyncio.wait({task}, timeout=timeout_seconds)
     return task.done()
 
 
-async def _first_of(*waits: Awaitable[object]) -> None:
+async def _wait_for_first(*waits: Awaitable[object]) -> None:
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

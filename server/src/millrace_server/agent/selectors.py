@@ -1,4 +1,4 @@
-"""What every channel selector is."""
+"""Channel selectors: each event of a source goes to some of its channels."""
 
 import random
 from abc import ABC, abstractmethod
@@ -14,36 +14,38 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.setting_types import FactoryPath, OwnChannelName, load_factory
 from millrace_server.channels.channel import Channel
 
-Choice = bool | Sequence[bool]
-"""Which events of a batch: all of them, none, or each for which it is true."""
+EventMask = bool | Sequence[bool]
+"""Selects events of a batch: all of them, none, or each whose value is true."""
+
+_OneOrMoreChannels = Annotated[list[OwnChannelName], Field(min_length=1)]
 
 
 class Selector(Protocol):
-    """Says where each event goes.
+    """Selects the channels of each event.
 
-    The same event goes the same way each time, as long as the configuration is the same: after a crash a batch may have
-    reached some of its channels, and the others get their part of it when the source reads it again.
+    It must select the same channels for the same event each time, as long as the configuration is the same: after a
+    crash some channels may have stored a batch, and the others get their part when the source reads it again.
     """
 
-    def select(self, table: EventTable) -> Mapping[str, Choice]:
-        """For each channel, by its name, the events that go there; a channel that is not named gets none."""
+    def select(self, table: EventTable) -> Mapping[str, EventMask]:
+        """Returns the events of each channel by its name; a channel without an entry gets none."""
 
 
-class Balancer(ABC):
-    """Says where a whole batch goes; where it would go another time does not matter, see `FanOut`."""
+class LoadBalancer(ABC):
+    """Picks one channel for a whole batch; a repeat may go to another one, see `FanOut`."""
 
     @abstractmethod
     def pick(self, candidates: Sequence[Channel]) -> Channel:
-        """One of some channels, of which there is at least one, in the order of the configuration."""
+        """Returns one of the candidates, of which there is at least one, in the order of the configuration."""
 
 
 class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
-    """What selectors of every type have."""
+    """Settings of selectors of every type."""
 
     @property
     @abstractmethod
     def optional_channels(self) -> frozenset[str]:
-        """The source's channels that hold nothing up: an event that one of them cannot take at once, it misses."""
+        """The source's channels that never delay it: they miss the events that they cannot take at once."""
 
     @property
     def required_channels(self) -> frozenset[str]:
@@ -51,8 +53,8 @@ class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return frozenset()
 
     @abstractmethod
-    def make(self, channels: Sequence[str]) -> Selector | Balancer:
-        """The selector, for a source with these channels."""
+    def make(self, channels: Sequence[str]) -> Selector | LoadBalancer:
+        """Creates the selector for a source with these channels."""
 
 
 class ReplicatingConfig(SelectorConfig):
@@ -62,7 +64,7 @@ class ReplicatingConfig(SelectorConfig):
     """Every event to every channel."""
 
     optional: list[OwnChannelName] = Field(default_factory=list)
-    """Channels that hold nothing up: what one of them cannot take at once, it misses. The others must take it."""
+    """Channels that never delay the source: they miss what they cannot take at once. The others must take it."""
 
     @property
     def optional_channels(self) -> frozenset[str]:
@@ -73,36 +75,33 @@ class ReplicatingConfig(SelectorConfig):
 
 
 class Replicating:
-    """Sends every event to all of some channels."""
+    """Selects all channels for every event."""
 
     def __init__(self, channels: Sequence[str]) -> None:
-        self._choices = dict.fromkeys(channels, True)
+        self._masks = dict.fromkeys(channels, True)
 
-    def select(self, _table: EventTable) -> Mapping[str, Choice]:
-        return self._choices
-
-
-_Way = Annotated[list[OwnChannelName], Field(min_length=1)]
+    def select(self, _table: EventTable) -> Mapping[str, EventMask]:
+        return self._masks
 
 
 class MultiplexingConfig(SelectorConfig):
-    """An event goes where the value of its header says."""
+    """The value of a header decides where an event goes."""
 
     type: Literal["multiplexing"]
-    """Where the value of a header says."""
+    """To the channels of a header's value."""
 
     header: str
     """The header."""
 
-    mapping: Annotated[dict[str, _Way], Field(min_length=1)]
-    """For each value the channels that its events go to. Values are compared as they are, letter by letter."""
+    mapping: Annotated[dict[str, _OneOrMoreChannels], Field(min_length=1)]
+    """The channels for each value. Values are compared exactly, including capital letters."""
 
     default: list[OwnChannelName] = Field(default_factory=list)
-    """Where events go whose value is not in `mapping`, or that have no such header. Without it they are dropped."""
+    """The channels for events without the header, or with a value that is not in `mapping`. By default such events are
+    dropped."""
 
-    optional: dict[str, _Way] = Field(default_factory=dict)
-    """For each value channels that its events go to besides, and that hold nothing up: what they cannot take at once,
-    they miss."""
+    optional: dict[str, _OneOrMoreChannels] = Field(default_factory=dict)
+    """Further channels for each value that never delay the source: they miss what they cannot take at once."""
 
     @property
     def optional_channels(self) -> frozenset[str]:
@@ -121,16 +120,19 @@ class _Multiplexing:
         self._config = config
         self._channels = channels
 
-    def select(self, table: EventTable) -> Mapping[str, Choice]:
+    def select(self, table: EventTable) -> Mapping[str, EventMask]:
         values = table.headers.get(self._config.header)
         if values is None or isinstance(values, str):
             return dict.fromkeys(self._channels_for(values), True)
-        # There are few values, and many events: each value is looked up once.
-        ways = {value: self._channels_for(value) for value in set(values)}
-        if len(ways) == 1:
-            return dict.fromkeys(next(iter(ways.values())), True)
-        chosen = {name: {value for value, way in ways.items() if name in way} for name in self._channels}
-        return {name: [value in mine for value in values] for name, mine in chosen.items() if mine}
+        # There are few values and many events: each value is looked up once.
+        channels_by_value = {value: self._channels_for(value) for value in set(values)}
+        if len(channels_by_value) == 1:
+            return dict.fromkeys(next(iter(channels_by_value.values())), True)
+        values_by_channel = {
+            name: {value for value, channels in channels_by_value.items() if name in channels}
+            for name in self._channels
+        }
+        return {name: [value in own for value in values] for name, own in values_by_channel.items() if own}
 
     def _channels_for(self, value: str | None) -> list[str]:
         config = self._config
@@ -142,20 +144,20 @@ class _Multiplexing:
 class LoadBalancingConfig(SelectorConfig):
     """Each event goes to one of the channels.
 
-    A channel without room is passed over while another one has some; with `key_hash` its events wait for it. Where a
-    source can read its events again after a crash, as `taildir` does, the channels should all be of type `file`, with
-    each commit synced: one that has forgotten what it had accepted gets again what went to another one.
+    While another channel has space, a full one is passed over; with `key_hash` its events wait for it. If the source
+    can read its events again after a crash, as `taildir` does, the channels should all be of type `file` with each
+    commit synced: a channel that has lost what it had accepted gets again what went to another one.
     """
 
     type: Literal["load_balancing"]
     """To one of the channels."""
 
     policy: Literal["round_robin", "random", "key_hash", "least_full"] = "round_robin"
-    """Which one. `round_robin`: the next; `random`: any; `least_full`: the one with most room: one for a whole batch.
-    `key_hash`: for each event the one that its key stands for: events of one key stay in their order."""
+    """Which channel a whole batch goes to: `round_robin`, the next one; `random`, any; `least_full`, the one with the
+    most free space. `key_hash` chooses by each event's key instead: events with the same key stay in order."""
 
     header: str | None = None
-    """The header that `key_hash` takes as the key. None, or an event without it: the body is the key."""
+    """The header with the key for `key_hash`. None, or an event without the header: the body is the key."""
 
     @field_validator("header")
     @classmethod
@@ -169,7 +171,7 @@ class LoadBalancingConfig(SelectorConfig):
     def optional_channels(self) -> frozenset[str]:
         return frozenset()
 
-    def make(self, channels: Sequence[str]) -> Selector | Balancer:
+    def make(self, channels: Sequence[str]) -> Selector | LoadBalancer:
         match self.policy:
             case "round_robin":
                 return RoundRobin()
@@ -181,30 +183,30 @@ class LoadBalancingConfig(SelectorConfig):
                 return _KeyHash(channels, self.header)
 
 
-class RoundRobin(Balancer):
-    """Goes from one channel to the next."""
+class RoundRobin(LoadBalancer):
+    """Picks the channels in turn."""
 
     def __init__(self) -> None:
-        self._passed: dict[str, int] = {}
-        self._picks = 0
+        self._last_picks: dict[str, int] = {}
+        self._pick_count = 0
 
     def pick(self, candidates: Sequence[Channel]) -> Channel:
-        # Who was picked longest ago is next: so it goes around, whoever is passed over in between.
-        picked = min(candidates, key=lambda channel: self._passed.get(channel.name, 0))
-        self._picks += 1
-        self._passed[picked.name] = self._picks
+        # The least recently picked one: this keeps the rotation even if channels are passed over in between.
+        picked = min(candidates, key=lambda channel: self._last_picks.get(channel.name, 0))
+        self._pick_count += 1
+        self._last_picks[picked.name] = self._pick_count
         return picked
 
 
-class RandomPick(Balancer):
-    """Any channel, each as likely as the others."""
+class RandomPick(LoadBalancer):
+    """Picks any channel, each with the same probability."""
 
     def pick(self, candidates: Sequence[Channel]) -> Channel:
         return random.choice(candidates)  # noqa: S311 - spreads load, guards no secret
 
 
-class LeastFull(Balancer):
-    """The channel of whose capacity, in events or in bytes, the smallest part is in use."""
+class LeastFull(LoadBalancer):
+    """Picks the channel that uses the smallest part of its capacity, in events or in bytes."""
 
     def pick(self, candidates: Sequence[Channel]) -> Channel:
         return min(candidates, key=_fullness)
@@ -220,7 +222,7 @@ class _KeyHash:
         self._channels = channels
         self._header = header
 
-    def select(self, table: EventTable) -> Mapping[str, Choice]:
+    def select(self, table: EventTable) -> Mapping[str, EventMask]:
         keys = None if self._header is None else table.headers.get(self._header)
         if isinstance(keys, str):
             return {self._channels[self._index_of(keys)]: True}
@@ -228,13 +230,13 @@ class _KeyHash:
             count = len(self._channels)
             indexes = [crc32(body) % count for body in table.bodies]
         else:
-            # Keys come again and again.
+            # Most keys occur many times, so each is hashed once.
             known = {key: self._index_of(key) for key in set(keys) if key is not None}
             indexes = [
                 self._index_of(body) if key is None else known[key]
                 for key, body in zip(keys, table.bodies, strict=True)
             ]
-        return {name: [index == mine for index in indexes] for mine, name in enumerate(self._channels)}
+        return {name: [index == own for index in indexes] for own, name in enumerate(self._channels)}
 
     def _index_of(self, key: str | bytes) -> int:
         encoded = key if isinstance(key, bytes) else key.encode(errors="replace")
@@ -242,19 +244,19 @@ class _KeyHash:
 
 
 class CustomSelectorConfig(SelectorConfig):
-    """A selector that is made by a factory of the user's."""
+    """A selector that is created by a user's factory."""
 
     type: Literal["custom"]
     """A user's own."""
 
     factory: FactoryPath
-    """Called with the names of the source's channels and `options`, returns the selector."""
+    """Called with the names of the source's channels and `options`; returns the selector."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the factory gets as keyword arguments."""
+    """Keyword arguments of the factory."""
 
     optional: list[OwnChannelName] = Field(default_factory=list)
-    """Channels that hold nothing up: what one of them cannot take at once, it misses."""
+    """Channels that never delay the source: they miss what they cannot take at once."""
 
     @property
     def optional_channels(self) -> frozenset[str]:
@@ -265,25 +267,25 @@ class CustomSelectorConfig(SelectorConfig):
 
 
 class CustomSelector:
-    """Asks a user's selector, on a thread, and makes sure that its answer can be followed."""
+    """Wraps a user's selector and checks its results; runs on a thread."""
 
     def __init__(self, selector: Selector, channels: Sequence[str]) -> None:
         self._selector = selector
         self._channels = frozenset(channels)
 
-    def select(self, table: EventTable) -> Mapping[str, Choice]:
-        choices: object = self._selector.select(table)
-        if not isinstance(choices, Mapping):
-            raise TypeError(f"a selector must return a mapping, not {type(choices).__name__}")
-        if unknown := choices.keys() - self._channels:
+    def select(self, table: EventTable) -> Mapping[str, EventMask]:
+        masks: object = self._selector.select(table)
+        if not isinstance(masks, Mapping):
+            raise TypeError(f"a selector must return a mapping, not {type(masks).__name__}")
+        if unknown := masks.keys() - self._channels:
             raise ValueError(f"the selector named {sorted(map(str, unknown))}, which are no channels of the source")
-        for name, choice in choices.items():
-            if not isinstance(choice, bool) and len(choice) != table.count:
-                raise ValueError(f"the selector gave {len(choice)} choices for channel {name!r}, not {table.count}")
-        return choices
+        for name, mask in masks.items():
+            if not isinstance(mask, bool) and len(mask) != table.count:
+                raise ValueError(f"the selector returned {len(mask)} choices for channel {name!r}, not {table.count}")
+        return masks
 
 
 AnySelectorConfig = Annotated[
     ReplicatingConfig | MultiplexingConfig | LoadBalancingConfig | CustomSelectorConfig, Field(discriminator="type")
 ]
-"""A selector's table, told apart by its `type`."""
+"""A selector's table, discriminated by its `type`."""

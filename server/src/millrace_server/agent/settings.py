@@ -1,4 +1,4 @@
-"""All sources and sinks that a configuration can name."""
+"""The unions of all source and sink types that a configuration can name."""
 
 from typing import Annotated
 
@@ -29,10 +29,10 @@ AnySourceConfig = Annotated[
     | TaildirSourceConfig,
     Field(discriminator="type"),
 ]
-"""A source's table, told apart by its `type`."""
+"""A source's table, discriminated by its `type`."""
 
 AnySinkConfig = Annotated[
     CustomSinkConfig | FilesSinkConfig | HttpSinkConfig | LoggerSinkConfig | MillraceSinkConfig | NullSinkConfig,
     Field(discriminator="type"),
 ]
-"""A sink's table, told apart by its `type`."""
+"""A sink's table, discriminated by its `type`."""

@@ -1,4 +1,4 @@
-"""Where the sinks of a group get their events from."""
+"""Sink groups: several sinks that empty one channel together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,16 +7,18 @@ from typing import Any
 
 from millrace_server.agent.channel_reader import ChannelReader, Delivery, ReaderLimits
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.agent.failover import Succession
+from millrace_server.agent.failover import Failover
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import Sink
-from millrace_server.agent.supervision import ComponentFailedError, EarnedBackoff, describe, supervise
+from millrace_server.agent.supervision import Backoff, ComponentFailedError, describe, supervise
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 
+SinkFactory = Callable[[], Sink]
+
 
 class GroupReader(ChannelReader):
-    """A group's reader. It gives nothing by itself, but has one for each sink, and is the face of all of them.
+    """Represents the readers of a group's sinks as one; it delivers nothing itself.
 
     Attributes:
         component: The group's.
@@ -30,43 +32,38 @@ class GroupReader(ChannelReader):
         self.members: list[MemberReader] = []
         self.closing = asyncio.Event()
 
-    def member(self, component: Component, limits: ReaderLimits) -> "MemberReader":
-        """An reader for one more sink."""
-        member = MemberReader(self, self._registry, limits, component)
-        self.members.append(member)
-        return member
+    def add_member(self, component: Component, limits: ReaderLimits) -> None:
+        """Adds a reader for one more sink."""
+        self.members.append(MemberReader(self, self._registry, limits, component))
 
     @property
-    def delivered_count(self) -> int:
-        """Deliveries that are neither settled nor given back."""
-        return sum(member.delivered_count for member in self.members)
+    def unsettled_count(self) -> int:
+        return sum(member.unsettled_count for member in self.members)
 
-    def hurry(self) -> None:
-        super().hurry()
+    def request_flush(self) -> None:
+        super().request_flush()
         for member in self.members:
-            member.hurry()
+            member.request_flush()
 
     def close(self) -> None:
-        """Gives no more to any of them."""
         self.closing.set()
         super().close()
         for member in self.members:
             member.close()
 
     def nack_all(self) -> None:
-        """Takes back whatever the sinks have left unsettled."""
         for member in self.members:
             member.nack_all()
 
 
 class MemberReader(ChannelReader):
-    """Gives one sink of a group its events.
+    """Delivers events to one sink of a group.
 
     Attributes:
         component: The sink's.
-        has_ended: Whether it has told the sink that there is no more.
-        begin_turn: Called before each take; the sink gets no more where it answers False.
-        on_progress: Called when something is done, or there is nothing to do.
+        has_ended: Whether the last `take` returned None.
+        acquire: Called before each take; the sink gets no more if it returns False.
+        on_progress: Called after a settle, or when the channel is empty.
     """
 
     def __init__(
@@ -76,35 +73,35 @@ class MemberReader(ChannelReader):
         self._group = group
         self.has_ended = False
         self.component = component
-        self.begin_turn: Callable[[], Awaitable[bool]] = _always
-        self.on_progress: Callable[[], None] = _ignore
+        self.acquire: Callable[[], Awaitable[bool]] = _always
+        self.on_progress: Callable[[], None] = lambda: None
 
     async def take(self, body_bytes_max: int = 0) -> Delivery | None:
         delivery = None
-        if not self._is_closing and await self.begin_turn():
+        if not self._is_closing and await self.acquire():
             delivery = await super().take(body_bytes_max)
         self.has_ended = delivery is None
         return delivery
 
     def reopen(self) -> None:
-        """Gives again, unless the group gives no more."""
+        """Delivers again after `close`, unless the group is closed."""
         self.has_ended = False
         if not self._group.closing.is_set():
             self._is_closing = False
-            if not self._group.hurried.is_set():
-                self.hurried.clear()
+            if not self._group.flush_requested.is_set():
+                self.flush_requested.clear()
 
-    def _note_readiness(self, channel: Channel) -> None:
-        super()._note_readiness(channel)
+    def _report_readiness(self, channel: Channel) -> None:
+        super()._report_readiness(channel)
         if self._component.state is ComponentState.RUNNING:
-            self._group.component.runs()
+            self._group.component.mark_running()
             if not channel.contents.room.event_count:
                 self.on_progress()
 
-    def _note_end(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
-        super()._note_end(delivery, is_settled)
+    def _finish(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
+        super()._finish(delivery, is_settled)
         if is_settled:
-            self._group.component.note_progress(*delivery.delivered)
+            self._group.component.record_progress(*delivery.delivered_counts)
             self.on_progress()
 
 
@@ -112,31 +109,24 @@ async def _always() -> bool:
     return True
 
 
-def _ignore() -> None:
-    """Nobody wants to know."""
-
-
-MakeSink = Callable[[], Sink]
-
-
 class SinkGroup:
     """Runs the sinks of a group, each with a state and a back-off of its own.
 
-    It is a sink itself: what runs it need not know that it is several.
+    It implements `Sink`, so that a group runs like a single sink.
 
     Args:
-        config: How they share the work.
+        config: How the sinks share the work.
         reader: The group's, with a reader for each sink.
-        make: Makes each sink, on a thread, for it may import much.
+        factories: Each creates a sink. They are called on a thread, since they may import much.
     """
 
-    def __init__(self, config: SinkGroupConfig, reader: GroupReader, make: Sequence[MakeSink]) -> None:
+    def __init__(self, config: SinkGroupConfig, reader: GroupReader, factories: Sequence[SinkFactory]) -> None:
         self._reader = reader
         self._members = [
-            _Member(rank, member_outlet, make_sink, config.backoff_seconds_max)
-            for rank, (member_outlet, make_sink) in enumerate(zip(reader.members, make, strict=True))
+            _Member(priority, member_reader, factory, config.backoff_seconds_max)
+            for priority, (member_reader, factory) in enumerate(zip(reader.members, factories, strict=True))
         ]
-        self._succession = Succession(self._members) if config.policy == "failover" else None
+        self._failover = Failover(self._members) if config.policy == "failover" else None
 
     async def run(self, _reader: ChannelReader) -> None:
         tasks: dict[asyncio.Task[None], _Member] = {
@@ -148,7 +138,7 @@ class SinkGroup:
         waited_for: set[asyncio.Future[Any]] = {ended, closing}
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            # Those at work end what they have in hand; the others have nothing.
+            # Sinks at work settle the deliveries that they hold; the others hold none.
             for task, member in tasks.items():
                 if not member.is_at_work:
                     task.cancel()
@@ -163,99 +153,94 @@ class SinkGroup:
 
     async def _run_member(self, member: "_Member") -> None:
         while True:
-            if self._succession is not None:
-                await self._wait_for_turn(member, self._succession)
+            if self._failover is not None:
+                await self._wait_until_first(member, self._failover)
             has_failed = True
             try:
                 has_ended = await member.work()
                 has_failed = False
             except Exception as error:
-                self._note_failure(member, error)
+                self._report_failure(member, error)
                 raise
             finally:
-                if self._succession is not None:
-                    self._succession.leave(member.rank, has_failed=has_failed)
+                if self._failover is not None:
+                    self._failover.release(member.priority, has_failed=has_failed)
             if has_ended or self._reader.closing.is_set():
                 return
 
-    async def _wait_for_turn(self, member: "_Member", succession: Succession) -> None:
-        member.reader.begin_turn = partial(succession.begin, member.rank)
-        member.reader.on_progress = succession.note_progress
-        if not (succession.is_wanted(member.rank) or succession.has_failed(member.rank)):
-            member.component.stands_by()
-        await succession.wait_wanted(member.rank)
+    async def _wait_until_first(self, member: "_Member", failover: Failover) -> None:
+        member.reader.acquire = partial(failover.acquire, member.priority)
+        member.reader.on_progress = failover.record_progress
+        if not (failover.is_first(member.priority) or failover.has_failed(member.priority)):
+            member.component.mark_standing_by()
+        await failover.wait_until_first(member.priority)
 
-    def _note_failure(self, failing: "_Member", error: Exception) -> None:
-        """Has the group's state say it once none of its sinks works."""
+    def _report_failure(self, failing: "_Member", error: Exception) -> None:
+        """Marks the group as backing off once none of its sinks works."""
         failing.reason = describe(error)
         others = [member for member in self._members if member is not failing]
-        if not any(member.component.state.is_well for member in others):
-            self._reader.component.backs_off(self._all_reasons())
+        if not any(member.component.state.is_healthy for member in others):
+            self._reader.component.mark_backing_off(self._all_reasons())
 
     def _all_reasons(self) -> str:
-        told = "; ".join(f"{member.component.name}: {member.reason}" for member in self._members)
-        return f"none of its sinks works: {told}"
+        reasons = "; ".join(f"{member.component.name}: {member.reason}" for member in self._members)
+        return f"none of its sinks works: {reasons}"
 
 
 class _Member:
     """One sink of a group.
 
     Attributes:
-        reason: Why it failed last.
+        reason: Its last failure.
     """
 
-    def __init__(self, rank: int, reader: MemberReader, make: MakeSink, backoff_seconds_max: float) -> None:
-        self.rank = rank
+    def __init__(self, priority: int, reader: MemberReader, factory: SinkFactory, backoff_seconds_max: float) -> None:
+        self.priority = priority
         self.reader = reader
         self.component = reader.component
-        self.backoff = MemberBackoff(reader.component, backoff_seconds_max)
+        self.backoff = member_backoff(reader.component, backoff_seconds_max)
         self.reason = ""
-        self._make = make
+        self._factory = factory
         self._sink: Sink | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._is_cut_off = False
+        self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it may have something in hand."""
-        return self._work is not None
+        """Whether it may hold deliveries."""
+        return self._task is not None
 
     async def work(self) -> bool:
-        """Has the sink work until it ends; False where it ends because its turn was over."""
+        """Runs the sink until it ends; returns False if it ended because another sink preempted it."""
         if self._sink is None:
-            self._sink = await asyncio.to_thread(self._make)
+            self._sink = await asyncio.to_thread(self._factory)
         self.reader.reopen()
-        self._is_cut_off = False
-        self._work = asyncio.create_task(self._sink.run(self.reader))
+        self._is_cancelled = False
+        self._task = asyncio.create_task(self._sink.run(self.reader))
         try:
-            await asyncio.wait({self._work})
+            await asyncio.wait({self._task})
         finally:
-            work, self._work = self._work, None
-            work.cancel()
-            outcome = await asyncio.gather(work, return_exceptions=True)
+            task, self._task = self._task, None
+            task.cancel()
+            outcome = await asyncio.gather(task, return_exceptions=True)
             self.reader.nack_all()
         if isinstance(outcome[0], Exception):
             raise outcome[0]
-        return not (self._is_cut_off or self.reader.has_ended)
+        return not (self._is_cancelled or self.reader.has_ended)
 
-    def retire(self) -> None:
+    def close_reader(self) -> None:
         self.reader.close()
 
-    def cut_off(self) -> None:
-        self._is_cut_off = True
-        if self._work is not None:
-            self._work.cancel()
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
 
 
-class MemberBackoff(EarnedBackoff):
-    """Delays between the tries of one sink of a group.
+def member_backoff(component: Component, max_seconds: float) -> Backoff:
+    """Returns the back-off of one sink of a group.
 
-    None is shorter for that a server asks for it: the other sinks work meanwhile, and are not to be interrupted often.
+    A server's request for a shorter delay does not count: the other sinks work meanwhile, and each retry of a sink with
+    a higher priority would interrupt them.
     """
-
-    def __init__(self, component: Component, max_seconds: float) -> None:
-        super().__init__(lambda: component.batch_count, min(1.0, max_seconds), max_seconds)
-
-    def next_seconds(self, asked_seconds: float | None = None) -> float:
-        own_seconds = super().next_seconds()
-        return own_seconds if asked_seconds is None else max(own_seconds, super().next_seconds(asked_seconds))
+    return Backoff(min(1.0, max_seconds), max_seconds, lambda: component.batch_count, can_shorten=False)

@@ -1,4 +1,4 @@
-"""A sink group's configuration."""
+"""The configuration of sink groups."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -24,23 +24,23 @@ class SinkGroupConfig(BaseModel, frozen=True, extra="forbid"):
     """Several sinks that empty one channel together."""
 
     sinks: Annotated[list[SinkName], Field(min_length=2), AfterValidator(_check_unique)]
-    """Its sinks, which all have the same `channel`; for `failover` the best comes first, then the next best."""
+    """Its sinks, which all have the same `channel`; for `failover` in the order of their priority."""
 
     policy: Literal["failover", "load_balancing"] = "failover"
-    """How they share the work.
+    """How the sinks share the work.
 
-    `failover`: one at a time works, the best of those that are well. `load_balancing`: all of them work, each takes as
-    much as it can bring away.
+    `failover`: one at a time, the first healthy one. `load_balancing`: all of them at the same time, each as much as it
+    can deliver.
     """
 
     backoff_seconds_max: float = Field(30.0, gt=0, le=3_600, allow_inf_nan=False)
-    """The longest pause before a sink that has failed is tried again."""
+    """The longest delay before a sink that has failed is tried again."""
 
 
 def group_problems(tables: Mapping[str, Any]) -> list[str]:
-    """A sentence for each sink that a group names and that cannot be in it.
+    """Returns a sentence for each sink that a group names but must not have.
 
-    What else may be wrong with the configuration hides none of them.
+    Works on the raw tables, so that other problems of the configuration do not hide these.
 
     Args:
         tables: The configuration, as TOML has it.
@@ -59,7 +59,7 @@ def group_problems(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken: dict[str, str]) -> str:
-    """What is wrong with one sink of a group; empty where nothing is."""
+    """Returns the problem of one sink of a group; empty if there is none."""
     is_name = shown_value(name)
     if name not in sinks:
         known = ", ".join(map(shown_value, sinks)) or "none"

@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Supervision of components: each is run again after a failure, with growing delays."""
 
 import asyncio
 import random
@@ -7,76 +7,68 @@ from collections.abc import Awaitable, Callable
 from millrace_server.agent.components import Component
 from millrace_server.errors import MillraceError
 
+_HEALTHY_SECONDS = 10.0
+"""A component that ran this long before it failed starts with the shortest delay again."""
+
 
 class Backoff:
-    """Delays that double up to a maximum, each with jitter, so that many who failed together come back apart.
+    """Delays that double up to a maximum, with jitter, so that parts that failed together do not retry together.
 
     Args:
         first_seconds: About the first delay.
         max_seconds: No delay is longer.
+        count_done: Returns how much work has been done so far. If given, the delays start over only after progress,
+            never because time has passed: a server that accepts connections and never answers takes long to fail.
+        can_shorten: Whether a requested delay may be shorter than the one that is due.
     """
 
-    def __init__(self, first_seconds: float = 0.5, max_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        first_seconds: float = 0.5,
+        max_seconds: float = 30.0,
+        count_done: Callable[[], int] | None = None,
+        *,
+        can_shorten: bool = True,
+    ) -> None:
         self._first_seconds = first_seconds
         self._max_seconds = max_seconds
         self._next_seconds = first_seconds
+        self._count_done = count_done
+        self._done_count = 0
+        self._can_shorten = can_shorten
 
-    def next_seconds(self, asked_seconds: float | None = None) -> float:
-        """The next delay: between half of its nominal length and all of it.
+    def next_seconds(self, requested_seconds: float | None = None) -> float:
+        """Returns the next delay: between half of its nominal length and all of it.
 
         Args:
-            asked_seconds: What the other side has asked for, if it did: then the delay is that or a little more, and
-                the following ones are not longer for it.
+            requested_seconds: The delay that the other side requested, if any. The result is that or a little more,
+                and the following delays do not grow because of it.
         """
-        if asked_seconds is not None:
-            asked_seconds = max(asked_seconds, self._first_seconds / 2) * random.uniform(1.0, 1.25)  # noqa: S311 - as below
-            return min(asked_seconds, self._max_seconds)
+        if self._count_done is not None and (done_count := self._count_done()) > self._done_count:
+            self._done_count = done_count
+            self._next_seconds = self._first_seconds
+        if requested_seconds is None:
+            return self._due_seconds()
+        jitter = random.uniform(1.0, 1.25)  # noqa: S311 - spreads load, guards no secret
+        requested_seconds = min(max(requested_seconds, self._first_seconds / 2) * jitter, self._max_seconds)
+        return requested_seconds if self._can_shorten else max(requested_seconds, self._due_seconds())
+
+    def _due_seconds(self) -> float:
         delay = self._next_seconds
         self._next_seconds = min(2 * delay, self._max_seconds)
-        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
+        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - see above
 
     def reset(self) -> None:
-        """Begins with the first delay again."""
-        self._next_seconds = self._first_seconds
-
-
-class EarnedBackoff(Backoff):
-    """Begins with the first delay again where something was done since the last failure, and only there.
-
-    A server that takes connections and never answers takes long to fail: how long a try lasted says nothing.
-
-    Args:
-        done_count: How much was done so far.
-        first_seconds: About the first delay.
-        max_seconds: No delay is longer.
-    """
-
-    def __init__(self, done_count: Callable[[], int], first_seconds: float = 0.5, max_seconds: float = 30.0) -> None:
-        super().__init__(first_seconds, max_seconds)
-        self._done_count = done_count
-        self._seen_count = 0
-
-    def next_seconds(self, asked_seconds: float | None = None) -> float:
-        if (done_count := self._done_count()) > self._seen_count:
-            self._seen_count = done_count
-            super().reset()
-        return super().next_seconds(asked_seconds)
-
-    def reset(self) -> None:
-        """Does nothing: that time has passed is no reason."""
-
-
-_WELL_SECONDS = 10.0
-"""Who has worked this long before a failure begins with the shortest delay again."""
+        """Starts over with the first delay, unless only progress counts."""
+        if self._count_done is None:
+            self._next_seconds = self._first_seconds
 
 
 class ComponentError(Exception):
-    """Returned when a component cannot do its work now; the message says why, in a sentence for its state.
-
-    Trying again may help.
+    """Raised when a component cannot work now; a retry may help. The message is a sentence for its state.
 
     Attributes:
-        retry_delay_seconds: After how long, where somebody has said so; None where the back-off decides.
+        retry_delay_seconds: The delay that the other side requested; None leaves it to the back-off.
     """
 
     def __init__(self, message: str, retry_delay_seconds: float | None = None) -> None:
@@ -84,11 +76,11 @@ class ComponentError(Exception):
         self.retry_delay_seconds = retry_delay_seconds
 
 
-class SilentError(ComponentError):
-    """Returned when somebody has not answered.
+class AnswerTimeoutError(ComponentError):
+    """Raised when a server has not answered in time.
 
     Attributes:
-        seconds: For how long.
+        seconds: The time that it had.
     """
 
     def __init__(self, message: str, seconds: float) -> None:
@@ -97,45 +89,45 @@ class SilentError(ComponentError):
 
 
 class ComponentFailedError(ComponentError):
-    """Returned when a component cannot do its work until somebody changes something."""
+    """Raised when a component cannot work until an operator changes something."""
 
 
 async def supervise(component: Component, run: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
-    """Runs a component's work until it is done, with delays between failures.
+    """Runs a component until its work is done, with delays after failures.
 
     Args:
-        component: Whose state tells how it goes.
-        run: The work. It ends when it is done, or raises; it may be run again at once after it raised.
+        component: Its state shows the outcome of each run.
+        run: Does the work. It returns when the work is done, or raises; it can be called again right after it raised.
         backoff: The delays.
     """
     clock = asyncio.get_running_loop().time
     while True:
         began = clock()
-        asked_seconds = None
+        requested_seconds = None
         try:
             await run()
         except ComponentFailedError as error:
-            component.fails(str(error))
+            component.mark_failed(str(error))
             return
         except (ComponentError, MillraceError, OSError) as error:
-            component.backs_off(describe(error))
-            asked_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
+            component.mark_backing_off(describe(error))
+            requested_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
         except Exception as error:  # noqa: BLE001 - a bug in one component, or in a user's own, must not end the others
-            component.backs_off(f"{type(error).__name__}: {error}", unexpected=error)
+            component.mark_backing_off(f"{type(error).__name__}: {error}", unexpected=error)
         else:
-            component.stops()
+            component.mark_stopped()
             return
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            # It was told to end, and failed while it did; it must not begin again.
+            # The component failed while it was being cancelled; it must not start again.
             return
-        if clock() - began >= _WELL_SECONDS:
+        if clock() - began >= _HEALTHY_SECONDS:
             backoff.reset()
-        await asyncio.sleep(backoff.next_seconds(asked_seconds))
+        await asyncio.sleep(backoff.next_seconds(requested_seconds))
 
 
 def describe(error: Exception) -> str:
-    """An error as a component's state tells it."""
+    """Returns an error as a component's state shows it."""
     if isinstance(error, MillraceError):
         return f"{error.reason}: {error}"
     return str(error)

@@ -1,4 +1,4 @@
-"""A thread for what must not hold up the event loop."""
+"""A thread for calls that must not block the event loop."""
 
 import asyncio
 import threading
@@ -8,21 +8,20 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 
 class _Call(NamedTuple):
     function: Callable[[], Any]
-    answer: "asyncio.Future[Any]"
+    result: "asyncio.Future[Any]"
 
 
-class WorkThread:
-    """A thread that does one thing after the other.
+class WorkerThread:
+    """Calls one function after another on a thread of its own.
 
-    For what may wait for anything, and nobody else is to wait for that: a file system that hangs, an interceptor of a
-    user's own. The thread begins with its first call, and ends when it is told to, or once nobody has the object any
-    more. A call that never ends keeps no program from ending, which those of executors do; what it was at is unfinished
-    then, as after a crash.
+    For calls that may block for any time, such as those of a file system that hangs or of a user's own interceptor. The
+    thread starts with the first call; it ends after `shutdown`, or once the object is no longer referenced. Unlike an
+    executor's thread it is a daemon: a call that never returns does not keep the program from ending.
 
     Args:
         name: The thread's name.
@@ -32,23 +31,21 @@ class WorkThread:
         self._name = name
         self._calls: SimpleQueue[_Call | None] | None = None
 
-    def do(self, function: Callable[[], AnswerT]) -> "asyncio.Future[AnswerT]":
-        """Has the thread call a function, behind those before it.
+    def submit(self, function: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
+        """Queues a call; returns the future of its result.
 
-        Returns:
-            What the function returns or raises. Cancelled, a function that has not begun is left out, and one that has
-            goes on for nobody.
+        If the future is cancelled, a call that has not started is skipped; one that has started goes on.
         """
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
             weakref.finalize(self, self._calls.put, None)
-        answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
-        self._calls.put(_Call(function, answer))
-        return answer
+        result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._calls.put(_Call(function, result))
+        return result
 
-    def end(self) -> None:
-        """Has the thread end behind what it was given."""
+    def shutdown(self) -> None:
+        """Ends the thread after the queued calls."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
@@ -56,32 +53,32 @@ class WorkThread:
 
 def _work(calls: "SimpleQueue[_Call | None]") -> None:
     while (call := calls.get()) is not None:
-        if call.answer.cancelled():
+        if call.result.cancelled():
             continue
         try:
             result = call.function()
         except BaseException as error:  # noqa: BLE001 - it is the caller's, who must not wait for ever
-            _answer(call.answer, call.answer.set_exception, _bearable(error))
+            _set(call.result, call.result.set_exception, _as_exception(error))
         else:
-            _answer(call.answer, call.answer.set_result, result)
-        # Nothing of a call is kept while the thread waits for the next one.
+            _set(call.result, call.result.set_result, result)
+        # No references to a call are kept while the thread waits for the next one.
         del call
 
 
-def _bearable(error: BaseException) -> Exception:
-    """An error that a future can hold, and that does not end the loop, as that of sys.exit does."""
+def _as_exception(error: BaseException) -> Exception:
+    """Returns an error that a future can hold, and that does not end the loop as that of sys.exit does."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _answer(answer: "asyncio.Future[Any]", give: Callable[[Any], None], what: object) -> None:
-    def give_if_wanted() -> None:
-        if not answer.done():
-            give(what)
-            # Where nobody waits any more, nobody is to be told of an error that nobody looked at.
-            answer.exception()
+def _set(future: "asyncio.Future[Any]", setter: Callable[[Any], None], value: object) -> None:
+    def set_unless_done() -> None:
+        if not future.done():
+            setter(value)
+            # Marks an exception as retrieved: asyncio must not log it if the caller has gone.
+            future.exception()
 
-    # The loop may have ended meanwhile, before a file system answers at last.
+    # The loop may have been closed meanwhile, before a file system answers at last.
     with suppress(RuntimeError):
-        answer.get_loop().call_soon_threadsafe(give_if_wanted)
+        future.get_loop().call_soon_threadsafe(set_unless_done)

@@ -91,7 +91,7 @@ class Health:
         component = self._components.find(kind, name)
         if component is None:
             return _SERVICE_UNKNOWN
-        return _SERVING if component.state.is_well else _NOT_SERVING
+        return _SERVING if component.state.is_healthy else _NOT_SERVING
 
 
 class GrpcServer:

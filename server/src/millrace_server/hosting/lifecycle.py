@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 
 import structlog
 
-from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
@@ -40,9 +40,9 @@ def open_channels(settings: Settings, catalog: Catalog) -> ChannelRegistry:
     return registry
 
 
-def flows_of(settings: Settings) -> Flows:
+def flows_of(settings: Settings) -> AgentConfig:
     """Returns the flows of a configuration."""
-    return Flows(settings.sources, settings.sinks, settings.sink_groups)
+    return AgentConfig(settings.sources, settings.sinks, settings.sink_groups)
 
 
 async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequests, grace_seconds: float) -> None:
@@ -62,7 +62,7 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
     await _until_urgent(requests, agent.stop_sources(grace_seconds))
     registry.drain()
     _log.info("stopping", open_transactions=_open_transactions(agent, registry), grace_seconds=grace_seconds)
-    agent.hurry_sinks()
+    agent.flush_sinks()
     await _until_urgent(requests, _wait_drained(agent, registry, give_up))
     if left_open := _open_transactions(agent, registry):
         _log.warning("open transactions are rolled back", open_transactions=left_open)
@@ -85,7 +85,7 @@ async def _wait_drained(agent: Agent, registry: ChannelRegistry, give_up: float)
 
 def _open_transactions(agent: Agent, registry: ChannelRegistry) -> int:
     """Returns the number of open transactions of clients."""
-    return registry.transactions.limit.open_count - agent.delivered_count
+    return registry.transactions.limit.open_count - agent.unsettled_count
 
 
 def _undrained(agent: Agent, registry: ChannelRegistry) -> list[HostedChannel]:

@@ -237,7 +237,7 @@ def _describe_component(component: Component) -> dict[str, str | float | None]:
         "BodyBytes": component.byte_count,
         "FailureCount": component.failure_count,
         "SecondsSinceProgress": component.progress_age_seconds,
-        **{key: component.fates[fate] for fate, key in _OUTCOME_KEYS.items()},
+        **{key: component.outcome_counts[fate] for fate, key in _OUTCOME_KEYS.items()},
     }
 
 
@@ -279,7 +279,7 @@ class ComponentCollector(Collector):
             labels=[*_COMPONENT_LABELS, "fate"],
         )
         for component in components:
-            for fate, event_count in component.fates.items():
+            for fate, event_count in component.outcome_counts.items():
                 fates.add_metric([*_labels_of(component), fate.value], event_count)
         yield fates
 

@@ -75,7 +75,7 @@ class HttpService:
             return JSONResponse({"status": "draining"}, status_code=503)
         # The server serves also where a part of it does not: a probe that starts it anew would help nobody.
         channels = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
-        parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_well}
+        parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
         troubled = {"channels": channels, "components": parts}
         return JSONResponse({"status": "serving"} | {what: those for what, those in troubled.items() if those})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from millrace_server.agent.agent import Agent, FlowChanges
+from millrace_server.agent.agent import Agent, AgentChanges
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import AnyChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
@@ -195,7 +195,7 @@ async def _update(channel: Channel, config: AnyChannelConfig) -> str:
         return str(error)
 
 
-def _log_outcome(changes: FlowChanges, report: _Report) -> None:
+def _log_outcome(changes: AgentChanges, report: _Report) -> None:
     for part in changes.stuck:
         report.pending[part.replace("/", ".", 1)] = "the former one does not end; reload again, or restart the server"
     for setting, why in sorted(report.pending.items()):

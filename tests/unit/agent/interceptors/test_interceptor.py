@@ -11,11 +11,11 @@ from tests.source_writers import table_of
 def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:
     """It may do with the lists what it likes: what it is given is a copy."""
     table = table_of(b"a", b"b", n=["1", "2"])
-    table.places = range(2)
+    table.batch_indexes = range(2)
     made = interceptor(type="custom", factory="tests.own_steps:Shout", options={"mark": b"?"})
     passed = made.intercept(table)
     assert list(passed.rows()) == [({"n": "1", "shouted": "yes"}, b"A?"), ({"n": "2", "shouted": "yes"}, b"B?")]
-    assert passed.places == range(2)
+    assert passed.batch_indexes == range(2)
     assert (table.bodies, table.headers) == ([b"a", b"b"], {"n": ["1", "2"]})
 
 
@@ -41,11 +41,11 @@ def test_own_interceptor_that_returns_what_cannot_be_stored_is_told_so(
 def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> None:
     """Nobody knows any more which event is which."""
     table = table_of(b"a", b"b")
-    table.places = range(2)
+    table.batch_indexes = range(2)
     wrong = EventTable([b"x"])
-    wrong.places = range(2)
+    wrong.batch_indexes = range(2)
     made = interceptor(type="custom", factory="tests.own_steps:Returns", options={"result": wrong})
-    assert made.intercept(table).places is None
+    assert made.intercept(table).batch_indexes is None
 
 
 @pytest.mark.parametrize(

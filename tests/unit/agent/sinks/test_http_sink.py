@@ -18,7 +18,7 @@ from millrace.setting_problems import describe_problems
 from millrace_server.agent.channel_reader import ChannelReader
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.http_sink import HttpSink
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.channel import Channel, TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
@@ -45,7 +45,7 @@ class Scene:
 
     def sink(self, **settings: object) -> HttpSink:
         config = HttpSinkConfig.model_validate({**TABLE, "url": self.receiver.url, **settings}, strict=True)
-        made = config.make(SinkPlace("web", Path()))
+        made = config.make(SinkContext("web", Path()))
         assert isinstance(made, HttpSink)
         return made
 

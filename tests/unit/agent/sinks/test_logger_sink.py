@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from millrace_server.agent.sinks.logger import LoggerSink, LoggerSinkConfig
-from millrace_server.agent.sinks.sink import CustomSinkConfig, SinkPlace
+from millrace_server.agent.sinks.sink import CustomSinkConfig, SinkContext
 from millrace_server.channels.batches import StoredBatch, Window
 from tests.channel_events import batch, stored_rows
 
@@ -20,7 +20,7 @@ def config_of(**settings: Any) -> LoggerSinkConfig:
 async def test_write_logs_each_event_with_the_beginning_of_its_body() -> None:
     """Its sequence, its headers, and no more of the body than was asked for, whatever is in it."""
     rows = StoredBatch(7, Window.whole(stored_rows([({"a": "b"}, b"abcdef"), ({}, b"\xff\n"), ({}, b"")])))
-    sink = config_of(bytes_max=4).make(SinkPlace("log", Path()))
+    sink = config_of(bytes_max=4).make(SinkContext("log", Path()))
     assert isinstance(sink, LoggerSink)
     with structlog.testing.capture_logs() as logs:
         await sink.write([rows])
@@ -50,7 +50,7 @@ async def test_write_of_more_than_the_limit_counts_the_rest() -> None:
     assert [entry["event"] for entry in logs].count("events were not logged") == 2
 
 
-def made_by_a_user(place: SinkPlace, *, note: str) -> tuple[SinkPlace, str]:
+def made_by_a_user(place: SinkContext, *, note: str) -> tuple[SinkContext, str]:
     return place, note
 
 
@@ -58,7 +58,7 @@ def test_make_of_a_custom_sink_calls_its_factory() -> None:
     """With its place and its options."""
     factory = f"{__name__}:made_by_a_user"
     table = {"type": "custom", "channel": "orders", "factory": factory, "options": {"note": "hello"}}
-    place = SinkPlace("own", Path("somewhere"))
+    place = SinkContext("own", Path("somewhere"))
     made: object = CustomSinkConfig.model_validate(table, strict=True).make(place)
     assert made == (place, "hello")
 

@@ -11,7 +11,7 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.registry import ChannelRegistry
-from tests.source_writers import held, intake_of, memory, registry_of
+from tests.source_writers import held, memory, registry_of, writer_of
 from tests.sources_at_work import take
 from tests.virtual_clock import now, settle, started
 
@@ -65,7 +65,7 @@ def stream(**lines: Any) -> LineStream:
 
 def channel_and_intake(**limits: Any) -> tuple[ChannelRegistry, ChannelWriter]:
     registry = registry_of(lines=memory(**limits))
-    return registry, intake_of(registry, ["lines"], events_max=3)
+    return registry, writer_of(registry, ["lines"], events_max=3)
 
 
 def lines_in(registry: ChannelRegistry) -> list[bytes]:
@@ -180,7 +180,7 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     """For as long as its lines may be apart; then it lingers as any other."""
     registry, writer = channel_and_intake()
     # The virtual clock does not wait for threads.
-    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", NoThread)
+    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
     bringing = await started(stream(multiline=multiline).bring(writer, written.read))
     written.write(b"one\n")
@@ -205,7 +205,7 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
             begun.append(lambda: answer.set_result(function()))
             return answer
 
-    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkThread", SlowThread)
+    monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", SlowThread)
     registry, writer = channel_and_intake()
     lines = stream(multiline={"pattern": "^[a-z]"})
     written.write(b"one\n 1\ntwo\n", b"")

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from millrace_server.agent.sources.line_stream import ReadAhead
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 from tests.agent_parts import until
 
 
@@ -26,7 +26,7 @@ async def test_next_reads_one_portion_ahead_and_no_more() -> None:
     """While one is used the next is read; memory holds both, and that is all."""
     portions = Portions(3)
     portions.may_read.release(10)
-    reading = ReadAhead(portions.read, WorkThread("test"))
+    reading = ReadAhead(portions.read, WorkerThread("test"))
     assert await reading.next() == 0
     await until(lambda: portions.begun_count == 2)
     assert [await reading.next() for _ in range(4)] == [1, 2, None, None]
@@ -37,7 +37,7 @@ async def test_next_reads_one_portion_ahead_and_no_more() -> None:
 async def test_next_that_is_cancelled_gives_the_portion_to_the_next_call() -> None:
     """The thread reads on, and what it has read is not lost."""
     portions = Portions(2)
-    reading = ReadAhead(portions.read, WorkThread("test"))
+    reading = ReadAhead(portions.read, WorkerThread("test"))
     waiting = asyncio.create_task(reading.next())
     await until(lambda: portions.begun_count == 1)
     waiting.cancel()
@@ -50,7 +50,7 @@ async def test_next_that_is_cancelled_gives_the_portion_to_the_next_call() -> No
 async def test_close_while_something_is_read_waits_for_it() -> None:
     """Whatever is closed next, no thread uses it any more."""
     portions = Portions(1)
-    reading = ReadAhead(portions.read, WorkThread("test"))
+    reading = ReadAhead(portions.read, WorkerThread("test"))
     closing = asyncio.create_task(reading.close())
     await until(lambda: portions.begun_count == 1)
     assert not closing.done()
@@ -64,9 +64,9 @@ async def test_next_after_an_error_raises_it_again() -> None:
     def fail() -> None:
         raise OSError(5, "Input/output error")
 
-    reading = ReadAhead[None](fail, WorkThread("test"))
+    reading = ReadAhead[None](fail, WorkerThread("test"))
     for _ in range(2):
         with pytest.raises(OSError, match="Input/output error"):
             await reading.next()
-    unseen = ReadAhead[None](fail, WorkThread("test"))
+    unseen = ReadAhead[None](fail, WorkerThread("test"))
     await unseen.close()

@@ -85,11 +85,11 @@ class _Custom:
     def intercept(self, table: EventTable) -> EventTable:
         copy = EventTable(list(table.bodies), table.headers)
         copy.headers.update({key: list(column) for key, column in table.headers.items() if not isinstance(column, str)})
-        copy.places = table.places
+        copy.batch_indexes = table.batch_indexes
         result = self._interceptor.intercept(copy)
         _check_table(result)
-        if result.places is not None and len(result.places) != result.count:
-            result.places = None
+        if result.batch_indexes is not None and len(result.batch_indexes) != result.count:
+            result.batch_indexes = None
         return result
 
 

@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, Field, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext
 
 Format = Literal["json", "json_lines", "single"]
 Verdict = Literal["settle", "retry", "reject"]
@@ -123,7 +123,7 @@ class HttpSinkConfig(SinkConfig):
             case _:
                 return "retry"
 
-    def make(self, _place: SinkPlace) -> Sink:
+    def make(self, _place: SinkContext) -> Sink:
         from millrace_server.agent.sinks.http_sink import HttpSink
 
         return HttpSink(self)

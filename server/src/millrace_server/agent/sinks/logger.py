@@ -8,7 +8,7 @@ from typing import Literal
 import structlog
 from pydantic import Field
 
-from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkPlace, TakingSinkConfig
+from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkContext, TakingSinkConfig
 from millrace_server.channels.batches import StoredBatch
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -26,7 +26,7 @@ class LoggerSinkConfig(TakingSinkConfig):
     events_per_second_max: int | None = Field(None, ge=1, le=1_000_000)
     """More events than that are not logged, only counted; they leave the channel all the same."""
 
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         return LoggerSink(place.name, self)
 
 

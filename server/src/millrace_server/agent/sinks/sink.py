@@ -13,7 +13,7 @@ from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, l
 from millrace_server.channels.batches import StoredBatch
 
 
-class SinkPlace(NamedTuple):
+class SinkContext(NamedTuple):
     """Where a sink is."""
 
     name: str
@@ -60,7 +60,7 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return dead_letter_channel
 
     @abstractmethod
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         """The sink."""
 
 
@@ -117,7 +117,7 @@ class CustomSinkConfig(SinkConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """What the factory gets as keyword arguments."""
 
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         sink: Sink = load_factory(self.factory)(place, **self.options)
         return sink
 
@@ -128,7 +128,7 @@ class NullSinkConfig(TakingSinkConfig):
     type: Literal["null"]
     """Drops all events."""
 
-    def make(self, _place: SinkPlace) -> Sink:
+    def make(self, _place: SinkContext) -> Sink:
         return _NullSink()
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import field_validator
 
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.sources.source import EmbeddedSources, Source, SourceConfig, SourcePlace
+from millrace_server.agent.sources.source import EmbeddedSources, Source, SourceConfig, SourceContext
 from millrace_server.agent.supervision import ComponentFailedError
 
 
@@ -21,7 +21,7 @@ class EmbeddedSourceConfig(SourceConfig):
     def _refuse_batch_events_max(cls, _value: object) -> None:
         raise ValueError("has no use here; what a program puts at once is stored at once")
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         return _EmbeddedSource(place.name, place.embedded_sources)
 
 

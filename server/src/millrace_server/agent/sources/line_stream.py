@@ -13,7 +13,7 @@ from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
 PortionT = TypeVar("PortionT")
@@ -27,13 +27,13 @@ class ReadAhead(Generic[PortionT]):
         thread: Where it is called.
     """
 
-    def __init__(self, read: Callable[[], PortionT | None], thread: WorkThread) -> None:
+    def __init__(self, read: Callable[[], PortionT | None], thread: WorkerThread) -> None:
         self._read = read
         self._thread = thread
         self._reading = self._begin()
 
     def _begin(self) -> "asyncio.Future[PortionT | None]":
-        return self._thread.do(self._read)
+        return self._thread.submit(self._read)
 
     async def next(self) -> PortionT | None:
         """The next portion, None at the end; raises what reading it has raised. May be cancelled and called again."""
@@ -74,7 +74,7 @@ class LineStream:
         self._lines = lines
         self._log = log
         self._splitter = LineSplitter(lines)
-        self._thread = WorkThread("lines")
+        self._thread = WorkerThread("lines")
         self._joining: asyncio.Future[Lines] | None = None
         self._linger_seconds = linger_seconds
         self._bodies: list[bytes] = []
@@ -140,7 +140,7 @@ class LineStream:
 
     async def _split(self, writer: ChannelWriter, call: Callable[[LineSplitter], Lines]) -> None:
         if self._lines.multiline is not None:
-            self._joining = self._thread.do(partial(call, self._splitter))
+            self._joining = self._thread.submit(partial(call, self._splitter))
             await self._take_joined(writer)
             return
         try:

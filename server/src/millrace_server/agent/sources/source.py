@@ -39,7 +39,7 @@ class EmbeddedSources:
         return self._writers.get(name)
 
 
-class SourcePlace(NamedTuple):
+class SourceContext(NamedTuple):
     """Where a source is."""
 
     name: str
@@ -110,7 +110,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return dead_letter_channel
 
     @abstractmethod
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         """The source."""
 
 
@@ -167,6 +167,6 @@ class CustomSourceConfig(SourceConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """What the factory gets as keyword arguments."""
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         source: Source = load_factory(self.factory)(place, **self.options)
         return source

@@ -18,7 +18,7 @@ from millrace.setting_problems import shown_path
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.sources.line_stream import LineStream
-from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.agent.supervision import ComponentFailedError
 
 _READ_BYTES = 1 << 18
@@ -43,7 +43,7 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
     exit_at_end: bool = False
     """Whether the daemon stops, as it does on SIGTERM, once the input has ended and all of it is stored."""
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         return _StdinSource(place.name, self)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.sinks.files.sink import FilesSink
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.configuration.settings import SettingsError, load_settings
 from tests.files_sink import config_of
 
@@ -115,7 +115,7 @@ def test_idle_seconds_that_are_not_given_are_the_roll_seconds() -> None:
 
 def test_make_touches_no_directory(tmp_path: Path) -> None:
     """A sink that is made has done nothing yet: that begins with its first run."""
-    sink = config_of(tmp_path / "out").make(SinkPlace("archive", tmp_path / "state"))
+    sink = config_of(tmp_path / "out").make(SinkContext("archive", tmp_path / "state"))
     assert isinstance(sink, FilesSink)
     assert list(tmp_path.iterdir()) == []
 

@@ -85,10 +85,10 @@ def test_crowded_out_by_a_new_directory_is_who_was_silent_for_longest(files: Ope
     """At the maximum a new file takes the place of the one that got no event for longest."""
     first = files.get("/data/a", tmp_path, 0.0)
     second = files.get("/data/b", tmp_path, 0.0)
-    assert files.crowded_out_by("/data/a") is None
-    assert files.crowded_out_by("/data/c") is first
+    assert files.to_evict_for("/data/a") is None
+    assert files.to_evict_for("/data/c") is first
     files.get("/data/a", tmp_path, 1.0)
-    assert files.crowded_out_by("/data/c") is second
+    assert files.to_evict_for("/data/c") is second
 
 
 def test_bound_memory_has_the_largest_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ async def test_run_with_events_keeps_them_in_the_channel_until_the_file_has_its_
         await _until(lambda: bool(unfinished_below(out)))
         assert bench.unsettled == 10
         assert files_below(out) == []
-        bench.reader.hurry()
+        bench.reader.request_flush()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(10))
     assert (bench.component.event_count, bench.component.state.value) == (10, "running")
@@ -126,7 +126,7 @@ async def test_run_with_small_deliveries_holds_one_transaction(tmp_path: Path, o
             await _until(lambda: bench.channel.contents.queue.event_count == 0)
         # One more may have been taken that is not written yet.
         await _until(lambda: bench.channel.open_transactions == 1)
-        bench.reader.hurry()
+        bench.reader.request_flush()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(50))
     assert bench.component.batch_count < 5
@@ -140,7 +140,7 @@ async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Pa
         for first in range(0, 1_000, 10):
             await bench.put(rows_of(_lines(*range(first, first + 10))))
         assert len(lines_below(out)) >= 900
-        bench.reader.hurry()
+        bench.reader.request_flush()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(1_000))
     assert len(files_below(out)) <= 30
@@ -154,7 +154,7 @@ async def test_run_holding_the_room_that_others_wait_for_finishes_files(tmp_path
         await bench.put(rows_of(_lines(*range(40))))
         await _until(lambda: bool(unfinished_below(out)))
         await bench.put(rows_of(_lines(*range(40, 120))))
-        bench.reader.hurry()
+        bench.reader.request_flush()
         await bench.until_settled()
     assert lines_below(out) == _lines(*range(120))
 
@@ -332,7 +332,7 @@ async def test_run_beside_another_sink_on_the_same_directory_shares_it(tmp_path:
         await _until(lambda: len(unfinished_below(out)) == 1)
         await second.drain()
         assert len(unfinished_below(out)) == 1
-        first.reader.hurry()
+        first.reader.request_flush()
         await first.until_settled()
     assert sorted(lines_below(out)) == _lines(1, 2)
 
@@ -383,20 +383,20 @@ async def test_add_of_small_deliveries_joins_them_up_to_a_limit(bench: SinkBench
 
 
 @pytest.mark.parametrize(
-    "holdable",
+    "limits",
     [UnsettledLimits(3, 1_000, 1_000), UnsettledLimits(1_000, 3, 1_000), UnsettledLimits(1_000, 1_000, 1)],
     ids=["events", "bytes", "deliveries"],
 )
-async def test_exceeds_at_any_of_the_limits_tells(holdable: UnsettledLimits, bench: SinkBench) -> None:
+async def test_exceeds_at_any_of_the_limits_tells(limits: UnsettledLimits, bench: SinkBench) -> None:
     """Events, bytes and deliveries each have a maximum."""
     held = UnsettledDeliveries(join_events_max=1)
     first, second = await _taken(bench, 2, 2)
     number = held.add(first)
-    assert not held.exceeds(holdable)
+    assert not held.exceeds(limits)
     held.add(second)
-    assert held.exceeds(holdable)
+    assert held.exceeds(limits)
     held.remove([number])
-    assert not held.exceeds(holdable)
+    assert not held.exceeds(limits)
 
 
 async def test_low_sequence_is_below_all_that_is_held(bench: SinkBench) -> None:
@@ -412,39 +412,39 @@ async def test_low_sequence_is_below_all_that_is_held(bench: SinkBench) -> None:
     assert held.low_sequence == 6
 
 
-async def test_do_runs_jobs_one_after_the_other_on_one_thread() -> None:
+async def test_call_runs_jobs_one_after_the_other_on_one_thread() -> None:
     """Jobs share nothing with the event loop, and never run beside each other."""
     worker = FileWorker("test", 10.0, "stalled")
-    threads = await asyncio.gather(*(worker.do(threading.get_ident) for _ in range(5)))
+    threads = await asyncio.gather(*(worker.call(threading.get_ident) for _ in range(5)))
     await worker.close(lambda: None, 10.0)
     assert len(set(threads)) == 1
     assert threads[0] != threading.get_ident()
 
 
-async def test_do_of_a_job_that_fails_raises_what_it_raised() -> None:
+async def test_call_of_a_job_that_fails_raises_what_it_raised() -> None:
     """A failure is the caller's, and the thread lives on."""
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(ZeroDivisionError):
-        await worker.do(lambda: 1 // 0)
-    assert await worker.do(lambda: 7) == 7
+        await worker.call(lambda: 1 // 0)
+    assert await worker.call(lambda: 7) == 7
     await worker.close(lambda: None, 10.0)
 
 
-async def test_do_of_a_job_that_exits_raises_and_goes_on() -> None:
+async def test_call_of_a_job_that_exits_raises_and_goes_on() -> None:
     """A library that calls sys.exit leaves nobody waiting for a thread that has gone."""
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(RuntimeError, match="SystemExit"):
-        await worker.do(sys.exit)
-    assert await worker.do(lambda: 7) == 7
+        await worker.call(sys.exit)
+    assert await worker.call(lambda: 7) == 7
     await worker.close(lambda: None, 10.0)
 
 
-async def test_do_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> None:
+async def test_call_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> None:
     """Nobody waits for a job that does not end; what comes behind it waits for its end."""
     answers = threading.Event()
     worker = FileWorker("test", 0.05, "does not answer")
     with pytest.raises(ComponentError, match="does not answer"):
-        await worker.do(answers.wait)
+        await worker.call(answers.wait)
     closed = threading.Event()
     await worker.close(closed.set, 0.05)
     assert not closed.is_set()
@@ -452,7 +452,7 @@ async def test_do_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> None:
     assert await asyncio.to_thread(closed.wait, 10.0)
 
 
-async def test_do_cancelled_lets_the_job_go_on() -> None:
+async def test_call_cancelled_lets_the_job_go_on() -> None:
     """A job that was begun is not torn apart, and an error that nobody waits for disturbs nobody."""
     goes_on = threading.Event()
     worker = FileWorker("test", 10.0, "stalled")
@@ -461,13 +461,13 @@ async def test_do_cancelled_lets_the_job_go_on() -> None:
         goes_on.wait(10.0)
         raise OSError
 
-    doing = asyncio.create_task(worker.do(fail))
+    doing = asyncio.create_task(worker.call(fail))
     await asyncio.sleep(0)
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doing
     goes_on.set()
-    assert await worker.do(lambda: 7) == 7
+    assert await worker.call(lambda: 7) == 7
     await worker.close(lambda: None, 10.0)
 
 
@@ -478,7 +478,7 @@ def test_job_that_ends_after_its_loop_is_gone_ends_in_silence() -> None:
     async def begin() -> threading.Thread:
         worker = FileWorker("slow files", 0.01, "stalled")
         with pytest.raises(ComponentError):
-            await worker.do(answers.wait)
+            await worker.call(answers.wait)
         await worker.close(lambda: None, 0.01)
         return next(thread for thread in threading.enumerate() if thread.name == "slow files")
 

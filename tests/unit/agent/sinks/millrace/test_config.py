@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
-from millrace_server.agent.sinks.sink import SinkPlace
+from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.configuration.settings import SettingsError, check_settings
 
 CHANNELS = {"orders": {"type": "memory"}}
@@ -27,7 +27,7 @@ def test_config_of_the_design_is_good(tmp_path: Path) -> None:
     assert config.type == "millrace"
     assert config.endpoints == ["collector-1:7070", "collector-2:7070"]
     assert config.inflight_batches_max == 8
-    assert isinstance(config.make(SinkPlace("collector", tmp_path)), ForwardingSink)
+    assert isinstance(config.make(SinkContext("collector", tmp_path)), ForwardingSink)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await until(lambda: len(scene.target.requests) == 8)
-        assert (scene.reader.delivered_count, scene.channel.contents.room.event_count) == (8, 200)
+        assert (scene.reader.unsettled_count, scene.channel.contents.room.event_count) == (8, 200)
         held.may_go.set()
         await empty(scene.channel)
     assert len(scene.target.streams) == 1
@@ -205,7 +205,7 @@ async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) 
     error = await scene.give_up(r"127.0.0.1:\d+ does not take .* channel orders: CHANNEL_FULL: ")
     assert error.retry_delay_seconds == 1.0
     assert queued(scene.channel) == bodies[30:]
-    assert scene.reader.delivered_count == 0
+    assert scene.reader.unsettled_count == 0
     check_accounts(scene.channel)
 
 
@@ -384,7 +384,7 @@ async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
     await fill(scene.channel, 10)
     sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
     await scene.give_up(r"cannot reach a Millrace server at 127.0.0.1:1; is millraced running", sink)
-    assert (scene.reader.delivered_count, scene.channel.contents.counters.take_attempts) == (0, 0)
+    assert (scene.reader.unsettled_count, scene.channel.contents.counters.take_attempts) == (0, 0)
 
 
 async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:

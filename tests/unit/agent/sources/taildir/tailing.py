@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millrace_server.agent.lines.lines import Lines
-from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS, FileScheduler, Portion
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
@@ -73,7 +73,7 @@ class Tailing:
     """
 
     def __init__(self, directory: Path, config: TaildirSourceConfig, channel_count: int = 1, name: str = "app") -> None:
-        self._place = SourcePlace(name, directory)
+        self._place = SourceContext(name, directory)
         self.now = 1_000.0
         self.channels = [StoringChannel() for _ in range(channel_count)]
         self.portions: list[Portion] = []

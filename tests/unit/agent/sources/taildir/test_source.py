@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from millrace_server.agent.agent import Agent, Flows
+from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.agent.components import ComponentKind, ComponentState
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
@@ -27,7 +27,7 @@ async def agent(registry: ChannelRegistry, tmp_path: Path) -> AsyncIterator[Agen
 
 
 def start(agent: Agent, config: TaildirSourceConfig) -> None:
-    agent.start(Flows(cast("Any", {"app": config}), {}))
+    agent.start(AgentConfig(cast("Any", {"app": config}), {}))
 
 
 def rows(registry: ChannelRegistry) -> list[tuple[Mapping[str, str], bytes]]:

@@ -9,14 +9,14 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.agent.sinks.files.event_files import EventFiles, FileNames
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
 from millrace_server.agent.sinks.files.paths import Partitioner, PathRules, PathTemplate, TimeRule, zone_named
-from millrace_server.agent.sinks.files.sink import FilesSink, SinkTraits
+from millrace_server.agent.sinks.files.sink import FilesSink, FilesSinkSettings
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
-from millrace_server.agent.sinks.files.store import EventFiles, FileNames
 from millrace_server.agent.sinks.files.targets import FileTarget, LocalTarget, RemoteTarget, open_file_system
 from millrace_server.agent.sinks.files.writers import Compression, EventWriter, JsonWriter, TextWriter
-from millrace_server.agent.sinks.sink import Sink, SinkPlace, TakingSinkConfig
+from millrace_server.agent.sinks.sink import Sink, SinkContext, TakingSinkConfig
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -147,13 +147,13 @@ class FilesSinkConfig(TakingSinkConfig):
             raise ValueError(f'is {shown_value(name)}; it must be the name of a time zone, as "Europe/Paris"') from None
         return name
 
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         template = PathTemplate.parse(self.path)
-        traits = SinkTraits(place.name, template.root, self.batch_events_max, self.stall_seconds)
+        traits = FilesSinkSettings(place.name, template.root, self.batch_events_max, self.stall_seconds)
         return FilesSink(traits, partial(self._make_store, place, template, self._writer()))
 
     def _make_store(
-        self, place: SinkPlace, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
+        self, place: SinkContext, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
     ) -> EventFiles:
         limits = RollLimits(
             self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max

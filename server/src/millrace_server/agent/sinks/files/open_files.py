@@ -170,7 +170,7 @@ class OpenFiles:
         """Those first that have got no event for longest."""
         return iter(list(self._files.values()))
 
-    def crowded_out_by(self, directory: str) -> OpenFile | None:
+    def to_evict_for(self, directory: str) -> OpenFile | None:
         """The file that must be finished before one is opened for a directory that has none; None where none must."""
         if directory in self._files or len(self._files) < self._limits.open_files_max:
             return None

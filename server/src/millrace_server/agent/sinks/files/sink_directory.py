@@ -1,4 +1,7 @@
-"""The directory in which a sink of type `files` keeps what it must remember."""
+"""The directory of a sink of type `files` for its own state: its lock, its identity, and its receipts.
+
+A receipt says which events are in which finished file. It is deleted once the channel has settled these events.
+"""
 
 import fcntl
 import json
@@ -12,17 +15,20 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 from millrace_server.files import make_directories, write_atomically
 
 _TOKEN_BYTES = 6
+_VERSION = 1
+_PREPARED_SUFFIX = ".promised.json"
+_CONFIRMED_SUFFIX = ".kept.json"
 
 
 class SinkDirectory:
-    """A directory that one run of a sink has for itself at a time.
+    """A directory that only one run of a sink uses at a time.
 
-    A run whose file system hung may still be at its last file, long after the sink has begun anew; what it does then
-    must not come between.
+    A run whose file system hung may still be writing its last file long after the next run has begun; the lock keeps
+    them apart.
 
     Args:
-        path: Made where it is missing.
-        sink_name: Whose it is.
+        path: Created if it is missing.
+        sink_name: The sink's name in the configuration.
     """
 
     def __init__(self, path: Path, sink_name: str) -> None:
@@ -31,10 +37,10 @@ class SinkDirectory:
         self._lock: int | None = None
 
     def open(self) -> str:
-        """Keeps other runs out until `close`; returns what names this sink among all there are, and stays the same.
+        """Locks the directory until `close`; returns the identity of the sink, which is unique and never changes.
 
         Raises:
-            ComponentError: Another run is still at work.
+            ComponentError: An earlier run is still at work.
             OSError: The directory cannot be used.
         """
         make_directories(self.path)
@@ -51,7 +57,7 @@ class SinkDirectory:
         return f"{self._sink_name}-{self._token()}"
 
     def close(self) -> None:
-        """Lets others in."""
+        """Releases the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -66,11 +72,6 @@ class SinkDirectory:
             return token
 
 
-_VERSION = 1
-_PROMISED = ".promised.json"
-_KEPT = ".kept.json"
-
-
 class FileReceipt(NamedTuple):
     """Which events a file holds."""
 
@@ -79,7 +80,7 @@ class FileReceipt(NamedTuple):
     file_bytes: int
     """Its size."""
     channel_id: str
-    """Of the channel that the events are from."""
+    """The id of the events' channel."""
     ranges: Sequence[tuple[int, int]]
     """The events' sequences, as ranges with both ends included."""
 
@@ -89,14 +90,14 @@ class FileReceipt(NamedTuple):
         return max(last for _, last in self.ranges)
 
 
-class ReceiptBook:
-    """The receipts of one sink, in a directory.
+class ReceiptStore:
+    """The receipts of one sink, one file each.
 
-    A receipt is PROMISED before its file gets its final name, and KEPT afterwards. One that a crash left promised was
-    kept if the file is there. What was kept stays true even where somebody has taken the file away since.
+    A receipt is PREPARED before its file gets its final name, and CONFIRMED afterwards. If a crash left it prepared, it
+    counts as confirmed if its file is there. A confirmed one stays valid even if its file was moved away since.
 
     Args:
-        directory: The sink's own; made where it is missing.
+        directory: The receipts' directory; created if it is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -104,51 +105,51 @@ class ReceiptBook:
         self._next_number = 1
 
     def open(self) -> "list[tuple[Path, FileReceipt, bool]]":
-        """Makes the book ready for more; returns each receipt in it with its place, and whether it was kept.
+        """Reads the receipts; returns each with its own path, and whether it is confirmed.
 
         Raises:
-            OSError: It cannot be read or written.
+            OSError: They cannot be read or written.
             ComponentFailedError: A receipt is damaged, or of a later version.
         """
         make_directories(self._directory)
         for begun in self._directory.glob("*.tmp"):
             begun.unlink()
         found = []
-        for place in sorted(self._directory.glob("*.json")):
-            number, _, _ = place.name.partition(".")
+        for path in sorted(self._directory.glob("*.json")):
+            number, _, _ = path.name.partition(".")
             self._next_number = max(self._next_number, int(number) + 1)
-            found.append((place, _read(place), place.name.endswith(_KEPT)))
+            found.append((path, _read(path), path.name.endswith(_CONFIRMED_SUFFIX)))
         return found
 
-    def promise(self, receipt: FileReceipt) -> Path:
-        """Writes a receipt down for good; returns its place."""
-        place = self._directory / f"{self._next_number:012d}{_PROMISED}"
+    def prepare(self, receipt: FileReceipt) -> Path:
+        """Writes a prepared receipt durably; returns its path."""
+        path = self._directory / f"{self._next_number:012d}{_PREPARED_SUFFIX}"
         self._next_number += 1
         document = {"version": _VERSION, **receipt._asdict()}
-        write_atomically(place, json.dumps(document, separators=(",", ":")).encode())
-        return place
+        write_atomically(path, json.dumps(document, separators=(",", ":")).encode())
+        return path
 
-    def keep(self, place: Path) -> Path:
-        """Notes that a receipt's file has its final name; returns the receipt's new place."""
-        # Not synced: after a power cut the file itself tells the same.
-        return place.rename(place.with_name(place.name.removesuffix(_PROMISED) + _KEPT))
+    def confirm(self, path: Path) -> Path:
+        """Confirms a receipt; returns its new path."""
+        # Not synced: after a power failure `open` finds the same by the finished file.
+        return path.rename(path.with_name(path.name.removesuffix(_PREPARED_SUFFIX) + _CONFIRMED_SUFFIX))
 
-    def drop(self, place: Path) -> None:
-        """Removes a receipt that nobody needs any more."""
-        place.unlink(missing_ok=True)
+    def delete(self, path: Path) -> None:
+        """Deletes a receipt."""
+        path.unlink(missing_ok=True)
 
 
-def _read(place: Path) -> FileReceipt:
+def _read(path: Path) -> FileReceipt:
     try:
-        document = json.loads(place.read_bytes())
+        document = json.loads(path.read_bytes())
         version = document["version"]
         if version != _VERSION:
             raise ComponentFailedError(
-                f"{place} is of version {version}, which this server does not know; use a later one"
+                f"{path} is of version {version}, which this server does not know; use a later one"
             )
         ranges = [(int(first), int(last)) for first, last in document["ranges"]]
         return FileReceipt(str(document["path"]), int(document["file_bytes"]), str(document["channel_id"]), ranges)
     except (KeyError, TypeError, ValueError) as error:
         raise ComponentFailedError(
-            f"{place} is damaged ({error}); remove it to go on: events of one finished file may then come twice"
+            f"{path} is damaged ({error}); remove it to go on: events of one finished file may then be stored twice"
         ) from None

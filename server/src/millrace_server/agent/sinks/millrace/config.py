@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import ChannelName
-from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkPlace
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext
 from millrace_server.network.addresses import Address
 
 _MIB = 1 << 20
@@ -67,7 +67,7 @@ class MillraceSinkConfig(SinkConfig):
     timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
     """How long a server may take to answer a request; longer than the target channel's `keep_alive_seconds`."""
 
-    def make(self, place: SinkPlace) -> Sink:
+    def make(self, place: SinkContext) -> Sink:
         # gRPC is imported by whoever forwards.
         from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 

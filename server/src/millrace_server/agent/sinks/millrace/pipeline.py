@@ -10,7 +10,7 @@ from millrace_client.errors import MessageTooLargeError, MillraceError
 from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.millrace.requests import Request, RequestEncoder
 from millrace_server.agent.sinks.millrace.target import TargetChannel
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError, SilentError
+from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError, ComponentFailedError
 
 SLOW_SECONDS = 5.0
 """A target that has not answered for so long is reported in the sink's state."""
@@ -239,10 +239,10 @@ class Pipeline:
         seconds_max = self._limits.answer_seconds_max
         waited_seconds = self._loop.time() - self._session.waiting_since if self._session.unanswered else 0.0
         if waited_seconds >= seconds_max:
-            self._abort(SilentError(f"{self._target.endpoint} does not answer", waited_seconds))
+            self._abort(AnswerTimeoutError(f"{self._target.endpoint} does not answer", waited_seconds))
             return
         if waited_seconds >= SLOW_SECONDS:
-            self._reader.note_trouble(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
+            self._reader.report_problem(f"{self._target.endpoint} has not answered for {SLOW_SECONDS:g} s or more")
             due_seconds = seconds_max
         else:
             due_seconds = min(seconds_max, SLOW_SECONDS)

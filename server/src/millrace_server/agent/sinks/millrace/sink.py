@@ -15,7 +15,7 @@ from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.millrace.endpoints import Endpoints
 from millrace_server.agent.sinks.millrace.pipeline import Pipeline, PipelineLimits, RefusedError
 from millrace_server.agent.sinks.millrace.target import TargetChannel, connected
-from millrace_server.agent.supervision import ComponentError, ComponentFailedError, SilentError
+from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError, ComponentFailedError
 
 
 class ForwardingSink:
@@ -48,7 +48,7 @@ class ForwardingSink:
         except ComponentFailedError:
             raise
         except ComponentError as error:
-            endpoints.note_failure(error.seconds if isinstance(error, SilentError) else 0.0)
+            endpoints.note_failure(error.seconds if isinstance(error, AnswerTimeoutError) else 0.0)
             raise
 
 

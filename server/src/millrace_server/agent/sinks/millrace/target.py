@@ -11,7 +11,7 @@ from millrace.v1 import admin_service_pb2
 from millrace_client.append_session import AsyncAppendSession
 from millrace_client.errors import MillraceError, RetryAdvice
 from millrace_client.grpc_errors import ErrorTranslator
-from millrace_server.agent.supervision import ComponentError, SilentError
+from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError
 
 _GET_CHANNEL = f"/{admin_service_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/GetChannel"
 
@@ -89,7 +89,7 @@ async def _find(
         answer: admin_service_pb2.GetChannelResponse = await method(request, timeout=timeout_seconds)
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise SilentError(f"{endpoint} does not answer", timeout_seconds) from None
+            raise AnswerTimeoutError(f"{endpoint} does not answer", timeout_seconds) from None
         raise _component_error(ErrorTranslator(endpoint).from_rpc(error, channel), endpoint, channel) from None
     if answer.channel.state in _OUT_OF_ORDER:
         raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {_fault(answer.channel)}")

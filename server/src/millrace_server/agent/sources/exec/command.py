@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import structlog
 
-from millrace_server.agent.rate_limited_log import LineAllowance
+from millrace_server.agent.rate_limited_log import RateLimit
 from millrace_server.agent.supervision import ComponentError
 
 
@@ -78,7 +78,7 @@ class ComplaintLog:
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._allowance = LineAllowance(LINES_AT_ONCE, LINE_SECONDS, clock)
+        self._allowance = RateLimit(LINES_AT_ONCE, LINE_SECONDS, clock)
         self._begun_line = b""
         self._untold_count = 0
 
@@ -108,7 +108,7 @@ class ComplaintLog:
     def _tell(self, line: bytes) -> None:
         if not line.strip():
             return
-        if not self._allowance.take():
+        if not self._allowance.try_acquire():
             self._untold_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")

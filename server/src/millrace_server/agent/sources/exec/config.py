@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
-from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.channels.config import NamedPath
 
 _SHELL = "/bin/sh"
@@ -71,7 +71,7 @@ class ExecSourceConfig(LinesConfig, SourceConfig):
             raise ValueError(f"names no program; it must be an array such as {_EXAMPLE}")
         return value
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         from millrace_server.agent.sources.exec.source import ExecSource
 
         return ExecSource(place.name, self)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourcePlace, check_reach
+from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_reach
 from millrace_server.network.addresses import Address
 
 _MIB = 1024 * 1024
@@ -83,7 +83,7 @@ class HttpSourceConfig(ListeningSourceConfig):
             raise ValueError(f"is {bytes_max}; it must not be below twice body_bytes_max, {least}")
         return bytes_max
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         from millrace_server.agent.sources.http.source import HttpSource
 
         return HttpSource(place.name, self)

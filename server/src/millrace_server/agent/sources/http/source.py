@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.rate_limited_log import TroubleLog
+from millrace_server.agent.rate_limited_log import FailureLog
 from millrace_server.agent.sources.http.bodies import (
     RETRY_SECONDS,
     BodyReader,
@@ -203,7 +203,7 @@ class _Receiver:
         self._writer = writer
         self._inflight = InflightBytes(config.inflight_bytes_max)
         self._bodies = BodyReader(config)
-        self._troubles = TroubleLog()
+        self._troubles = FailureLog()
         self._keys = RequestKeys(source, writer)
         self._is_closing = False
 

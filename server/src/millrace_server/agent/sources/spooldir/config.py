@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
-from millrace_server.agent.sources.source import Source, SourceConfig, SourcePlace
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.channels.config import NamedPath
 
 MIB = 1 << 20
@@ -184,7 +184,7 @@ class SpooldirSourceConfig(SourceConfig):
             raise ValueError(f"is {shown_value(str(target))}; it must be another directory than `directory`")
         return value
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         from millrace_server.agent.sources.spooldir.source import SpooldirSource
 
         return SpooldirSource(place.name, self)

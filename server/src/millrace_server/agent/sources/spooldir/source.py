@@ -27,7 +27,7 @@ from millrace_server.agent.sources.spooldir.config import (
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
 from millrace_server.agent.sources.spooldir.scanner import FILES_MAX, Found, Lookout, Shape
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
 _NAMES_MAX = 1_000
@@ -186,15 +186,15 @@ class SpooldirSource:
         self._lookout = Lookout(config)
         self._disposal = Disposal(config)
         self._log = _log.bind(source=name)
-        self._thread = WorkThread(f"spooldir {name}")
+        self._thread = WorkerThread(f"spooldir {name}")
         self._failed_attempts: dict[Path, int] = {}
         self._set_aside: dict[Path, tuple[Shape, float]] = {}
 
     async def run(self, writer: ChannelWriter) -> None:
         clock = asyncio.get_running_loop().time
-        await self._thread.do(self._disposal.prepare)
+        await self._thread.submit(self._disposal.prepare)
         while True:
-            found = await self._thread.do(self._lookout.look)
+            found = await self._thread.submit(self._lookout.look)
             writer.note_ready()
             # Between files it looks again, as often as it may, since what has come might have to be taken first.
             look_again_at = clock() + self._lookout.pause_seconds
@@ -271,7 +271,7 @@ class SpooldirSource:
 
     async def _take_away(self, found: Found, take: Callable[[], Path | None]) -> Path | None:
         try:
-            return await self._thread.do(take)
+            return await self._thread.submit(take)
         except OSError as error:
             # The others go on, unless there is something that concerns them too: then `prepare` finds it.
             if len(self._set_aside) < FILES_MAX:
@@ -317,8 +317,8 @@ async def _unless_unreadable(reading: Awaitable[ReadT]) -> ReadT:
 
 
 @asynccontextmanager
-async def _opened(found: Found, thread: WorkThread) -> AsyncGenerator[SpoolFile]:
-    opening = thread.do(lambda: SpoolFile.open(found))
+async def _opened(found: Found, thread: WorkerThread) -> AsyncGenerator[SpoolFile]:
+    opening = thread.submit(lambda: SpoolFile.open(found))
     try:
         yield await _unless_unreadable(asyncio.shield(opening))
     finally:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourcePlace, check_reach
+from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_reach
 from millrace_server.network.addresses import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024
@@ -123,7 +123,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
                 raise ValueError(f"names {shown_value(text)} twice; each may come once")
         return texts
 
-    def make(self, place: SourcePlace) -> Source:
+    def make(self, place: SourceContext) -> Source:
         from millrace_server.agent.sources.syslog.source import SyslogSource
 
         return SyslogSource(place.name, self)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
 from millrace_server.agent.sources.taildir.discovery import (
@@ -43,7 +43,7 @@ class FileRegister:
     """
 
     def __init__(
-        self, config: TaildirSourceConfig, place: SourcePlace, accepted: Callable[[str], AcceptedRanges]
+        self, config: TaildirSourceConfig, place: SourceContext, accepted: Callable[[str], AcceptedRanges]
     ) -> None:
         self._config = config
         self._accepted = accepted

@@ -4,13 +4,13 @@ import asyncio
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.sources.source import SourcePlace
+from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.discovery import AcceptedRanges
 from millrace_server.agent.sources.taildir.file_scheduler import FileScheduler, Portion
 from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
-from millrace_server.agent.worker_thread import WorkThread
+from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
 _ANSWER_SECONDS_MAX = 60.0
@@ -28,7 +28,7 @@ class TaildirSource:
     being stored.
     """
 
-    def __init__(self, config: TaildirSourceConfig, place: SourcePlace) -> None:
+    def __init__(self, config: TaildirSourceConfig, place: SourceContext) -> None:
         self._config = config
         self._place = place
 
@@ -50,25 +50,25 @@ class TaildirSource:
 
         register = FileRegister(self._config, self._place, accepted)
         scheduler = FileScheduler(self._config, register)
-        thread = WorkThread(f"taildir {self._place.name}")
-        await thread.do(register.begin)
+        thread = WorkerThread(f"taildir {self._place.name}")
+        await thread.submit(register.begin)
         try:
             writer.note_ready()
             await self._pump(writer, thread, scheduler)
         finally:
             # Behind what the thread is doing.
-            closing = thread.do(scheduler.close)
-            thread.end()
+            closing = thread.submit(scheduler.close)
+            thread.shutdown()
             await closing
 
-    async def _pump(self, writer: ChannelWriter, thread: WorkThread, scheduler: FileScheduler) -> None:
-        upcoming = thread.do(scheduler.next_portion)
+    async def _pump(self, writer: ChannelWriter, thread: WorkerThread, scheduler: FileScheduler) -> None:
+        upcoming = thread.submit(scheduler.next_portion)
         try:
             while True:
                 portion = await upcoming
                 if portion is None:
                     await asyncio.sleep(scheduler.wait_seconds)
-                upcoming = thread.do(scheduler.next_portion)
+                upcoming = thread.submit(scheduler.next_portion)
                 if portion is not None:
                     await self._deliver(writer, portion)
         finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
-from millrace_server.agent.sinks.files.store import EventFiles, Progress
+from millrace_server.agent.sinks.files.event_files import EventFiles, WriteResult
 from tests.crashing_os import CrashingOs, Killed
 from tests.files_sink import config_of, lines_below, make_store, raw_of, unfinished_below
 
@@ -40,13 +40,13 @@ class Flow:
         assert not held
         store.close()
 
-    def _settle(self, held: dict[int, range], progress: Progress) -> None:
-        for number in progress.completed:
+    def _settle(self, held: dict[int, range], result: WriteResult) -> None:
+        for number in result.completed:
             self.settled.update(held.pop(number))
         assert self._store is not None
-        if progress.completed:
+        if result.completed:
             low = min((numbers[0] for numbers in held.values()), default=max(self.settled) + 1)
-            self._store.forget_below(low)
+            self._store.delete_receipts_below(low)
 
     def forget_run(self) -> None:
         """The process has gone: nobody has the lock, and nothing is written any more."""

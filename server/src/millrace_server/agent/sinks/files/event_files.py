@@ -1,4 +1,4 @@
-"""From deliveries to finished files: what a sink's thread does."""
+"""Event files: deliveries become finished files; the sink calls this on its thread."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,53 +10,53 @@ from millrace.wire_format import Buffer
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chunks_of
 from millrace_server.agent.sinks.files.open_files import OpenFile, OpenFiles
 from millrace_server.agent.sinks.files.paths import Partitioner
-from millrace_server.agent.sinks.files.sink_directory import FileReceipt, ReceiptBook, SinkDirectory
+from millrace_server.agent.sinks.files.sink_directory import FileReceipt, ReceiptStore, SinkDirectory
 from millrace_server.agent.sinks.files.targets import FileTarget
 from millrace_server.channels.stamps import IntervalSet
 
 _CHANNEL_ID_LENGTH = 12
-"""So much of a channel's id stands in a file's name; where two are the same that far, a number is added."""
+"""Characters of a channel's id in a file's name; a number is added to names that are equal nevertheless."""
 
 
 class FileNames(NamedTuple):
-    """How finished files are named: `orders-3f1c5a7e9b02-000000000001-000000001000.jsonl`."""
+    """Names of finished files: `orders-3f1c5a7e9b02-000000000001-000000001000.jsonl`."""
 
     prefix: str
     suffix: str
 
     def of(self, channel_id: str, file: OpenFile) -> Iterator[str]:
-        """The names for a file, the best first: whose events it holds, from which sequence, to which."""
+        """Yields names for a file, the preferred one first: the channel, the first and the last sequence."""
         sequences = f"{file.ranges.first:012d}-{file.ranges.last:012d}"
         name = f"{file.directory.rstrip('/')}/{self.prefix}{channel_id[:_CHANNEL_ID_LENGTH]}-{sequences}"
         others = (f"{name}-{number}{self.suffix}" for number in count(2))
         return chain([f"{name}{self.suffix}"], others)
 
 
-class Progress(NamedTuple):
-    """How it stands after some work."""
+class WriteResult(NamedTuple):
+    """The state after a call."""
 
     completed: Sequence[int]
-    """Deliveries, by their numbers, whose events are all in files that have their final names; each is told once."""
+    """The numbers of deliveries that have become complete: all their events are in finished files."""
     due_at: float | None
-    """When `roll` is to be called next."""
+    """When to call `roll` next."""
 
 
-class _KeptReceipt(NamedTuple):
-    place: Path
+class _ConfirmedReceipt(NamedTuple):
+    path: Path
     last_sequence: int
 
 
 class EventFiles:
-    """Writes deliveries into files, and finishes these.
+    """Writes deliveries into files, and finishes the files.
 
-    All of it blocks. An error leaves it as it is: whoever gets one closes the store, and opens another.
+    All methods block. After an error its state is undefined: close it, and open another one.
 
     Args:
-        directory: What the sink remembers is there.
-        make_target: Where finished files go, for what names the sink.
-        partitioner: Which events go to which directory.
+        directory: The sink's own state.
+        make_target: Creates the target of finished files, from the identity of the sink.
+        partitioner: Maps events to directories.
         files: The open files; none yet.
-        names: How finished files are named.
+        names: The names of finished files.
     """
 
     def __init__(
@@ -72,78 +72,78 @@ class EventFiles:
         self._partitioner = partitioner
         self._files = files
         self._names = names
-        self._book = ReceiptBook(directory.path / "receipts")
+        self._receipts = ReceiptStore(directory.path / "receipts")
         self._target: FileTarget | None = None
         self._channel_id = ""
         self._found: list[tuple[Path, FileReceipt]] = []
-        self._kept: list[_KeptReceipt] = []
-        self._done = IntervalSet()
-        self._unfinished: Counter[int] = Counter()
+        self._confirmed: list[_ConfirmedReceipt] = []
+        self._finished = IntervalSet()
+        self._unfinished_counts: Counter[int] = Counter()
         self._touched: set[int] = set()
 
     def open(self) -> None:
-        """Gets ready: removes what an earlier run has left unfinished, and finds out what it has finished.
+        """Removes what an earlier run left unfinished, and reads what it finished.
 
         Raises:
             OSError: The target, or the sink's own directory, cannot be used.
-            ComponentError: An earlier run is still at work, or what it has left cannot be read.
+            ComponentError: An earlier run is still at work, or its receipts cannot be read.
         """
         owner = self._directory.open()
         self._target = self._make_target(owner)
         self._target.open()
-        for place, receipt, is_kept in self._book.open():
-            if is_kept:
-                self._found.append((place, receipt))
+        for path, receipt, is_confirmed in self._receipts.open():
+            if is_confirmed:
+                self._found.append((path, receipt))
             elif self._target.size_of(receipt.path) == receipt.file_bytes:
-                self._found.append((self._book.keep(place), receipt))
+                self._found.append((self._receipts.confirm(path), receipt))
             else:
-                self._book.drop(place)
+                self._receipts.delete(path)
 
-    def write(self, delivery: int, channel_id: str, batches: Iterable[tuple[int, Buffer]], now: float) -> Progress:
-        """Writes a delivery's events, but for those that an earlier run has finished.
+    def write(self, delivery: int, channel_id: str, batches: Iterable[tuple[int, Buffer]], now: float) -> WriteResult:
+        """Writes a delivery's events, except those that an earlier run has finished.
 
         Args:
-            delivery: Its number; that of an earlier one where it is a part of that.
-            channel_id: Of the channel that it is from.
+            delivery: Its number; that of the earlier delivery that it was joined to.
+            channel_id: The id of its channel.
             batches: For each batch the first sequence, and the events as a serialized EventColumns.
-            now: The time on the clock that says when files are due.
+            now: The time on the clock for due files.
         """
         if channel_id != self._channel_id:
             self._finish(self._files)
             self._begin_channel(channel_id)
         self._touched.add(delivery)
-        for chunk in self._new(chunks_of(batches)):
+        for chunk in self._unfinished_of(chunks_of(batches)):
             for directory, rows in self._partitioner.split(chunk).items():
                 self._write_rows(delivery, chunk, directory, rows, now)
         self._files.bound_memory()
-        return self._progress()
+        return self._result()
 
-    def roll(self, now: float) -> Progress:
+    def roll(self, now: float) -> WriteResult:
         """Finishes the files that are due."""
         self._finish(file for file in self._files if self._files.due_at(file) <= now)
-        return self._progress()
+        return self._result()
 
-    def finish_delivery(self, delivery: int) -> Progress:
-        """Finishes all files that have events of a delivery."""
+    def finish_delivery(self, delivery: int) -> WriteResult:
+        """Finishes all files with events of a delivery."""
         self._finish(file for file in self._files if delivery in file.deliveries)
-        return self._progress()
+        return self._result()
 
-    def finish_all(self) -> Progress:
+    def finish_all(self) -> WriteResult:
         """Finishes all files."""
         self._finish(self._files)
-        return self._progress()
+        return self._result()
 
-    def forget_below(self, sequence: int) -> None:
-        """Drops receipts that nobody needs any more, since the channel delivers nothing below a sequence again."""
-        for receipt in self._kept:
+    def delete_receipts_below(self, sequence: int) -> None:
+        """Deletes the receipts of events below a sequence: the channel does not deliver these again."""
+        for receipt in self._confirmed:
             if receipt.last_sequence < sequence:
-                self._book.drop(receipt.place)
-        self._kept = [receipt for receipt in self._kept if receipt.last_sequence >= sequence]
-        if not self._kept:
-            self._done = IntervalSet()
+                self._receipts.delete(receipt.path)
+        self._confirmed = [receipt for receipt in self._confirmed if receipt.last_sequence >= sequence]
+        if not self._confirmed:
+            self._finished = IntervalSet()
 
     def close(self) -> None:
-        """Removes what is unfinished, and lets a later run in."""
+        """Removes unfinished files, and releases the directory for a later run."""
         try:
             self._files.discard()
             if self._target is not None:
@@ -152,24 +152,24 @@ class EventFiles:
             self._directory.close()
 
     def _begin_channel(self, channel_id: str) -> None:
-        """Gets ready for another channel's events, or for those of the same channel made anew."""
+        """Changes to another channel, or to a new incarnation of the same one."""
         self._channel_id = channel_id
-        self._done = IntervalSet()
-        for kept in self._kept:
-            self._book.drop(kept.place)
-        self._kept = []
-        for place, receipt in self._found:
+        self._finished = IntervalSet()
+        for confirmed in self._confirmed:
+            self._receipts.delete(confirmed.path)
+        self._confirmed = []
+        for path, receipt in self._found:
             if receipt.channel_id != channel_id:
-                self._book.drop(place)
+                self._receipts.delete(path)
                 continue
             for first, last in receipt.ranges:
-                self._done.add(first, last)
-            self._kept.append(_KeptReceipt(place, receipt.last_sequence))
+                self._finished.add(first, last)
+            self._confirmed.append(_ConfirmedReceipt(path, receipt.last_sequence))
         self._found = []
 
-    def _new(self, chunks: Iterable[EventChunk]) -> Iterator[EventChunk]:
+    def _unfinished_of(self, chunks: Iterable[EventChunk]) -> Iterator[EventChunk]:
         for chunk in chunks:
-            gaps = self._done.gaps(chunk.first_sequence, chunk.last_sequence)
+            gaps = self._finished.gaps(chunk.first_sequence, chunk.last_sequence)
             if gaps == [(chunk.first_sequence, chunk.last_sequence)]:
                 yield chunk
             else:
@@ -178,11 +178,11 @@ class EventFiles:
     def _write_rows(self, delivery: int, chunk: EventChunk, directory: str, rows: Rows, now: float) -> None:
         assert self._target is not None, "it is open"
         while rows:
-            if (crowded_out := self._files.crowded_out_by(directory)) is not None:
-                self._finish([crowded_out])
+            if (evicted := self._files.to_evict_for(directory)) is not None:
+                self._finish([evicted])
             file = self._files.get(directory, self._target.staging, now)
             room = self._files.room_in(file)
-            self._unfinished[delivery] += delivery not in file.deliveries
+            self._unfinished_counts[delivery] += delivery not in file.deliveries
             file.write(delivery, chunk, rows[:room], now)
             rows = rows[room:]
             if self._files.is_full(file):
@@ -194,7 +194,7 @@ class EventFiles:
             self._publish(file, file_bytes)
             self._files.remove(file)
             for delivery in file.deliveries:
-                self._unfinished[delivery] -= 1
+                self._unfinished_counts[delivery] -= 1
             self._touched |= file.deliveries
 
     def _publish(self, file: OpenFile, file_bytes: int) -> None:
@@ -202,21 +202,22 @@ class EventFiles:
         ranges = list(file.ranges)
         for path in self._names.of(self._channel_id, file):
             if self._target.size_of(path) is not None:
-                # Promised, it would be taken for ours after a crash.
+                # A receipt for this name would, after a crash, claim somebody else's file.
                 continue
-            # Before the name is given, so that a crash between the two is told from one before them.
-            place = self._book.promise(FileReceipt(path, file_bytes, self._channel_id, ranges))
+            # Written before the publish, so that after a crash in between the events count as finished if the file is
+            # there, and only then.
+            receipt = self._receipts.prepare(FileReceipt(path, file_bytes, self._channel_id, ranges))
             try:
                 self._target.publish(file.staged, path)
             except FileExistsError:
-                self._book.drop(place)
+                self._receipts.delete(receipt)
                 continue
-            self._kept.append(_KeptReceipt(self._book.keep(place), file.ranges.last))
+            self._confirmed.append(_ConfirmedReceipt(self._receipts.confirm(receipt), file.ranges.last))
             return
 
-    def _progress(self) -> Progress:
-        completed = sorted(delivery for delivery in self._touched if not self._unfinished[delivery])
+    def _result(self) -> WriteResult:
+        completed = sorted(delivery for delivery in self._touched if not self._unfinished_counts[delivery])
         for delivery in completed:
-            del self._unfinished[delivery]
+            del self._unfinished_counts[delivery]
         self._touched = set()
-        return Progress(completed, self._files.next_due_at())
+        return WriteResult(completed, self._files.next_due_at())

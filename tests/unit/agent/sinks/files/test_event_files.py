@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from millrace_server.agent.sinks.files.store import EventFiles
+from millrace_server.agent.sinks.files.event_files import EventFiles
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from tests.files_sink import SINK, config_of, files_below, lines_below, make_store, raw_of, rows_of, unfinished_below
 
@@ -213,9 +213,9 @@ def test_forget_below_drops_receipts_once_their_events_are_settled(
     store = open_store(roll_events=5)
     store.write(1, CHANNEL_ID, [_batch(1, 10)], now=0.0)
     assert len(list(receipts.iterdir())) == 2
-    store.forget_below(10)
+    store.delete_receipts_below(10)
     assert len(list(receipts.iterdir())) == 1
-    store.forget_below(11)
+    store.delete_receipts_below(11)
     assert list(receipts.iterdir()) == []
 
 
