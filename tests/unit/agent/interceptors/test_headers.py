@@ -9,7 +9,7 @@ import pytest
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
-from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, own_address, random_uuids
+from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, outbound_address, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
 from tests.made_interceptors import intercepted, interceptor, problem_with
 from tests.source_writers import table_of
@@ -51,7 +51,7 @@ def test_host_tells_the_machine_s_name_or_address() -> None:
     """The name is the default: an address says little in a container."""
     assert intercepted(table_of(b"1"), type="host") == [({"host": socket.gethostname()}, b"1")]
     [(headers, _)] = intercepted(table_of(b"1"), type="host", header="from", use="ip")
-    assert headers == {"from": own_address()}
+    assert headers == {"from": outbound_address()}
     assert socket.inet_pton(socket.AF_INET6 if ":" in headers["from"] else socket.AF_INET, headers["from"])
 
 
@@ -62,7 +62,7 @@ def test_own_address_where_nothing_can_be_reached_is_the_loopback_address(monkey
         raise OSError("network is unreachable")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    assert own_address() == "127.0.0.1"
+    assert outbound_address() == "127.0.0.1"
 
 
 def test_static_gives_one_header_or_several() -> None:

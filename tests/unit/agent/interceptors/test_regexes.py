@@ -102,7 +102,7 @@ def test_search_replace_that_makes_a_text_too_long_refuses_that_event(replacemen
     with pytest.raises(EventsRefusedError) as caught:
         interceptor(type="search_replace", pattern="x|x+$", replacement=replacement).intercept(table)
     assert list(caught.value.reasons) == [1]
-    assert f"more than {regexes.GROWTH_MAX} characters longer" in caught.value.reasons[1]
+    assert f"more than {regexes.GROWTH_CHARACTERS_MAX} characters longer" in caught.value.reasons[1]
     assert table.bodies == [b"1", b"x" * 100_000, b"2"]
 
 

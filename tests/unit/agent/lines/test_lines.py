@@ -34,8 +34,8 @@ def test_first_of_lines_covers_what_they_cover() -> None:
 def test_leave_out_counts_to_the_event_before() -> None:
     """What lies behind an event belongs to it; before the first one it is skipped."""
     builder = LinesBuilder(10)
-    builder.leave_out(3)
+    builder.skip(3)
     builder.add(b"a", 2)
-    builder.leave_out(5)
+    builder.skip(5)
     builder.extend([b"b"], [2])
     assert builder.build() == Lines(10, 3, [b"a", b"b"], [7, 2])

@@ -5,14 +5,14 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.lines.config import MultilineConfig
 from millrace_server.agent.lines.lines import Lines
-from millrace_server.agent.lines.splitter import EventJoiner
+from millrace_server.agent.lines.splitter import MultilineAggregator
 
 
 def joined(*lines: bytes, **settings: Any) -> list[bytes]:
     """The events of these lines."""
-    joiner = EventJoiner(MultilineConfig.model_validate(settings, strict=True), 0)
-    found = joiner.feed(Lines(0, 0, lines, [len(line) + 1 for line in lines]))
-    return [*found.bodies, *joiner.finish().bodies]
+    aggregator = MultilineAggregator(MultilineConfig.model_validate(settings, strict=True), 0)
+    found = aggregator.feed(Lines(0, 0, lines, [len(line) + 1 for line in lines]))
+    return [*found.bodies, *aggregator.finish().bodies]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_feed_of_many_lines_ends_events_at_their_limits() -> None:
 
 def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them() -> None:
     """What an event covers has no gaps, so that its bytes are known to be done."""
-    joiner = EventJoiner(MultilineConfig(pattern="^a"), 10)
-    assert joiner.feed(Lines(10, 5, [b"a", b"b"], [2, 9])) == Lines(10, 5, [], [])
-    found = joiner.feed(Lines(26, 4, [b"a"], [2]))
+    aggregator = MultilineAggregator(MultilineConfig(pattern="^a"), 10)
+    assert aggregator.feed(Lines(10, 5, [b"a", b"b"], [2, 9])) == Lines(10, 5, [], [])
+    found = aggregator.feed(Lines(26, 4, [b"a"], [2]))
     assert found == Lines(15, 0, [b"a\nb"], [15])
-    assert joiner.position == 30
+    assert aggregator.position == 30
 
 
 def test_feed_of_a_line_on_which_the_pattern_takes_for_ever_counts_it_as_no_match(

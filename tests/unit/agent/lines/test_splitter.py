@@ -45,7 +45,7 @@ def test_feed_of_lines_hands_out_finished_ones() -> None:
     assert events_of(lines) == [(0, b"one"), (4, b"two"), (8, b"")]
     assert (lines.start, lines.end, split.position) == (0, 9, 9)
     assert split.has_unfinished_line
-    assert split.waiting_bytes == 3
+    assert split.pending_bytes == 3
     assert events_of(split.feed(b"ee\n")) == [(9, b"three")]
     assert not split.has_unfinished_line
 
@@ -102,7 +102,7 @@ def test_feed_of_a_line_without_end_keeps_memory_bounded(policy: str) -> None:
     split = splitter(line_bytes_max=1_000, long_lines=policy)
     for _ in range(500):
         split.feed(b"x" * 777)
-        assert split.waiting_bytes <= 2_000 + 777
+        assert split.pending_bytes <= 2_000 + 777
     split.feed(b"\nlast")
     assert split.position == 500 * 777 + 1
     assert bodies_of(split.finish()) == [b"last"]
@@ -181,10 +181,10 @@ def test_feed_of_multiline_events_hands_them_out_once_the_next_begins() -> None:
     """The last event waits for further lines, until it is asked for."""
     split = splitter(multiline={"pattern": r"^\d"})
     assert events_of(split.feed(b"1 first\n  at a\n  at b\n2 second\n  at")) == [(0, b"1 first\n  at a\n  at b")]
-    assert split.has_waiting_event
+    assert split.has_pending_event
     assert split.position == 22
     assert events_of(split.finish_event()) == [(22, b"2 second")]
-    assert not split.has_waiting_event
+    assert not split.has_pending_event
     assert split.has_unfinished_line
     assert bodies_of(split.finish()) == [b"  at"]
 

@@ -1,1 +1,1 @@
-"""Interceptors: what changes or drops events between a source and its channels."""
+"""Interceptors, which change or drop events between a source and its channels."""

@@ -27,4 +27,4 @@ AnyInterceptorConfig = Annotated[
     | CustomInterceptorConfig,
     Field(discriminator="type"),
 ]
-"""An interceptor's table, told apart by its `type`."""
+"""An interceptor's table; `type` selects the class."""

@@ -1,4 +1,4 @@
-"""The interceptor `timestamp`: when an event came in."""
+"""Interceptors that set or remove headers: `timestamp`, `host`, `static`, `uuid` and `remove_header`."""
 
 import os
 import socket
@@ -17,34 +17,34 @@ from millrace_server.agent.interceptors.interceptor import (
     InterceptorConfig,
     QuickInterceptor,
 )
-from millrace_server.agent.interceptors.regexes import TOO_LONG, Regex, RegexPattern
+from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex, RegexPattern
 
 
 class TimestampConfig(InterceptorConfig):
-    """A header that says when an event came in; the events of a batch have come in at once."""
+    """Sets a header to the time at which an event arrived; the events of a batch have the same time."""
 
     type: Literal["timestamp"]
-    """When an event came in."""
+    """Time of arrival."""
 
     header: str = "timestamp"
-    """The header."""
+    """The header to set."""
 
     format: Literal["millis", "iso"] = "millis"
     """`millis`: milliseconds since 1970. `iso`: date and time in UTC, such as 2026-01-31T23:59:59.999+00:00."""
 
     preserve_existing: bool = False
-    """Whether an event that has the header already keeps its own."""
+    """Whether an event that already has the header keeps its value."""
 
     def make(self) -> Interceptor:
         return Timestamp(self, time.time)
 
 
 class Timestamp(QuickInterceptor):
-    """Says when events came in.
+    """Sets the time of arrival.
 
     Args:
-        config: How.
-        clock: Seconds since 1970.
+        config: The settings.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(self, config: TimestampConfig, clock: Callable[[], float]) -> None:
@@ -61,29 +61,29 @@ class Timestamp(QuickInterceptor):
         return table
 
 
-_FAR_AWAY = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that nobody has (RFC 5737, RFC 3849), of both families."""
+_DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses that no host has (RFC 5737, RFC 3849), one of each family."""
 
 _ANY_PORT = 9
 
 
 class HostConfig(InterceptorConfig):
-    """A header that says on which machine an event came in."""
+    """Sets a header to the machine on which an event arrived."""
 
     type: Literal["host"]
-    """Where an event came in."""
+    """The machine on which an event arrived."""
 
     header: str = "host"
-    """The header."""
+    """The header to set."""
 
     use: Literal["name", "ip"] = "name"
-    """`name`: the machine's name. `ip`: the address from which it reaches others."""
+    """`name`: the machine's name. `ip`: the address from which it connects to others."""
 
     preserve_existing: bool = False
-    """Whether an event that has the header already keeps its own."""
+    """Whether an event that already has the header keeps its value."""
 
     def make(self) -> Interceptor:
-        return _Host(self, socket.gethostname() if self.use == "name" else own_address())
+        return _Host(self, socket.gethostname() if self.use == "name" else outbound_address())
 
 
 class _Host(QuickInterceptor):
@@ -96,39 +96,39 @@ class _Host(QuickInterceptor):
         return table
 
 
-def own_address() -> str:
-    """The address from which this machine reaches others; the loopback address where it reaches none.
+def outbound_address() -> str:
+    """Returns the address from which this machine connects to others, or the loopback address if it has no network.
 
-    Asks the routing table only: nothing is sent, and no name is looked up.
+    Only the routing table is consulted: nothing is sent, and no name is resolved.
     """
-    for family, address in _FAR_AWAY:
+    for family, address in _DOCUMENTATION_ADDRESSES:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((address, _ANY_PORT))
                 return str(probe.getsockname()[0])
         except OSError:
-            # No way out by this family.
+            # No route for this address family.
             continue
     return "127.0.0.1"
 
 
 class StaticConfig(InterceptorConfig):
-    """Headers that all events get: one as `key` and `value`, or any number as `headers`."""
+    """Sets the same headers on all events: one as `key` and `value`, or any number as `headers`."""
 
     type: Literal["static"]
     """The same headers for all events."""
 
     key: str | None = None
-    """A header."""
+    """The name of one header."""
 
     value: str | None = Field(None, validate_default=True)
-    """Its value."""
+    """The value of that header."""
 
     headers: dict[str, str] = Field(default_factory=dict, validate_default=True)
-    """Headers with their values."""
+    """Headers and their values."""
 
     preserve_existing: bool = True
-    """Whether an event that has a header already keeps its own."""
+    """Whether an event that already has a header keeps its value."""
 
     @field_validator("value")
     @classmethod
@@ -143,7 +143,7 @@ class StaticConfig(InterceptorConfig):
     @classmethod
     def _check_any(cls, headers: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         if not headers and info.data.get("key", "") is None:
-            raise ValueError("has no entry, and there is no key; the interceptor needs a header to give")
+            raise ValueError("has no entry, and there is no key; the interceptor needs a header to set")
         return headers
 
     def make(self) -> Interceptor:
@@ -168,22 +168,23 @@ _VARIANTS = "89ab"
 
 
 class UuidConfig(InterceptorConfig):
-    """A header with a random identity (UUID, version 4).
+    """Sets a header to a random identifier (UUID, version 4).
 
-    An event that is read again after a crash gets another one: a channel that had stored it before keeps the former.
+    An event that is read again after a crash gets a new identifier; a channel that stored the event before keeps the
+    old one.
     """
 
     type: Literal["uuid"]
-    """An identity for each event."""
+    """A random identifier for each event."""
 
     header: str = "id"
-    """The header."""
+    """The header to set."""
 
     prefix: str = ""
-    """What stands before it."""
+    """Text in front of the identifier."""
 
     preserve_existing: bool = True
-    """Whether an event that has the header already keeps its own."""
+    """Whether an event that already has the header keeps its value."""
 
     def make(self) -> Interceptor:
         return _Uuid(self)
@@ -200,7 +201,7 @@ class _Uuid:
 
 
 def random_uuids(prefix: str, count: int) -> list[str]:
-    """So many random UUIDs; several times as quick as making them one by one."""
+    """Returns random UUIDs; several times faster than `uuid.uuid4` for each."""
     digits = os.urandom(_UUID_BYTES * count).hex()
     step = 2 * _UUID_BYTES
     return [
@@ -211,16 +212,16 @@ def random_uuids(prefix: str, count: int) -> list[str]:
 
 
 class RemoveHeaderConfig(InterceptorConfig):
-    """Headers that are removed."""
+    """Removes headers."""
 
     type: Literal["remove_header"]
-    """Headers that are not wanted."""
+    """Removes headers."""
 
     names: list[str] = Field(default_factory=list)
-    """The headers."""
+    """The headers to remove."""
 
     pattern: RegexPattern | None = Field(None, validate_default=True)
-    """All headers, too, whose whole name matches."""
+    """Also removes all headers whose entire name matches."""
 
     @field_validator("pattern")
     @classmethod
@@ -252,4 +253,4 @@ class _RemoveHeader:
             return regex.matches_whole(name)
         except TimeoutError:
             having = [index for index, value in enumerate(table.values(name)) if value is not None]
-            raise EventsRefusedError(dict.fromkeys(having, TOO_LONG)) from None
+            raise EventsRefusedError(dict.fromkeys(having, MATCH_TIMED_OUT)) from None

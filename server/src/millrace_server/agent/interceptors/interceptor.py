@@ -1,4 +1,4 @@
-"""What every interceptor is."""
+"""The interceptor interface, and the interceptor `custom`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from millrace_server.agent.setting_types import FactoryPath, load_factory
 
 
 class EventsRefusedError(Exception):
-    """Returned by an interceptor that can never let some events through; the others are given to it once more.
+    """Raised when an interceptor can never pass some events. The others are passed to it again.
 
-    The events are set aside. Not for what may pass, such as a server that cannot be asked: that is ComponentError, and
-    the batch comes again after a while.
+    The refused events become dead letters. For a temporary failure, such as a server that does not respond, raise
+    ComponentError: the whole batch is then retried after a delay.
 
     Attributes:
-        reasons: Why, for each of these events by its index in the table.
+        reasons: Why, for each refused event by its index in the table.
     """
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
@@ -26,58 +26,58 @@ class EventsRefusedError(Exception):
 
 
 class Interceptor(Protocol):
-    """Changes or drops events, in the order in which they came.
+    """Changes or drops events, in the order in which they arrive.
 
-    Interceptors of one source run one after the other on a thread of the source's own, batch by batch: none of them
-    needs a lock, nor may it touch the server's event loop.
+    The interceptors of one source run one after the other, batch by batch, on a thread of that source. None of them
+    needs a lock, and none may touch the server's event loop.
     """
 
     def intercept(self, table: EventTable) -> EventTable:
-        """The events as they go on: the same table with other columns, or one with fewer of its events.
+        """Returns the events to pass on: the same table with other columns, or a table with fewer of its events.
 
-        The columns themselves, which are lists, stay as they are: a changed one takes the place of the former. Where it
-        raises it has changed nothing.
+        The columns are lists and must not be modified in place; assign a new list instead. When this raises, the table
+        is unchanged.
 
         Raises:
-            EventsRefusedError: Some events will never pass.
-            ComponentError: It cannot do its work now.
+            EventsRefusedError: Some events can never pass.
+            ComponentError: The interceptor cannot work at the moment.
         """
 
 
 class QuickInterceptor(ABC):
-    """An interceptor that takes no longer for many events than for few: it runs on the event loop."""
+    """An interceptor whose duration does not depend on the number of events; it runs on the event loop."""
 
     @abstractmethod
     def intercept(self, table: EventTable) -> EventTable:
-        """As with every interceptor."""
+        """See `Interceptor.intercept`."""
 
 
 class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
-    """What interceptors of every type have."""
+    """Base of all interceptors' settings."""
 
     @abstractmethod
     def make(self) -> Interceptor:
-        """The interceptor, for one source."""
+        """Returns the interceptor for one source."""
 
 
 class CustomInterceptorConfig(InterceptorConfig):
-    """An interceptor that is made by a factory of the user's."""
+    """An interceptor created by the user's factory."""
 
     type: Literal["custom"]
-    """A user's own."""
+    """A user-defined interceptor."""
 
     factory: FactoryPath
-    """Called with `options`, returns the interceptor."""
+    """Called with `options`; returns the interceptor."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the factory gets as keyword arguments."""
+    """Keyword arguments of the factory."""
 
     def make(self) -> Interceptor:
         return _Custom(load_factory(self.factory)(**self.options))
 
 
 class _Custom:
-    """Has a user's interceptor work on a copy, so that nothing of a failed try is left, and checks what it returns."""
+    """Runs a user's interceptor on a copy, so that a failed attempt leaves nothing behind, and checks the result."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -94,7 +94,7 @@ class _Custom:
 
 
 def _check_table(result: object) -> None:
-    """Raises TypeError or ValueError where a user's interceptor has returned what cannot be stored."""
+    """Raises TypeError or ValueError if a user's interceptor returned something that cannot be stored."""
     if not isinstance(result, EventTable):
         raise TypeError(f"an interceptor must return an EventTable, not {type(result).__name__}")
     if not all(isinstance(body, bytes) for body in result.bodies):

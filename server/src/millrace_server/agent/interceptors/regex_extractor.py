@@ -1,4 +1,4 @@
-"""The interceptor `regex_extractor`: parts of an event as headers."""
+"""The interceptor `regex_extractor`, which sets headers from the groups of a regular expression."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
@@ -11,38 +11,39 @@ from pydantic import Field, ValidationInfo, field_validator
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor
-from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, compiled, for_each
+from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, compile_pattern, map_texts
 
-_TIMES_REMEMBERED = 1_000
-_ANY_TIME = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
-_NO_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 - what `strptime` makes of a text that tells no part of a time
+_TIMES_CACHED = 1_000
+_SAMPLE_TIME = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
+_DEFAULT_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 - what `strptime` returns for a format without any part of a time
 
 
 class RegexExtractorConfig(RegexConfig):
-    """Makes headers of what the groups of a regular expression match.
+    """Sets headers from the groups of a regular expression.
 
-    Its first place counts. An event in which it is not found, or a group that takes no part in it, changes nothing.
+    Only the first match counts. An event without a match is unchanged, and so is the header of a group that does not
+    take part in the match.
     """
 
     type: Literal["regex_extractor"]
-    """Parts of an event as headers."""
+    """Sets headers from parts of an event."""
 
     names: list[str] = Field(default_factory=list, validate_default=True)
-    """The headers of the groups, in the order of the pattern. None: the groups' own names."""
+    """The headers of the groups, in the order of the pattern. Default: the groups' own names."""
 
     millis: dict[str, str] = Field(default_factory=dict)
-    """Headers that are times: for each the format, as Python's `strptime` has it, in which the event tells it. They
-    become milliseconds since 1970. A time that cannot be read makes no header."""
+    """Headers that are times, each with the format of its text as in Python's `strptime`. They are converted to
+    milliseconds since 1970. A text that does not fit its format sets no header."""
 
     time_zone: str = "UTC"
-    """The zone of times whose format tells none, such as Europe/Berlin."""
+    """The zone of times whose format has none, such as Europe/Berlin."""
 
     @field_validator("names")
     @classmethod
     def _check_count(cls, names: list[str], info: ValidationInfo) -> list[str]:
         if "pattern" not in info.data:
             return names
-        pattern = compiled(info.data["pattern"])
+        pattern = compile_pattern(info.data["pattern"])
         if names and len(names) != pattern.groups:
             raise ValueError(f"has {len(names)} of the names that the groups of the pattern need, {pattern.groups}")
         if not names and not pattern.groupindex:
@@ -53,14 +54,14 @@ class RegexExtractorConfig(RegexConfig):
     @classmethod
     def _check_formats(cls, millis: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         if {"pattern", "names"} <= info.data.keys():
-            headers = info.data["names"] or list(compiled(info.data["pattern"]).groupindex)
+            headers = info.data["names"] or list(compile_pattern(info.data["pattern"]).groupindex)
             if unknown := [header for header in millis if header not in headers]:
                 raise ValueError(
                     f"names {' and '.join(map(shown_value, unknown))}; the headers are "
                     f"{' and '.join(map(shown_value, headers))}"
                 )
         for header, time_format in millis.items():
-            if not _tells_time(time_format):
+            if not _is_time_format(time_format):
                 raise ValueError(
                     f"has {shown_value(time_format)} for {shown_value(header)}; it must be a format of a time, such as "
                     '"%Y-%m-%d %H:%M:%S"'
@@ -86,19 +87,19 @@ class _RegexExtractor:
     def __init__(self, config: RegexExtractorConfig) -> None:
         self._config = config
         self._regex = Regex(config.pattern)
-        pattern = compiled(config.pattern)
-        # By number, beginning at 1.
+        pattern = compile_pattern(config.pattern)
+        # Group numbers begin at 1.
         headers = dict(enumerate(config.names, 1)) or {number: name for name, number in pattern.groupindex.items()}
         self._group_numbers = tuple(headers)
         zone = _zone(config.time_zone)
         self._columns = [
-            (header, _millis_reader(config.millis[header], zone) if header in config.millis else None)
+            (header, _millis_parser(config.millis[header], zone) if header in config.millis else None)
             for header in headers.values()
         ]
 
     def intercept(self, table: EventTable) -> EventTable:
         nothing: tuple[str | None, ...] = (None,) * len(self._columns)
-        rows = for_each(self._config.texts(table), self._groups, nothing)
+        rows = map_texts(self._config.texts(table), self._groups, nothing)
         for (header, read), column in zip(self._columns, zip(*rows, strict=True), strict=False):
             values = [None if text is None else read(text) for text in column] if read else list(column)
             if None in values:
@@ -116,20 +117,20 @@ class _RegexExtractor:
 
 
 def _zone(name: str) -> tzinfo:
-    # Machines without a database of time zones know this one all the same.
+    # UTC works on machines without a time zone database, too.
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
-def _tells_time(time_format: str) -> bool:
+def _is_time_format(time_format: str) -> bool:
     try:
-        told = datetime.strptime(_ANY_TIME.strftime(time_format), time_format)  # noqa: DTZ007 - it is thrown away
+        told = datetime.strptime(_SAMPLE_TIME.strftime(time_format), time_format)  # noqa: DTZ007 - the result is discarded
     except ValueError:
         return False
-    return told.replace(tzinfo=None) != _NO_TIME
+    return told.replace(tzinfo=None) != _DEFAULT_TIME
 
 
-def _millis_reader(time_format: str, zone: tzinfo) -> Callable[[str], str | None]:
-    @lru_cache(_TIMES_REMEMBERED)
+def _millis_parser(time_format: str, zone: tzinfo) -> Callable[[str], str | None]:
+    @lru_cache(_TIMES_CACHED)
     def read(text: str) -> str | None:
         try:
             told = datetime.strptime(text, time_format)  # noqa: DTZ007 - the zone comes next, where the text has none

@@ -1,1 +1,1 @@
-"""Lines: how bytes that come in become events."""
+"""Lines and events in a stream of bytes."""

@@ -1,4 +1,4 @@
-"""What lines need to know of the charset that they are written in."""
+"""Character sets of lines."""
 
 import codecs
 from collections.abc import Sequence
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 
 from millrace_server.agent.lines.config import DecodeErrors
 
-MARK_BYTES_MAX = 4
-"""No byte order mark is longer."""
+BOM_BYTES_MAX = 4
+"""The length of the longest byte order mark."""
 
 _UTF_8 = "utf-8"
 
 _CHARACTER_BYTES_MAX = 4
-"""No charset has longer characters, shifts left out."""
+"""The length of the longest character in any charset, not counting shift sequences."""
 
 _LITTLE_ENDIAN = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-_MARKED = {
+_BOMS = {
     "utf-8-sig": ((codecs.BOM_UTF8, _UTF_8),),
     "utf-16": ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
     "utf-32": ((codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
 }
-"""For charsets whose text may begin with a byte order mark: each mark, and what it says."""
+"""For charsets whose text may begin with a byte order mark: each mark, and the codec it selects."""
 
 
 class LineDecodeError(Exception):
-    """Returned when a line is not in its charset, and that is not allowed.
+    """Raised when a line is not valid in its charset and `decode_errors` is FAIL.
 
     Attributes:
-        line_index: Which of the lines, counted from 0.
+        line_index: The index of the line, from 0.
     """
 
     def __init__(self, line_index: int, reason: str) -> None:
@@ -37,39 +37,39 @@ class LineDecodeError(Exception):
 
 @dataclass(frozen=True)
 class Charset:
-    """How some text is written.
+    """The encoding of a text.
 
     Attributes:
         codec: Python's name of the charset.
-        mark: The byte order mark that the text begins with; empty where it has none.
-        unit_bytes: A character begins at a multiple of it.
-        newline: A line feed.
-        carriage_return: A carriage return.
+        bom: The byte order mark at the beginning of the text, or nothing.
+        unit_bytes: Characters begin at multiples of this number of bytes.
+        newline: An encoded line feed.
+        carriage_return: An encoded carriage return.
     """
 
     codec: str
-    mark: bytes
+    bom: bytes
     unit_bytes: int
     newline: bytes
     carriage_return: bytes
 
     @classmethod
     def of(cls, name: str, head: bytes = b"") -> "Charset":
-        """The charset of that name, for text that begins so."""
+        """Returns the charset of this name for a text with this beginning."""
         name = codecs.lookup(name).name
-        codec, mark = _LITTLE_ENDIAN.get(name, name), b""
+        codec, bom = _LITTLE_ENDIAN.get(name, name), b""
         if name == "utf-8-sig":
             codec = _UTF_8
-        for known_mark, said_codec in _MARKED.get(name, ()):
-            if head.startswith(known_mark):
-                codec, mark = said_codec, known_mark
+        for candidate, bom_codec in _BOMS.get(name, ()):
+            if head.startswith(candidate):
+                codec, bom = bom_codec, candidate
         newline = "\n".encode(codec)
-        return cls(codec, mark, len(newline), newline, "\r".encode(codec))
+        return cls(codec, bom, len(newline), newline, "\r".encode(codec))
 
     @staticmethod
-    def may_be_marked(name: str) -> bool:
-        """Whether text in the charset of that name may begin with a byte order mark that is to be looked for."""
-        return codecs.lookup(name).name in _MARKED
+    def may_have_bom(name: str) -> bool:
+        """Whether text in the charset of this name may begin with a byte order mark."""
+        return codecs.lookup(name).name in _BOMS
 
     @property
     def is_utf_8(self) -> bool:
@@ -81,10 +81,10 @@ class Charset:
 
         Args:
             text: Some text.
-            offset: Where it lies in the whole.
+            offset: Its position in the whole input.
 
         Returns:
-            The lines without their line feeds; the last one is not finished, and may be empty.
+            The lines without their line feeds; the last one is unfinished and may be empty.
         """
         pieces = text.split(self.newline)
         if self.unit_bytes == 1 or len(pieces) == 1:
@@ -103,19 +103,19 @@ class Charset:
         return [*lines, joined + pieces[-1]]
 
     def whole_characters(self, piece: bytes) -> bytes:
-        """The beginning of a line without a character that is cut in two at its end."""
+        """Returns the beginning of a line up to its last complete character."""
         piece = piece[: len(piece) - len(piece) % self.unit_bytes]
         decoder = codecs.getincrementaldecoder(self.codec)("replace")
         decoder.decode(piece)
         unfinished, _ = decoder.getstate()
-        # Charsets that shift in and out count all since then as unfinished.
+        # For charsets with shift sequences, everything since the last shift counts as unfinished.
         return piece[: len(piece) - len(unfinished)] if len(unfinished) < _CHARACTER_BYTES_MAX else piece
 
     def to_utf_8(self, lines: Sequence[bytes], errors: DecodeErrors) -> Sequence[bytes]:
-        """The same lines in UTF-8.
+        """Returns the same lines in UTF-8.
 
         Raises:
-            LineDecodeError: A line is not in this charset, and `errors` is FAIL.
+            LineDecodeError: A line is not valid in this charset, and `errors` is FAIL.
         """
         if self.is_utf_8 and (errors is DecodeErrors.KEEP or _is_utf_8(b"\n".join(lines))):
             return lines
@@ -123,7 +123,7 @@ class Charset:
 
     def _to_utf_8(self, index: int, line: bytes, errors: DecodeErrors) -> bytes:
         try:
-            # Some charsets can write halves of surrogate pairs, which UTF-8 cannot.
+            # Some charsets can encode single surrogates, which UTF-8 cannot.
             return line.decode(self.codec).encode(errors="replace")
         except UnicodeDecodeError as error:
             if errors is DecodeErrors.FAIL:

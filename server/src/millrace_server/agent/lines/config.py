@@ -1,4 +1,4 @@
-"""How a source cuts what it reads into events: the settings."""
+"""Settings for splitting input into events."""
 
 import codecs
 from enum import StrEnum
@@ -12,36 +12,36 @@ from millrace_server.agent.interceptors.regexes import RegexPattern
 KIB = 1024
 MIB = 1024 * KIB
 
-_NO_CHARSETS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"})
-"""Python's names for what writes text in other text, not in bytes."""
+_TEXT_CODECS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"})
+"""Python's codecs that encode text as other text, not as bytes."""
 
 
 class DecodeErrors(StrEnum):
-    """What becomes of a line that is not in its charset."""
+    """What to do with a line that is not valid in its charset."""
 
     FAIL = "fail"
-    """The input is not read further."""
+    """Stop reading the input."""
     REPLACE = "replace"
-    """What cannot be read becomes U+FFFD."""
+    """Replace invalid bytes by U+FFFD."""
     IGNORE = "ignore"
-    """What cannot be read is left out."""
+    """Omit invalid bytes."""
     KEEP = "keep"
-    """The line's bytes go on as they are."""
+    """Pass on the bytes of the line unchanged."""
 
 
 class LongLines(StrEnum):
-    """What becomes of a line that is too long."""
+    """What to do with a line that is too long."""
 
     SPLIT = "split"
-    """It becomes several events, none cut inside a character."""
+    """Split it into several events, none cut inside a character."""
     TRUNCATE = "truncate"
-    """Its beginning is the event."""
+    """Keep its beginning."""
     DROP = "drop"
-    """It is left out."""
+    """Drop it."""
 
 
 class LineRole(StrEnum):
-    """What a line that matches a pattern is in its event."""
+    """The role of a matching line in its event."""
 
     BEGINS = "begins"
     """The first line of an event."""
@@ -54,66 +54,66 @@ class LineRole(StrEnum):
 def _check_charset(name: str) -> str:
     try:
         codec = codecs.lookup(name).name
-        # Whoever cannot do this, such as "hex", is no charset, though Python calls it a codec.
-        if codec not in _NO_CHARSETS and "\n".encode(codec).decode(codec) == "\n":
+        # Python also calls things such as "hex" a codec; they cannot do this.
+        if codec not in _TEXT_CODECS and "\n".encode(codec).decode(codec) == "\n":
             return name
     except (LookupError, ValueError):
         pass
     raise ValueError(f'is {shown_value(name)}; it must be the name of a charset, such as "utf-8" or "iso-8859-1"')
 
 
-# In a configuration file there is only text where a word is wanted.
-_AsDecodeErrors = Annotated[DecodeErrors, BeforeValidator(lambda value: _word(DecodeErrors, value))]
-_AsLongLines = Annotated[LongLines, BeforeValidator(lambda value: _word(LongLines, value))]
-_AsLineRole = Annotated[LineRole, BeforeValidator(lambda value: _word(LineRole, value))]
+# A configuration file contains strings, not enum members.
+_AsDecodeErrors = Annotated[DecodeErrors, BeforeValidator(lambda value: _enum_member(DecodeErrors, value))]
+_AsLongLines = Annotated[LongLines, BeforeValidator(lambda value: _enum_member(LongLines, value))]
+_AsLineRole = Annotated[LineRole, BeforeValidator(lambda value: _enum_member(LineRole, value))]
 
 
-def _word(words: type[StrEnum], value: object) -> object:
+def _enum_member(words: type[StrEnum], value: object) -> object:
     return words(value) if isinstance(value, str) and value in {*words} else value
 
 
 class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
-    """Which lines are one event together; they are joined by line feeds."""
+    """Which lines belong to one event; they are joined with line feeds."""
 
     pattern: RegexPattern
-    """A regular expression, searched for in each line once the line is in UTF-8. A line on which that takes longer than
-    a second counts as one that does not match."""
+    """A regular expression, searched for in each line after conversion to UTF-8. If that takes longer than a second,
+    the line counts as not matching."""
 
     role: _AsLineRole = LineRole.BEGINS
-    """What a line is that matches: "begins", "continues" or "ends" its event."""
+    """What a matching line does: "begins", "continues" or "ends" its event."""
 
     negate: bool = False
-    """Lines that do not match are meant."""
+    """Whether the role is that of lines that do not match."""
 
     lines_max: int = Field(1_000, ge=1, le=1_000_000)
-    """An event ends after so many lines. The pieces of a line that was split count as lines."""
+    """An event ends after this many lines. The pieces of a line that was split count as lines."""
 
     bytes_max: int = Field(1 * MIB, ge=1, le=64 * MIB)
-    """An event ends before a line that would bring its body above this size."""
+    """An event ends before a line that would make its body larger than this."""
 
     timeout_seconds: float = Field(5.0, gt=0, le=86_400, allow_inf_nan=False)
-    """An event goes on that has waited so long for a further line."""
+    """An event is complete when no further line has arrived for this long."""
 
 
 class CharsetConfig(BaseModel, frozen=True, extra="forbid"):
-    """What sources of text have. Bodies are UTF-8; what comes in UTF-8 is passed on untouched."""
+    """Settings of sources of text. Bodies are UTF-8; UTF-8 input is passed on unchanged."""
 
     charset: Annotated[str, AfterValidator(_check_charset)] = "utf-8"
-    """What the text is written in. "utf-16" and "utf-32" look for a byte order mark (little endian without one),
-    "utf-8-sig" leaves one out."""
+    """The charset of the input. "utf-16" and "utf-32" detect a byte order mark (little endian without one), "utf-8-sig"
+    skips it."""
 
     decode_errors: _AsDecodeErrors = DecodeErrors.KEEP
-    """What becomes of a line that is not in this charset: "fail", "replace", "ignore", "keep" its bytes."""
+    """What to do with a line that is not valid in this charset: "fail", "replace", "ignore", or "keep" its bytes."""
 
 
 class LinesConfig(CharsetConfig, frozen=True, extra="forbid"):
-    """What sources of lines have. A line ends with LF or CR LF, which is no part of it."""
+    """Settings of sources of lines. A line ends with LF or CR LF, which is not part of it."""
 
     line_bytes_max: int = Field(1 * MIB, ge=16, le=64 * MIB)
-    """A line with more bytes, as it comes, is too long."""
+    """A line with more bytes, counted in its own charset, is too long."""
 
     long_lines: _AsLongLines = LongLines.SPLIT
-    """What becomes of a line that is too long: "split", "truncate" or "drop"."""
+    """What to do with a line that is too long: "split", "truncate" or "drop"."""
 
     multiline: MultilineConfig | None = None
-    """Which lines are one event together. Without it each line is an event."""
+    """Which lines belong to one event. Without it each line is an event."""

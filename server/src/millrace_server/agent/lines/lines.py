@@ -1,4 +1,4 @@
-"""Lines that were cut out of some input."""
+"""Lines of an input, and the framer that finds them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,16 +12,16 @@ from millrace_server.agent.lines.config import LinesConfig, LongLines
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Events of a part of some input, and which of its bytes they cover.
+    """The events of a part of the input, and the bytes that they cover.
 
-    Each event covers the bytes from its first one to the next event's first one; so what lies between two events, line
-    ends and lines that were left out, counts to the event before it.
+    Each event covers the bytes from its own first byte to that of the next event. So what lies between two events, such
+    as line ends and dropped lines, belongs to the earlier one.
 
     Attributes:
-        start: Where the part begins, in bytes of the whole input.
-        skipped_bytes: Bytes of lines that were left out before the first event.
+        start: The position of the part in the whole input.
+        skipped_bytes: Bytes of dropped lines before the first event.
         bodies: The events' bodies.
-        sizes: For each event how many bytes it covers.
+        sizes: The number of bytes that each event covers.
     """
 
     start: int
@@ -31,7 +31,6 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """Events."""
         return len(self.bodies)
 
     @property
@@ -41,21 +40,21 @@ class Lines:
 
     @property
     def offsets(self) -> list[int]:
-        """For each event where its first byte is in the whole input."""
+        """For each event, the position of its first byte in the whole input."""
         offsets = list(accumulate(self.sizes, initial=self.start + self.skipped_bytes))
         offsets.pop()
         return offsets
 
     def first(self, count: int) -> "Lines":
-        """The first events, and what they cover."""
+        """Returns the first events and what they cover."""
         return replace(self, bodies=self.bodies[:count], sizes=self.sizes[:count])
 
     def parts(self, events_max: int, body_bytes_max: int | None = None) -> "Iterator[Lines]":
-        """The same in order, in parts that keep some limits; none where it covers no bytes.
+        """Yields the same events in order, in parts within these limits; nothing if no bytes are covered.
 
         Args:
-            events_max: At most so many events in a part.
-            body_bytes_max: At most so many bytes of bodies in it, unless it is one event.
+            events_max: The maximum number of events in a part.
+            body_bytes_max: The maximum size of the bodies in a part, unless it is a single event.
         """
         start, skipped_bytes = self.start, self.skipped_bytes
         if body_bytes_max is None or sum(map(len, self.bodies)) <= body_bytes_max:
@@ -71,7 +70,7 @@ class Lines:
             yield Lines(start, skipped_bytes, [], [])
 
     def _stops(self, events_max: int, body_bytes_max: int) -> Iterator[int]:
-        """Indexes at which parts end that keep both limits."""
+        """Yields the indexes at which parts within both limits end."""
         ends = list(accumulate(map(len, self.bodies), initial=0))
         stop = 0
         while stop < self.count:
@@ -80,10 +79,10 @@ class Lines:
 
 
 class LinesBuilder:
-    """Gathers events one by one.
+    """Collects events into Lines.
 
     Args:
-        start: Where the part begins.
+        start: The position of the part in the whole input.
     """
 
     def __init__(self, start: int) -> None:
@@ -93,37 +92,36 @@ class LinesBuilder:
         self._sizes: list[int] = []
 
     def add(self, body: bytes, size: int) -> None:
-        """The next event, and how many bytes it covers."""
+        """Adds an event that covers `size` bytes."""
         self._bodies.append(body)
         self._sizes.append(size)
 
     def extend(self, bodies: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """The next events, and for each how many bytes it covers."""
+        """Adds events, each with the number of bytes it covers."""
         self._bodies.extend(bodies)
         self._sizes.extend(sizes)
 
-    def leave_out(self, size: int) -> None:
-        """So many bytes that are no event."""
+    def skip(self, size: int) -> None:
+        """Adds bytes that belong to no event."""
         if self._sizes:
             self._sizes[-1] += size
         else:
             self._skipped_bytes += size
 
     def build(self) -> Lines:
-        """What was gathered."""
         return Lines(self._start, self._skipped_bytes, self._bodies, self._sizes)
 
 
-class LineCutter:
-    """Cuts bytes into lines as they came, without their line ends.
+class LineFramer:
+    """Splits bytes into lines, without their line ends and not yet decoded.
 
-    What it cuts depends on the bytes alone, never on the portions in which they came. Of a line without an end it holds
-    no more than twice what a line may have.
+    The result depends on the bytes only, not on the chunks in which they arrive. Of an unfinished line, at most twice
+    the maximum length of a line is buffered.
 
     Args:
-        charset: What the lines are written in.
-        config: What becomes of lines that are too long.
-        offset: Where the first byte lies in the whole input; a line begins there.
+        charset: The charset of the lines.
+        config: What to do with lines that are too long.
+        offset: The position of the first byte in the whole input; a line begins there.
 
     Attributes:
         long_line_count: Lines so far that were too long.
@@ -132,149 +130,149 @@ class LineCutter:
     def __init__(self, charset: Charset, config: LinesConfig, offset: int) -> None:
         self._charset = charset
         self._line_bytes_max = config.line_bytes_max
-        # With the bytes of a carriage return, and of a part of a line feed, a line may still be short enough.
+        # A line may still be short enough when these are a carriage return and a part of a line feed.
         self._unfinished_bytes_max = config.line_bytes_max + 2 * charset.unit_bytes - 1
         self._policy = config.long_lines
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._held_offset = offset
-        self._beginning: _Beginning | None = None
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = 0
+        self._buffer_offset = offset
+        self._long_line: _LongLine | None = None
         self._is_splitting = False
         self.long_line_count = 0
 
     @property
     def position(self) -> int:
-        """Where the line that is not finished begins."""
-        return self._held_offset - (self._beginning.size if self._beginning else 0)
+        """The position of the unfinished line."""
+        return self._buffer_offset - (self._long_line.size if self._long_line else 0)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes in memory of the line that is not finished."""
-        return self._held_bytes + (len(self._beginning.body) if self._beginning else 0)
+    def buffered_bytes(self) -> int:
+        """Buffered bytes of the unfinished line."""
+        return self._buffered_bytes + (len(self._long_line.body) if self._long_line else 0)
 
     @property
     def has_unfinished_line(self) -> bool:
         """Whether there are bytes after the last line end."""
-        return self._held_bytes > 0 or self._beginning is not None
+        return self._buffered_bytes > 0 or self._long_line is not None
 
     def feed(self, data: bytes) -> Lines:
-        """The lines that end in these bytes, and pieces of one that is too long."""
+        """Returns the lines that end in these bytes, and pieces of a line that is too long."""
         charset = self._charset
-        found = LinesBuilder(self.position)
-        # Joined only where a line ends, so that a line which comes in many portions is not copied with each of them.
-        self._held.append(data)
-        self._held_bytes += len(data)
+        builder = LinesBuilder(self.position)
+        # Joined only when a line ends, so that a line of many chunks is not copied for each of them.
+        self._buffer.append(data)
+        self._buffered_bytes += len(data)
         if charset.unit_bytes > 1 or charset.newline in data:
-            self._cut(found)
-        if self._held_bytes > self._unfinished_bytes_max:
-            self._shorten(found)
-        return found.build()
+            self._split_buffer(builder)
+        if self._buffered_bytes > self._unfinished_bytes_max:
+            self._reduce_buffer(builder)
+        return builder.build()
 
     def finish(self) -> Lines:
-        """The line that is not finished, where there is one: no more is to come of it."""
-        found = LinesBuilder(self.position)
-        rest = self._take_held()
-        if self._beginning is not None:
-            self._add_shortened(found, len(rest))
+        """Returns the unfinished line, if any, as finished."""
+        builder = LinesBuilder(self.position)
+        rest = self._take_buffer()
+        if self._long_line is not None:
+            self._add_reduced(builder, len(rest))
         elif rest:
-            self._add(found, rest, len(rest))
+            self._add(builder, rest, len(rest))
         self._is_splitting = False
-        return found.build()
+        return builder.build()
 
-    def _take_held(self) -> bytes:
-        held = b"".join(self._held)
-        self._hold(b"", self._held_offset + len(held))
+    def _take_buffer(self) -> bytes:
+        held = b"".join(self._buffer)
+        self._set_buffer(b"", self._buffer_offset + len(held))
         return held
 
-    def _hold(self, rest: bytes, offset: int) -> None:
-        self._held = [rest] if rest else []
-        self._held_bytes = len(rest)
-        self._held_offset = offset
+    def _set_buffer(self, rest: bytes, offset: int) -> None:
+        self._buffer = [rest] if rest else []
+        self._buffered_bytes = len(rest)
+        self._buffer_offset = offset
 
-    def _cut(self, found: LinesBuilder) -> None:
+    def _split_buffer(self, builder: LinesBuilder) -> None:
         charset = self._charset
-        text = b"".join(self._held)
-        lines = charset.split(text, self._held_offset)
+        text = b"".join(self._buffer)
+        lines = charset.split(text, self._buffer_offset)
         rest = lines.pop()
         if not lines:
             return
-        self._hold(rest, self._held_offset + len(text) - len(rest))
+        self._set_buffer(rest, self._buffer_offset + len(text) - len(rest))
         sizes = [size + charset.unit_bytes for size in map(len, lines)]
         if charset.carriage_return + charset.newline in text:
             lines = [line.removesuffix(charset.carriage_return) for line in lines]
-        if self._beginning is not None:
-            self._add_shortened(found, sizes[0])
+        if self._long_line is not None:
+            self._add_reduced(builder, sizes[0])
             del lines[0], sizes[0]
         if max(map(len, lines), default=0) <= self._line_bytes_max:
-            found.extend(lines, sizes)
+            builder.extend(lines, sizes)
         else:
             for line, size in zip(lines, sizes, strict=True):
-                self._add(found, line, size)
+                self._add(builder, line, size)
                 self._is_splitting = False
         self._is_splitting = False
 
-    def _add(self, found: LinesBuilder, line: bytes, size: int) -> None:
-        """Adds a finished line that may be too long, and covers so many bytes."""
+    def _add(self, builder: LinesBuilder, line: bytes, size: int) -> None:
+        """Adds a finished line that may be too long."""
         if len(line) > self._line_bytes_max:
             self._count_long_line()
             if self._policy is LongLines.DROP:
-                found.leave_out(size)
+                builder.skip(size)
                 return
             if self._policy is LongLines.TRUNCATE:
-                found.add(self._first_of(line, 0), size)
+                builder.add(self._piece_of(line, 0), size)
                 return
-            rest = self._split(found, line, self._line_bytes_max)
+            rest = self._emit_pieces(builder, line, self._line_bytes_max)
             size -= len(line) - len(rest)
             line = rest
-        found.add(line, size)
+        builder.add(line, size)
 
-    def _shorten(self, found: LinesBuilder) -> None:
-        """Lets go of a line that is too long already and not finished."""
-        if self._beginning is None:
+    def _reduce_buffer(self, builder: LinesBuilder) -> None:
+        """Emits or discards the beginning of an unfinished line that is already too long."""
+        if self._long_line is None:
             self._count_long_line()
-        offset = self._held_offset
-        held = self._take_held()
+        offset = self._buffer_offset
+        held = self._take_buffer()
         if self._policy is LongLines.SPLIT:
-            rest = self._split(found, held, self._unfinished_bytes_max)
+            rest = self._emit_pieces(builder, held, self._unfinished_bytes_max)
             self._is_splitting = True
         else:
             rest = held[len(held) - len(held) % self._charset.unit_bytes :]
-            known = self._beginning or _Beginning(b"", 0)
-            is_first = self._beginning is None and self._policy is LongLines.TRUNCATE
-            body = self._first_of(held, 0) if is_first else known.body
-            self._beginning = _Beginning(body, known.size + len(held) - len(rest))
-        self._hold(rest, offset + len(held) - len(rest))
+            known = self._long_line or _LongLine(b"", 0)
+            is_first = self._long_line is None and self._policy is LongLines.TRUNCATE
+            body = self._piece_of(held, 0) if is_first else known.body
+            self._long_line = _LongLine(body, known.size + len(held) - len(rest))
+        self._set_buffer(rest, offset + len(held) - len(rest))
 
-    def _split(self, found: LinesBuilder, line: bytes, rest_bytes_max: int) -> bytes:
-        """Adds pieces of a line as events until what is left is short enough; returns that."""
+    def _emit_pieces(self, builder: LinesBuilder, line: bytes, rest_bytes_max: int) -> bytes:
+        """Adds pieces of a line as events until the rest is short enough; returns the rest."""
         start = 0
         while len(line) - start > rest_bytes_max:
-            piece = self._first_of(line, start)
-            found.add(piece, len(piece))
+            piece = self._piece_of(line, start)
+            builder.add(piece, len(piece))
             start += len(piece)
         return line[start:]
 
-    def _first_of(self, line: bytes, start: int) -> bytes:
+    def _piece_of(self, line: bytes, start: int) -> bytes:
         return self._charset.whole_characters(line[start : start + self._line_bytes_max])
 
-    def _add_shortened(self, found: LinesBuilder, rest_size: int) -> None:
-        assert self._beginning is not None, "asked before"
-        size = self._beginning.size + rest_size
+    def _add_reduced(self, builder: LinesBuilder, rest_size: int) -> None:
+        assert self._long_line is not None, "asked before"
+        size = self._long_line.size + rest_size
         if self._policy is LongLines.TRUNCATE:
-            found.add(self._beginning.body, size)
+            builder.add(self._long_line.body, size)
         else:
-            found.leave_out(size)
-        self._beginning = None
+            builder.skip(size)
+        self._long_line = None
 
     def _count_long_line(self) -> None:
         if not self._is_splitting:
             self.long_line_count += 1
 
 
-class _Beginning(NamedTuple):
-    """What was let go of a line that is too long and not finished; it lies before what is held."""
+class _LongLine(NamedTuple):
+    """The part of an unfinished, too long line that is no longer buffered; it precedes the buffer."""
 
     body: bytes
-    """What its event will be."""
+    """The body of its event."""
     size: int
-    """Bytes of it."""
+    """The number of its bytes."""

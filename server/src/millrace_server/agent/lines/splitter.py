@@ -1,4 +1,4 @@
-"""Joins lines that are one event together."""
+"""The splitter, which turns a stream of bytes into events of one or several lines."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 import structlog
 
-from millrace_server.agent.interceptors.regexes import TOO_LONG, Regex
-from millrace_server.agent.lines.charsets import MARK_BYTES_MAX, Charset, LineDecodeError
+from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex
+from millrace_server.agent.lines.charsets import BOM_BYTES_MAX, Charset, LineDecodeError
 from millrace_server.agent.lines.config import LineRole, LinesConfig, MultilineConfig
-from millrace_server.agent.lines.lines import LineCutter, Lines, LinesBuilder
+from millrace_server.agent.lines.lines import LineFramer, Lines, LinesBuilder
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class EventJoiner:
-    """Joins lines to events. The last event waits: a further line may belong to it.
+class MultilineAggregator:
+    """Joins lines into events. The last event stays pending, since the next line may belong to it.
 
-    The first line that it gets begins an event, whatever it looks like.
+    The first line always begins an event.
 
     Args:
         config: Which lines belong together.
-        offset: Where the first line begins in the whole input.
+        offset: The position of the first line in the whole input.
     """
 
     def __init__(self, config: MultilineConfig, offset: int) -> None:
@@ -29,218 +29,220 @@ class EventJoiner:
         self._pattern = Regex(config.pattern)
         self._has_warned = False
         self._position = offset
-        self._waiting: list[bytes] = []
-        self._waiting_size = 0
+        self._pending_lines: list[bytes] = []
+        self._pending_size = 0
         self._body_bytes = 0
 
     @property
     def position(self) -> int:
-        """Where the event that waits begins."""
+        """The position of the pending event."""
         return self._position
 
     @property
-    def has_waiting_event(self) -> bool:
-        """Whether an event waits for further lines."""
-        return bool(self._waiting)
+    def has_pending_event(self) -> bool:
+        """Whether an event may get further lines."""
+        return bool(self._pending_lines)
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the waiting event's body so far."""
+    def pending_bytes(self) -> int:
+        """The size of the pending event's body so far."""
         return self._body_bytes
 
     def feed(self, lines: Lines) -> Lines:
-        """The events that end before or with these lines.
+        """Returns the events that these lines complete.
 
         Args:
-            lines: The lines that follow those before, in UTF-8.
+            lines: The next lines, in UTF-8.
         """
         config = self._config
-        found = LinesBuilder(self._position)
-        self._leave_out(found, lines.skipped_bytes)
+        builder = LinesBuilder(self._position)
+        self._skip(builder, lines.skipped_bytes)
         for line, size in zip(lines.bodies, lines.sizes, strict=True):
             is_meant = self._matches(line) is not config.negate
             is_first = is_meant if config.role is LineRole.BEGINS else not is_meant
-            if self._waiting and (
+            if self._pending_lines and (
                 (is_first and config.role is not LineRole.ENDS)
-                or len(self._waiting) == config.lines_max
+                or len(self._pending_lines) == config.lines_max
                 or self._body_bytes + 1 + len(line) > config.bytes_max
             ):
-                self._end_event(found)
-            self._body_bytes += len(line) + (1 if self._waiting else 0)
-            self._waiting.append(line)
-            self._waiting_size += size
+                self._end_event(builder)
+            self._body_bytes += len(line) + (1 if self._pending_lines else 0)
+            self._pending_lines.append(line)
+            self._pending_size += size
             if is_meant and config.role is LineRole.ENDS:
-                self._end_event(found)
-        return self._handed_out(found)
+                self._end_event(builder)
+        return self._emit(builder)
 
     def finish(self) -> Lines:
-        """The event that waits, where there is one."""
-        found = LinesBuilder(self._position)
-        if self._waiting:
-            self._end_event(found)
-        return self._handed_out(found)
+        """Returns the pending event, if any."""
+        builder = LinesBuilder(self._position)
+        if self._pending_lines:
+            self._end_event(builder)
+        return self._emit(builder)
 
     def _matches(self, line: bytes) -> bool:
         try:
             return self._pattern.search(line.decode(errors="replace")) is not None
         except TimeoutError:
             if not self._has_warned:
-                _log.warning("a line counts as one that does not match", reason=TOO_LONG, pattern=self._config.pattern)
+                _log.warning(
+                    "a line counts as one that does not match", reason=MATCH_TIMED_OUT, pattern=self._config.pattern
+                )
                 self._has_warned = True
             return False
 
-    def _leave_out(self, found: LinesBuilder, size: int) -> None:
-        if self._waiting:
-            self._waiting_size += size
+    def _skip(self, builder: LinesBuilder, size: int) -> None:
+        if self._pending_lines:
+            self._pending_size += size
         else:
-            found.leave_out(size)
+            builder.skip(size)
 
-    def _end_event(self, found: LinesBuilder) -> None:
-        found.add(b"\n".join(self._waiting), self._waiting_size)
-        self._waiting = []
-        self._waiting_size = 0
+    def _end_event(self, builder: LinesBuilder) -> None:
+        builder.add(b"\n".join(self._pending_lines), self._pending_size)
+        self._pending_lines = []
+        self._pending_size = 0
         self._body_bytes = 0
 
-    def _handed_out(self, found: LinesBuilder) -> Lines:
-        lines = found.build()
+    def _emit(self, builder: LinesBuilder) -> Lines:
+        lines = builder.build()
         self._position = lines.end
         return lines
 
 
 class LinesError(Exception):
-    """Returned when a line is not in its charset, and its source is to fail then; says where and why."""
+    """Raised when a line is not valid in its charset and the source must then fail; says where and why."""
 
 
 class LineSplitter:
-    """Splits bytes that come in portions into events: lines, or several lines each.
+    """Splits bytes that arrive in chunks into events of one or several lines.
 
-    Which events there are depends on the bytes, not on their portions; so whoever reads them again from where an event
-    began gets the same ones. Memory holds one event that is not finished.
+    The events depend on the bytes, not on the chunks. So a reader that begins again where an event began gets the same
+    events. One unfinished event is buffered.
 
     Args:
-        config: What a line and an event is.
-        offset: Where the first byte lies in the whole input; an event begins there.
-        head: The first bytes of the whole input, which may tell the order of bytes; needed only where the offset is
-            not 0.
+        config: The settings of lines and events.
+        offset: The position of the first byte in the whole input; an event begins there.
+        head: The first bytes of the whole input, which may contain a byte order mark; only needed if the offset is not
+            0.
     """
 
     def __init__(self, config: LinesConfig, offset: int = 0, head: bytes = b"") -> None:
         self._config = config
         self._position = offset
-        self._early = b""
+        self._head = b""
         self._failure: LinesError | None = None
         self._stages: _Stages | None = None
-        if offset > 0 or not Charset.may_be_marked(config.charset):
-            self._stages = self._begin(head)
+        if offset > 0 or not Charset.may_have_bom(config.charset):
+            self._stages = self._create_stages(head)
 
     @property
     def position(self) -> int:
-        """One past the last byte that is covered by what was handed out."""
+        """One past the last byte covered by the emitted events."""
         return self._position
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes in memory that were not handed out."""
+    def pending_bytes(self) -> int:
+        """Buffered bytes that are not emitted yet."""
         if self._stages is None:
-            return len(self._early)
-        _, cutter, joiner = self._stages
-        return cutter.held_bytes + (joiner.waiting_bytes if joiner else 0)
+            return len(self._head)
+        _, framer, aggregator = self._stages
+        return framer.buffered_bytes + (aggregator.pending_bytes if aggregator else 0)
 
     @property
-    def has_waiting_event(self) -> bool:
-        """Whether an event of finished lines waits for further lines: `finish_event` hands it out."""
-        joiner = self._stages.joiner if self._stages else None
-        return joiner is not None and joiner.has_waiting_event
+    def has_pending_event(self) -> bool:
+        """Whether an event of finished lines may get further ones; `finish_event` emits it."""
+        aggregator = self._stages.aggregator if self._stages else None
+        return aggregator is not None and aggregator.has_pending_event
 
     @property
     def has_unfinished_line(self) -> bool:
-        """Whether there are bytes after the last line end: `finish` hands them out."""
-        return self._stages.cutter.has_unfinished_line if self._stages else bool(self._early)
+        """Whether there are bytes after the last line end; `finish` emits them."""
+        return self._stages.framer.has_unfinished_line if self._stages else bool(self._head)
 
     @property
     def failure(self) -> LinesError | None:
-        """What the next call will raise; None where all lines were in their charset."""
+        """The error that the next call will raise, or None."""
         return self._failure
 
     @property
     def long_line_count(self) -> int:
         """Lines so far that were too long."""
-        return self._stages.cutter.long_line_count if self._stages else 0
+        return self._stages.framer.long_line_count if self._stages else 0
 
     def feed(self, data: bytes) -> Lines:
-        """The events that are finished with these bytes.
+        """Returns the events that these bytes complete.
 
         Raises:
-            LinesError: The line after what was handed out is not in its charset.
+            LinesError: The line after the emitted events is not valid in its charset.
         """
         self._raise_failure()
         if self._stages is None:
-            # A byte order mark may come in portions too.
-            self._early += data
-            if len(self._early) < MARK_BYTES_MAX:
-                return self._handed_out([])
-            self._stages = self._begin(self._early)
-            data = self._early[len(self._stages.charset.mark) :]
-        return self._handed_out([self._events_of(self._stages, self._stages.cutter.feed(data))])
+            # A byte order mark may arrive in several chunks, too.
+            self._head += data
+            if len(self._head) < BOM_BYTES_MAX:
+                return self._emit([])
+            self._stages = self._create_stages(self._head)
+            data = self._head[len(self._stages.charset.bom) :]
+        return self._emit([self._decode(self._stages, self._stages.framer.feed(data))])
 
     def finish_event(self) -> Lines:
-        """The event that waits for further lines, without them. A line that is not finished stays."""
-        joiner = self._stages.joiner if self._stages else None
-        return self._handed_out([joiner.finish()] if joiner else [])
+        """Returns the pending event. An unfinished line stays buffered."""
+        aggregator = self._stages.aggregator if self._stages else None
+        return self._emit([aggregator.finish()] if aggregator else [])
 
     def finish(self) -> Lines:
-        """All that is left, the last line too. What is fed after it begins a new event.
+        """Returns everything that is left, including the last line. Bytes fed afterwards begin a new event.
 
         Raises:
-            LinesError: The line after what was handed out is not in its charset.
+            LinesError: The line after the emitted events is not valid in its charset.
         """
         self._raise_failure()
         events = []
         if self._stages is None:
-            self._stages = self._begin(self._early)
-            early = self._early[len(self._stages.charset.mark) :]
-            events.append(self._events_of(self._stages, self._stages.cutter.feed(early)))
-        events.append(self._events_of(self._stages, self._stages.cutter.finish()))
-        if self._stages.joiner is not None:
-            events.append(self._stages.joiner.finish())
-        return self._handed_out(events)
+            self._stages = self._create_stages(self._head)
+            early = self._head[len(self._stages.charset.bom) :]
+            events.append(self._decode(self._stages, self._stages.framer.feed(early)))
+        events.append(self._decode(self._stages, self._stages.framer.finish()))
+        if self._stages.aggregator is not None:
+            events.append(self._stages.aggregator.finish())
+        return self._emit(events)
 
-    def _begin(self, head: bytes) -> "_Stages":
+    def _create_stages(self, head: bytes) -> "_Stages":
         charset = Charset.of(self._config.charset, head)
-        offset = self._position or len(charset.mark)
+        offset = self._position or len(charset.bom)
         multiline = self._config.multiline
-        joiner = EventJoiner(multiline, offset) if multiline else None
-        return _Stages(charset, LineCutter(charset, self._config, offset), joiner)
+        aggregator = MultilineAggregator(multiline, offset) if multiline else None
+        return _Stages(charset, LineFramer(charset, self._config, offset), aggregator)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _events_of(self, stages: "_Stages", lines: Lines) -> Lines:
+    def _decode(self, stages: "_Stages", lines: Lines) -> Lines:
         try:
             bodies = stages.charset.to_utf_8(lines.bodies, self._config.decode_errors)
         except LineDecodeError as error:
-            # What comes before it is good, and is handed out first.
+            # The lines before it are valid and are emitted first.
             offset = lines.offsets[error.line_index]
             self._failure = LinesError(f"the line at byte {offset} is not in {self._config.charset}: {error}")
             lines = lines.first(error.line_index)
             bodies = stages.charset.to_utf_8(lines.bodies, self._config.decode_errors)
         lines = replace(lines, bodies=bodies)
-        return stages.joiner.feed(lines) if stages.joiner else lines
+        return stages.aggregator.feed(lines) if stages.aggregator else lines
 
-    def _handed_out(self, parts: Sequence[Lines]) -> Lines:
-        found = LinesBuilder(self._position)
+    def _emit(self, parts: Sequence[Lines]) -> Lines:
+        builder = LinesBuilder(self._position)
         for part in parts:
-            # Between what was handed out and this lies at most a byte order mark.
-            found.leave_out(part.start - self._position + part.skipped_bytes)
-            found.extend(part.bodies, part.sizes)
+            # At most a byte order mark lies between the emitted events and this part.
+            builder.skip(part.start - self._position + part.skipped_bytes)
+            builder.extend(part.bodies, part.sizes)
             self._position = part.end
-        return found.build()
+        return builder.build()
 
 
 class _Stages(NamedTuple):
-    """What bytes go through, once the charset is known."""
+    """The stages of splitting, created once the charset is known."""
 
     charset: Charset
-    cutter: LineCutter
-    joiner: EventJoiner | None
+    framer: LineFramer
+    aggregator: MultilineAggregator | None

@@ -125,14 +125,14 @@ class LineStream:
                 async with asyncio.timeout_at(self._due_at()):
                     return await read()
             except TimeoutError:
-                if self._splitter.has_waiting_event and self._event_ends_at <= self._now():
+                if self._splitter.has_pending_event and self._event_ends_at <= self._now():
                     await self._split(writer, LineSplitter.finish_event)
                 if self._unstored_count and self._seal_at <= self._now():
                     await self._store(writer)
 
     def _due_at(self) -> float | None:
         dues = []
-        if self._splitter.has_waiting_event:
+        if self._splitter.has_pending_event:
             dues.append(self._event_ends_at)
         if self._unstored_count:
             dues.append(self._seal_at)

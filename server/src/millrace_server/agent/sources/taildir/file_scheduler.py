@@ -134,7 +134,7 @@ class FileScheduler:
         )
         unfinished_seconds = config.unfinished_line_seconds
         if is_over or (unfinished_seconds is not None and quiet_seconds >= unfinished_seconds):
-            if file.is_behind and file.waiting_bytes == 0:
+            if file.is_behind and file.pending_bytes == 0:
                 # It was forgotten, to save memory.
                 file.has_news = True
                 return
@@ -143,7 +143,7 @@ class FileScheduler:
             self._hand_out(file, file.finish_event())
         if is_over and file.found_path is None:
             self._forget(file)
-        elif quiet_seconds >= config.idle_close_seconds and file.waiting_bytes == 0:
+        elif quiet_seconds >= config.idle_close_seconds and file.pending_bytes == 0:
             # With an unfinished line it stays open, since that goes on when the file is deleted.
             file.close()
 
@@ -234,8 +234,8 @@ class FileScheduler:
 
     def _bound_waiting(self, file: TailedFile) -> None:
         self._waiting.pop(file, None)
-        if file.waiting_bytes:
-            self._waiting[file] = file.waiting_bytes
+        if file.pending_bytes:
+            self._waiting[file] = file.pending_bytes
         for other in [each for each in self._waiting if each is not file]:
             if sum(self._waiting.values()) <= WAITING_BYTES_MAX:
                 break

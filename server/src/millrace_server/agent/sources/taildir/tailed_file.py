@@ -125,9 +125,9 @@ class TailedFile:
         return self._descriptor is not None
 
     @property
-    def waiting_bytes(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes in memory of an event that is not finished."""
-        return self._splitter.waiting_bytes if self._splitter else 0
+        return self._splitter.pending_bytes if self._splitter else 0
 
     @property
     def is_rotated(self) -> bool:
