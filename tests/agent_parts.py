@@ -55,10 +55,10 @@ class TestSource:
         try:
             if self.error is not None:
                 raise self.error
-            writer.note_ready()
+            writer.report_running()
             while True:
                 body = await self.bodies.get()
-                await writer.deliver(EventTable([body]), writer.numbered(1))
+                await writer.deliver(EventTable([body]), writer.next_stamp(1))
         finally:
             self.ends += 1
 

@@ -23,9 +23,9 @@ class CountingSource:
         self._ended = Path(ended) if ended else None
 
     async def run(self, writer: ChannelWriter) -> None:
-        writer.note_ready()
+        writer.report_running()
         for number in range(self._count):
-            await writer.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), writer.numbered(1))
+            await writer.deliver(EventTable([b"%s-%d" % (self._name.encode(), number)]), writer.next_stamp(1))
         try:
             await asyncio.Event().wait()
         finally:

@@ -28,9 +28,9 @@ class LineSource:
     async def run(self, writer: ChannelWriter) -> None:
         lines = await asyncio.to_thread(lambda: self._path.read_bytes().splitlines(keepends=True))
         starts = list(accumulate(map(len, lines), initial=0))
-        writer.note_ready()
+        writer.report_running()
         while True:
-            ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in writer.accepted(_PRODUCER_ID)]
+            ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in writer.stored_ranges(_PRODUCER_ID)]
             first = starts.index(min(ends))
             border = starts.index(min([end for end in ends if end > min(ends)], default=starts[-1]))
             last = min(first + self._batch_lines, border)
@@ -38,4 +38,4 @@ class LineSource:
                 break
             bodies = [line.rstrip(b"\n") for line in lines[first:last]]
             await writer.deliver(EventTable(bodies), Stamp(_PRODUCER_ID, starts[first], starts[last] - 1))
-        writer.note_ended("all lines are stored")
+        writer.report_stopped("all lines are stored")

@@ -162,9 +162,9 @@ class _Run:
         if writer is None:
             raise ComponentError(f"source {source} is {component.state.value}: {component.reason}")
         # One number for all of them: so they stay together, in one transaction or in none.
-        stamp = writer.numbered(1)
+        stamp = writer.next_stamp(1)
         if not timeout_seconds:
-            await writer.offer(table, stamp)
+            await writer.try_deliver(table, stamp)
             return
         try:
             async with asyncio.timeout(timeout_seconds):

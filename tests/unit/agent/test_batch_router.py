@@ -31,7 +31,7 @@ async def test_deliver_gives_optional_channels_their_events_too() -> None:
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
-    assert writer.accepted("file") == [[(0, 9)]]
+    assert writer.stored_ranges("file") == [[(0, 9)]]
     assert ranges_of(registry.get("b")) == []
 
 
@@ -67,7 +67,7 @@ async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_a
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     with capture_logs() as entries:
         for _ in range(3):
-            await writer.deliver(table_of(b"1"), writer.numbered(1))
+            await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     assert now() == 0
     assert held(registry, "a", "b") == {"a": [b"1"] * 3, "b": [b"x"]}
     assert (fates_of(component), component.state) == ({"missed": 3}, ComponentState.RUNNING)
@@ -80,11 +80,11 @@ async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
     """Nor does it matter whether the channel was deleted, or its log has failed."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
-    await writer.deliver(table_of(b"1"), writer.numbered(1))
+    await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     registry.create("b", memory())
     slow = SlowCommits(registry.get("b"))
     slow.refusal = ChannelLogFailedError("the log has failed")
-    await writer.deliver(table_of(b"1"), writer.numbered(1))
+    await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     assert (fates_of(component), held(registry, "a", "b")) == ({"missed": 2}, {"a": [b"1"] * 2, "b": []})
 
 
@@ -102,7 +102,7 @@ async def test_deliver_when_the_disk_of_an_optional_channel_fails_counts_what_it
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
-    await writer.deliver(table_of(b"1", b"2"), writer.numbered(2))
+    await writer.deliver(table_of(b"1", b"2"), writer.next_stamp(2))
     assert fates_of(component) == {}
     slow.refuse(DiskFullError("no room"))
     await settle()
@@ -115,9 +115,9 @@ async def test_deliver_when_the_disk_of_an_optional_channel_is_slow_keeps_a_boun
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     for _ in range(20):
-        await writer.deliver(table_of(b"1"), writer.numbered(1))
+        await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     assert (len(slow.begun), fates_of(component)) == (16, {"missed": 4})
     slow.let_last()
     await settle()
-    await writer.deliver(table_of(b"1"), writer.numbered(1))
+    await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     assert len(slow.begun) == 1

@@ -96,7 +96,7 @@ async def test_deliver_to_several_channels_stores_in_all_and_counts_once() -> No
     """The source has brought its events once, wherever they went."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component)
-    await writer.deliver(table_of(b"1", b"22"), writer.numbered(2))
+    await writer.deliver(table_of(b"1", b"22"), writer.next_stamp(2))
     assert held(registry, "a", "b") == {"a": [b"1", b"22"], "b": [b"1", b"22"]}
     assert (component.event_count, component.batch_count, component.byte_count) == (2, 1, 3)
     assert component.state is ComponentState.RUNNING
@@ -117,7 +117,7 @@ async def test_deliver_of_no_events_has_the_channels_accept_the_numbers() -> Non
     registry = registry_of(a=memory(), b=memory())
     writer = writer_of(registry, ["a", "b"])
     await writer.deliver(table_of(), batch_stamp(0, 9))
-    assert writer.accepted("file") == [[(0, 9)], [(0, 9)]]
+    assert writer.stored_ranges("file") == [[(0, 9)], [(0, 9)]]
 
 
 async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
@@ -125,7 +125,7 @@ async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
     writer = writer_of(registry, ["a", "b"], component=component)
-    delivering = await started(writer.deliver(table_of(b"1"), writer.numbered(1)))
+    delivering = await started(writer.deliver(table_of(b"1"), writer.next_stamp(1)))
     await asyncio.sleep(LONG_SECONDS)
     assert not delivering.is_done
     assert (component.state, component.reason[:24]) == (ComponentState.BACKING_OFF, "channel b: CHANNEL_FULL:")
@@ -146,7 +146,7 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
     delivering.cancel()
     await settle()
     await writer.wait_open()
-    assert writer.accepted("file") == [[], []]
+    assert writer.stored_ranges("file") == [[], []]
     assert len(registry.get("b").contents.room.line) == 0
 
 
@@ -167,7 +167,7 @@ async def test_wait_open_after_a_cancelled_delivery_waits_until_it_is_known_what
     else:
         slow.let_last()
     await opening.answer()
-    assert writer.accepted("file") == [[(0, 9)], [] if is_refused else [(0, 9)]]
+    assert writer.stored_ranges("file") == [[(0, 9)], [] if is_refused else [(0, 9)]]
 
 
 async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
@@ -175,7 +175,7 @@ async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
     registry = registry_of(a=memory(capacity=1))
     writer = writer_of(registry, ["a"], Mark())
     table = table_of(b"1", host="h")
-    await writer.deliver(table, writer.numbered(1))
+    await writer.deliver(table, writer.next_stamp(1))
     assert (table.headers, table.bodies, table.batch_indexes) == ({"host": "h"}, [b"1"], None)
     assert rows_in(registry, "a") == [({"host": "h", "marked": "1"}, b"1")]
 
@@ -229,7 +229,7 @@ async def test_deliver_of_a_large_numbered_batch_stores_it_in_pieces() -> None:
     registry = registry_of(a=memory(capacity=10, transaction_capacity=3, body_bytes_max=100))
     writer = writer_of(registry, ["a"])
     bodies = [b"%d" % number for number in range(10)]
-    await writer.deliver(EventTable(bodies, {"n": [str(number) for number in range(10)]}), writer.numbered(10))
+    await writer.deliver(EventTable(bodies, {"n": [str(number) for number in range(10)]}), writer.next_stamp(10))
     assert rows_in(registry, "a") == [({"n": str(number)}, body) for number, body in enumerate(bodies)]
     assert [batch.count for batch in registry.get("a").contents.queue] == [3, 3, 3, 1]
 
@@ -244,7 +244,7 @@ async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None
             return table
 
     writer = writer_of(registry, ["a"], Grow())
-    delivering = await started(writer.deliver(table_of(*[bytes(5)] * 4), writer.numbered(4)))
+    delivering = await started(writer.deliver(table_of(*[bytes(5)] * 4), writer.next_stamp(4)))
     await asyncio.sleep(1)
     assert held(registry, "a") == {"a": [bytes(50)] * 2}
     await registry.get("a").purge()
@@ -271,9 +271,9 @@ async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
     """It is the batch that is wrong: the source goes on."""
     registry, component = registry_of(a=memory(capacity=4)), component_of()
     writer = writer_of(registry, ["a"], component=component)
-    writer.note_ready()
+    writer.report_running()
     with pytest.raises(TxnCapacityError):
-        await writer.offer(table_of(*[b"1"] * 5), batch_stamp(0, 99))
+        await writer.try_deliver(table_of(*[b"1"] * 5), batch_stamp(0, 99))
     assert component.state is ComponentState.RUNNING
 
 
@@ -343,7 +343,7 @@ async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes
     writer = writer_of(registry, ["a"], component=component)
     with capture_logs() as entries:
         for number in range(5):
-            await writer.deliver(table_of(b"1", bytes(11)), writer.numbered(2))
+            await writer.deliver(table_of(b"1", bytes(11)), writer.next_stamp(2))
             assert fates_of(component) == {"dropped": number + 1}
     [entry] = [entry for entry in entries if entry["event"] == "events were dropped"]
     assert (entry["log_level"], entry["source"], entry["channel"], entry["events"]) == ("error", "app", "a", 1)
@@ -355,7 +355,7 @@ async def test_deliver_of_an_event_that_fits_no_answer_drops_it_where_it_can_be_
     """What could be put and never be taken again is taken nowhere, as a dead letter neither."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
-    await writer.deliver(table_of(b"1", bytes(MESSAGE_BYTES_MAX), b"2"), writer.numbered(3))
+    await writer.deliver(table_of(b"1", bytes(MESSAGE_BYTES_MAX), b"2"), writer.next_stamp(3))
     assert held(registry, "a", "dead") == {"a": [b"1", b"2"], "dead": []}
     assert fates_of(component) == {"dropped": 1}
 
@@ -370,7 +370,7 @@ async def test_deliver_when_an_interceptor_refuses_events_sets_them_aside() -> N
         writer = writer_of(
             registry, ["a"], Mark(), Refuse(b"2"), component=component, dead_letter_channel=dead_letter_channel
         )
-        await writer.deliver(table_of(b"1", b"2", b"3"), writer.numbered(3))
+        await writer.deliver(table_of(b"1", b"2", b"3"), writer.next_stamp(3))
     assert held(registry, "a") == {"a": [b"1", b"3", b"1", b"3"]}
     assert letters_in(registry) == [({"reason": "never liked", "step": "interceptors[1]", "source": "app"}, b"2")]
     assert fates_of(component) == {"dead_lettered": 1, "dropped": 1}
@@ -407,12 +407,12 @@ async def test_offer_when_an_interceptor_raises_is_refused_and_can_be_repeated()
     """Whoever offers is told to come again; an error of a user's own code is no reason to end the source."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a"], Fail(KeyError("x"), ComponentError("not now")), component=component)
-    table, stamp = table_of(b"1"), writer.numbered(1)
+    table, stamp = table_of(b"1"), writer.next_stamp(1)
     for said in ("not now", "interceptors\\[0\\] raised KeyError: 'x'"):
         with pytest.raises(InternalError, match=said):
-            await writer.offer(table, stamp)
+            await writer.try_deliver(table, stamp)
         assert component.state is ComponentState.BACKING_OFF
-    await writer.offer(table, stamp)
+    await writer.try_deliver(table, stamp)
     assert held(registry, "a") == {"a": [b"1"]}
 
 
@@ -424,13 +424,13 @@ async def test_offer_when_a_channel_is_full_is_refused_and_can_be_repeated() -> 
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
     writer = writer_of(registry, ["a", "b"], component=component)
-    table, stamp = table_of(b"1"), writer.numbered(1)
+    table, stamp = table_of(b"1"), writer.next_stamp(1)
     with pytest.raises(ChannelFullError):
-        await writer.offer(table, stamp)
+        await writer.try_deliver(table, stamp)
     assert component.failure_count == 1
     await registry.get("b").purge()
     for _ in range(2):
-        await writer.offer(table, stamp)
+        await writer.try_deliver(table, stamp)
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
     assert component.state is ComponentState.RUNNING
 
@@ -444,7 +444,7 @@ async def test_offer_that_was_refused_is_forgotten_once_there_is_room(selector: 
     for name in ("a", "b"):
         await append(registry.get(name), b"1", b"2")
     with pytest.raises(ChannelFullError):
-        await writer.offer(table_of(b"3", b"4"), batch_stamp(0, 1))
+        await writer.try_deliver(table_of(b"3", b"4"), batch_stamp(0, 1))
     await asyncio.sleep(10.0)
     assert not component.state.is_healthy
     await registry.get("a").purge()
@@ -462,7 +462,7 @@ async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> N
     writer = writer_of(registry, ["a"], component=component)
     await append(registry.get("a"), b"1")
     with pytest.raises(ChannelFullError):
-        await writer.offer(table_of(b"2"), batch_stamp(0, 0))
+        await writer.try_deliver(table_of(b"2"), batch_stamp(0, 0))
     component.mark_backing_off("its port is in use")
     await registry.get("a").purge()
     await asyncio.sleep(1.0)
@@ -473,9 +473,9 @@ async def test_offer_that_is_malformed_says_nothing_about_the_source() -> None:
     """A caller's mistake is no trouble of the source."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a"], component=component)
-    await writer.offer(table_of(b"1"), batch_stamp(0, 9))
+    await writer.try_deliver(table_of(b"1"), batch_stamp(0, 9))
     with pytest.raises(BadArgumentError):
-        await writer.offer(table_of(b"2"), batch_stamp(5, 14))
+        await writer.try_deliver(table_of(b"2"), batch_stamp(5, 14))
     assert component.state is ComponentState.RUNNING
 
 
@@ -501,7 +501,7 @@ async def test_deliver_through_a_multiplexing_selector_counts_what_goes_nowhere(
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"2"]}
     assert fates_of(component) == {"unrouted": 2}
     assert [entry["events"] for entry in entries if "no channel" in entry["event"]] == [2]
-    assert writer.accepted("file") == [[(0, 99)], [(0, 99)]]
+    assert writer.stored_ranges("file") == [[(0, 99)], [(0, 99)]]
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "least_full"])
@@ -516,7 +516,7 @@ async def test_deliver_through_a_balancer_stores_each_batch_in_one_channel(polic
     assert all(4 <= len(bodies) <= 40 for bodies in stored.values()), stored
     everything = sorted(body for bodies in stored.values() for body in bodies)
     assert everything == sorted(b"%d" % n + more for n in range(30) for more in (b"", b"+"))
-    assert writer.accepted("file") == [[(0, 299)]] * 3
+    assert writer.stored_ranges("file") == [[(0, 299)]] * 3
 
 
 async def test_deliver_through_a_balancer_sets_aside_what_none_of_its_channels_takes() -> None:
@@ -539,7 +539,7 @@ async def test_deliver_through_a_balancer_of_no_events_has_all_accept_them(*, fi
     interceptors: Sequence[QuickInterceptor] = [Mark(drops_first=True)] if filtered else []
     writer = writer_of(registry, ["a", "b"], *interceptors, selector=selector)
     await writer.deliver(table_of(*([b"1"] if filtered else [])), Stamp("file", 0, 9))
-    assert writer.accepted("file") == [[(0, 9)], [(0, 9)]]
+    assert writer.stored_ranges("file") == [[(0, 9)], [(0, 9)]]
     assert held(registry, "a", "b") == {"a": [], "b": []}
 
 

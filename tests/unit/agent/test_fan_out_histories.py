@@ -138,7 +138,7 @@ class World:
 
     def next_batch(self, count: int) -> tuple[EventTable, Stamp] | None:
         """The next lines that some channel has not accepted, cut where the accepted ranges of any of them end."""
-        accepted = self.writer.accepted(PRODUCER_ID)
+        accepted = self.writer.stored_ranges(PRODUCER_ID)
         ends = [ranges[-1][1] + 1 if ranges else 0 for ranges in accepted]
         assert all(len(ranges) <= 1 for ranges in accepted), "each channel's numbers are without gaps"
         start = min(ends)
@@ -158,7 +158,7 @@ class World:
             return False
         before = self.stored()
         try:
-            await self.writer.offer(*self.pending)
+            await self.writer.try_deliver(*self.pending)
         except (ChannelFullError, BytesFullError):
             assert self.stored() == before, "a full channel leaves no half behind"
             raise

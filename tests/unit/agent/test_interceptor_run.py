@@ -220,7 +220,7 @@ async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -
     """Users' own need no locks, also where several batches are on their way at once."""
     registry, shout = registry_of(a=memory()), Shout()
     writer = writer_of(registry, ["a"], shout, component=component_of("web"))
-    await asyncio.gather(*(writer.deliver(table_of(b"x"), writer.numbered(1)) for _ in range(10)))
+    await asyncio.gather(*(writer.deliver(table_of(b"x"), writer.next_stamp(1)) for _ in range(10)))
     assert shout.threads == {"interceptors-web"}
     assert held(registry, "a") == {"a": [b"X!"] * 10}
 

@@ -258,7 +258,7 @@ def test_load_when_an_embedded_source_bounds_batches_refuses(tmp_path: Path) -> 
     """A program's own call says what is stored at once."""
     embedded = '[sources.app]\ntype = "embedded"\nchannels = ["orders"]\nbatch_events_max = 5\n'
     assert problems_of(tmp_path, embedded) == [
-        "sources.app.batch_events_max: has no use here; what a program puts at once is stored at once"
+        "sources.app.batch_events_max: has no effect here; events that a program puts together are stored together"
     ]
 
 

@@ -27,10 +27,10 @@ class ChannelWriter:
 
     Every batch has a stamp, so that a repeat after a failure stores no second copy. A source that can read its events
     again numbers them the same way each time, with a `producer_id` of its own. A source that cannot uses the next
-    numbers of this run (`numbered`).
+    numbers of this run (`next_stamp`).
 
     If a source is cancelled while it waits here, its events may be stored or not; after the next `wait_open`,
-    `accepted` returns what is stored.
+    `stored_ranges` returns what is stored.
 
     Args:
         registry: All channels.
@@ -82,25 +82,25 @@ class ChannelWriter:
             await hosted.opened.wait()
             await hosted.channel.settled()
 
-    def note_ready(self) -> None:
+    def report_running(self) -> None:
         """Marks the source as running; called once it has opened its input."""
         self._component.mark_running()
 
-    def note_ended(self, reason: str) -> None:
+    def report_stopped(self, reason: str) -> None:
         """Marks the source as stopped, with a reason; called right before its run ends."""
         self._component.mark_stopped(reason)
 
-    def note_dropped(self, count: int) -> None:
+    def count_dropped(self, count: int) -> None:
         """Counts events that the source received and lost."""
         self._component.record_outcome(EventOutcome.DROPPED, count)
 
-    def numbered(self, count: int) -> Stamp:
+    def next_stamp(self, count: int) -> Stamp:
         """Returns a stamp with the next numbers of this run, for a source that cannot read its events again."""
         first = self._next_number
         self._next_number += count
         return Stamp(self._run_id, first, first + count - 1)
 
-    def accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
+    def stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         """Returns the numbers of a producer that each required channel has stored.
 
         Returns:
@@ -118,7 +118,7 @@ class ChannelWriter:
 
         Raises:
             ComponentError: The batch is too large for a channel, or overlaps in part what is stored. The source must
-                end its run: in the next one `accepted` shows where to resume, and the limits are smaller.
+                end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
         """
         for piece in self._limits.pieces(table, stamp):
             await self._deliver(*piece)
@@ -151,7 +151,7 @@ class ChannelWriter:
         await self._deliver(*part_of(table, stamp, 0, middle))
         await self._deliver(*part_of(table, stamp, middle, table.count))
 
-    async def offer(self, table: EventTable, stamp: Stamp) -> None:
+    async def try_deliver(self, table: EventTable, stamp: Stamp) -> None:
         """Stores events as `deliver` does, or raises if they cannot be stored now.
 
         Raises:

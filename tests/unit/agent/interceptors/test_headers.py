@@ -74,7 +74,7 @@ def test_static_gives_one_header_or_several() -> None:
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        ({}, "headers: has no entry, and there is no key; the interceptor needs a header to give"),
+        ({}, "headers: has no entry, and there is no key; the interceptor needs a header to set"),
         ({"key": "a"}, 'value: key is "a"; key and value go together'),
         ({"value": "1", "headers": {"b": "2"}}, 'value: is "1" without a key; key and value go together'),
     ],

@@ -1,4 +1,4 @@
-"""An intake that keeps what it gets, for tests of sources."""
+"""An channel_writer that keeps what it gets, for tests of sources."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,18 +44,18 @@ class RecordingWriter:
     def bodies(self) -> list[bytes]:
         return [body for _, body in self.rows]
 
-    def note_ready(self) -> None:
+    def report_running(self) -> None:
         self.ready.set()
 
-    def note_dropped(self, count: int) -> None:
+    def count_dropped(self, count: int) -> None:
         self.dropped_count += count
 
-    def numbered(self, count: int) -> Stamp:
+    def next_stamp(self, count: int) -> Stamp:
         first = self._next_number
         self._next_number += count
         return Stamp("run", first, first + count - 1)
 
-    def accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
+    def stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         return [sorted((number, number) for one, number in self._stored if one == producer_id)]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
@@ -73,7 +73,7 @@ class RecordingWriter:
             self.batch_sizes.append(len(rows))
             self._news.notify_all()
 
-    offer = deliver
+    try_deliver = deliver
 
     async def wait_for(self, count: int) -> list[Row]:
         """All events, once there are so many."""
@@ -83,11 +83,11 @@ class RecordingWriter:
 
 
 @asynccontextmanager
-async def running(source: Source, intake: RecordingWriter) -> "AsyncIterator[asyncio.Task[None]]":
+async def running(source: Source, channel_writer: RecordingWriter) -> "AsyncIterator[asyncio.Task[None]]":
     """A source at work; it is cancelled with the block, as the agent does, and ends well."""
-    intake.ready.clear()
-    work = asyncio.create_task(source.run(cast("ChannelWriter", intake)))
-    is_ready = asyncio.create_task(intake.ready.wait())
+    channel_writer.ready.clear()
+    work = asyncio.create_task(source.run(cast("ChannelWriter", channel_writer)))
+    is_ready = asyncio.create_task(channel_writer.ready.wait())
     await asyncio.wait({work, is_ready}, timeout=WAIT_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
     is_ready.cancel()
     try:

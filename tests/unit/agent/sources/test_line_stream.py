@@ -20,20 +20,20 @@ LINGER_SECONDS = 5.0
 
 
 class Input:
-    """What a test writes, portion by portion; an empty one is the end."""
+    """What a test writes, chunk by chunk; an empty one is the end."""
 
     def __init__(self) -> None:
-        self._portions: asyncio.Queue[bytes] = asyncio.Queue()
+        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self.read_count = 0
 
     def write(self, *portions: bytes) -> None:
-        for portion in portions:
-            self._portions.put_nowait(portion)
+        for chunk in portions:
+            self._chunks.put_nowait(chunk)
 
     async def read(self) -> bytes:
-        portion = await self._portions.get()
+        chunk = await self._chunks.get()
         self.read_count += 1
-        return portion
+        return chunk
 
 
 class NoThread:
@@ -75,7 +75,7 @@ def lines_in(registry: ChannelRegistry) -> list[bytes]:
 async def test_bring_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
     """A batch lingers from its first event on, whatever comes after that."""
     registry, writer = channel_and_intake()
-    bringing = await started(stream().bring(writer, written.read))
+    bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n")
     await settle()
     assert lines_in(registry) == [b"1", b"2", b"3"]
@@ -94,7 +94,7 @@ async def test_bring_to_the_end_stores_all(written: Input) -> None:
     lines = stream()
     written.write(b"1\n2", b"", b"3\n", b"")
     for _ in range(2):
-        await lines.bring(writer, written.read)
+        await lines.deliver_all(writer, written.read)
     assert lines_in(registry) == [b"1", b"2", b"3"]
     assert now() == 0.0
 
@@ -102,7 +102,7 @@ async def test_bring_to_the_end_stores_all(written: Input) -> None:
 async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> None:
     """An idle source does nothing at all."""
     _, writer = channel_and_intake()
-    bringing = await started(stream().bring(writer, written.read))
+    bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"unfinished")
     await settle()
     # With a timer anywhere, the clock would stop there on its way.
@@ -119,7 +119,7 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
     """Memory holds some megabytes of a stream, however large a batch may be."""
     monkeypatch.setattr("millrace_server.agent.sources.line_stream._BATCH_BYTES", 10)
     registry, writer = channel_and_intake()
-    bringing = await started(stream().bring(writer, written.read))
+    bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"12345\n")
     await settle()
     assert lines_in(registry) == []
@@ -132,7 +132,7 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
 async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
     """Whoever writes is held up; nothing is lost, and nothing stored twice."""
     registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
-    bringing = await started(stream().bring(writer, written.read))
+    bringing = await started(stream().deliver_all(writer, written.read))
     expected = [b"%d" % number for number in range(30)]
     written.write(*(line + b"\n" for line in expected), b"")
     await settle()
@@ -149,7 +149,7 @@ async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, lo
     """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
     registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
     lines = stream()
-    bringing = await started(lines.bring(writer, written.read))
+    bringing = await started(lines.deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n5\n6\n7\nunfin")
     await settle()
     bringing.cancel()
@@ -157,7 +157,7 @@ async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, lo
     assert bringing.is_cancelled
     assert await take(registry, 4) == [b"1", b"2", b"3"]
     written.write(b"ished\n", b"")
-    bringing = await started(lines.bring(writer, written.read))
+    bringing = await started(lines.deliver_all(writer, written.read))
     assert await take(registry, 4) == [b"4", b"5", b"6"]
     await bringing.answer()
     assert lines_in(registry) == [b"7", b"unfinished"]
@@ -168,7 +168,7 @@ async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: li
     """After its time, and not before."""
     registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
-    await stream().bring_rest(writer, written.read, 60.0)
+    await stream().drain(writer, written.read, 60.0)
     assert 60.0 <= now() < 61.0
     assert lines_in(registry) == [b"1", b"2", b"3"]
     assert [(entry["log_level"], entry["events_lost"]) for entry in log if "events_lost" in entry] == [("warning", 4)]
@@ -182,7 +182,7 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     # The virtual clock does not wait for threads.
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
-    bringing = await started(stream(multiline=multiline).bring(writer, written.read))
+    bringing = await started(stream(multiline=multiline).deliver_all(writer, written.read))
     written.write(b"one\n")
     await asyncio.sleep(1.5)
     written.write(b" more\n")
@@ -209,10 +209,10 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
     registry, writer = channel_and_intake()
     lines = stream(multiline={"pattern": "^[a-z]"})
     written.write(b"one\n 1\ntwo\n", b"")
-    bringing = await started(lines.bring(writer, written.read))
+    bringing = await started(lines.deliver_all(writer, written.read))
     bringing.cancel()
     await settle()
-    await started(lines.bring(writer, written.read))
+    await started(lines.deliver_all(writer, written.read))
     while begun:
         begun.pop()()
         await settle()
@@ -224,5 +224,5 @@ async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written
     registry, writer = channel_and_intake()
     written.write(b"good\ncaf\xe9\n", b"more\n", b"")
     with pytest.raises(ComponentFailedError, match="the line at byte 5 is not in utf-8"):
-        await stream(decode_errors="fail").bring(writer, written.read)
+        await stream(decode_errors="fail").deliver_all(writer, written.read)
     assert lines_in(registry) == [b"good"]

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentState
-from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadReader, stdin_problems
+from millrace_server.agent.sources.stdin import StdinSourceConfig, ThreadedReader, stdin_problems
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.configuration.settings import SettingsError, check_settings
 from tests.agent_parts import registry_with, until
@@ -174,7 +174,7 @@ async def test_end_of_the_input_stops_the_daemon_where_that_is_wanted(
 
 async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInput) -> None:
     """What came meanwhile is there for the next one."""
-    reader = ThreadReader(standard_input.reader)
+    reader = ThreadedReader(standard_input.reader)
     for number in range(20):
         reading = asyncio.create_task(reader.read())
         await asyncio.sleep(0)
@@ -193,11 +193,11 @@ async def test_read_after_another_reader_has_ended_begins_with_what_that_one_has
     standard_input: StandardInput,
 ) -> None:
     """Nobody can put back what was read ahead."""
-    former = ThreadReader(standard_input.reader)
+    previous = ThreadedReader(standard_input.reader)
     standard_input.write(b"ahead\n")
     await until(lambda: _waiting_bytes(standard_input) == 0)
-    former.end()
-    reader = ThreadReader(standard_input.reader, former)
+    previous.end()
+    reader = ThreadedReader(standard_input.reader, previous)
     standard_input.write(b"next\n")
     assert [await reader.read() for _ in range(2)] == [b"ahead\n", b"next\n"]
     reader.end()
@@ -207,7 +207,7 @@ async def test_read_after_another_reader_has_ended_begins_with_what_that_one_has
 async def test_run_after_a_failure_stores_what_was_read_ahead(
     tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one portion waits for its channel the next one is in memory already."""
+    """While one chunk waits for its channel the next one is in memory already."""
     registry = registry_with("lines")
     deliver, may_fail = ChannelWriter.deliver, asyncio.Event()
 

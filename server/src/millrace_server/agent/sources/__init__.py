@@ -1,1 +1,1 @@
-"""Sources: what brings events into channels."""
+"""Sources, which write events into channels."""

@@ -1,4 +1,4 @@
-"""The source `embedded`: events of the program that the agent runs in."""
+"""The source `embedded`, whose events come from the program that runs the agent."""
 
 import asyncio
 from typing import Literal
@@ -11,15 +11,15 @@ from millrace_server.agent.supervision import ComponentFailedError
 
 
 class EmbeddedSourceConfig(SourceConfig):
-    """A source into which a program puts events, by `millrace_server.embedded.EmbeddedAgent`."""
+    """A source that a program writes to through `millrace_server.embedded.EmbeddedAgent`."""
 
     type: Literal["embedded"]
-    """Events of the program that the agent runs in."""
+    """Events of the program that runs the agent."""
 
     @field_validator("batch_events_max")
     @classmethod
     def _refuse_batch_events_max(cls, _value: object) -> None:
-        raise ValueError("has no use here; what a program puts at once is stored at once")
+        raise ValueError("has no effect here; events that a program puts together are stored together")
 
     def make(self, place: SourceContext) -> Source:
         return _EmbeddedSource(place.name, place.embedded_sources)
@@ -37,6 +37,6 @@ class _EmbeddedSource:
                 "program, or a source of another type here"
             )
         with self._embedded_sources.open_for(self._name, writer):
-            writer.note_ready()
-            # Whoever puts does all the work.
+            writer.report_running()
+            # The caller of `put` does all the work.
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Reads on a thread, one portion ahead of its use."""
+"""Batches of lines from an input that cannot be read again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,58 +16,59 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
-PortionT = TypeVar("PortionT")
+ChunkT = TypeVar("ChunkT")
 
 
-class ReadAhead(Generic[PortionT]):
-    """Has the next portion read while the one before it is used.
+class ReadAhead(Generic[ChunkT]):
+    """Reads the next chunk while the current one is in use.
 
     Args:
-        read: The next portion, None at the end.
-        thread: Where it is called.
+        read: Returns the next chunk, or None at the end.
+        thread: The thread on which it is called.
     """
 
-    def __init__(self, read: Callable[[], PortionT | None], thread: WorkerThread) -> None:
+    def __init__(self, read: Callable[[], ChunkT | None], thread: WorkerThread) -> None:
         self._read = read
         self._thread = thread
-        self._reading = self._begin()
+        self._reading = self._start()
 
-    def _begin(self) -> "asyncio.Future[PortionT | None]":
+    def _start(self) -> "asyncio.Future[ChunkT | None]":
         return self._thread.submit(self._read)
 
-    async def next(self) -> PortionT | None:
-        """The next portion, None at the end; raises what reading it has raised. May be cancelled and called again."""
-        # Shielded, since a thread goes on whatever happens to those who wait for it.
-        portion = await asyncio.shield(self._reading)
-        if portion is not None:
-            self._reading = self._begin()
-        return portion
+    async def next(self) -> ChunkT | None:
+        """Returns the next chunk, or None at the end; raises what the read raised. May be cancelled and repeated."""
+        # Shielded, since the thread continues even if the caller is cancelled.
+        chunk = await asyncio.shield(self._reading)
+        if chunk is not None:
+            self._reading = self._start()
+        return chunk
 
     async def close(self) -> None:
-        """Waits until nothing is being read any more; what was read and not used is forgotten."""
+        """Waits until the current read is over; what was read and not used is discarded."""
         await asyncio.wait({self._reading})
 
 
 _BATCH_BYTES = 4 << 20
-"""A batch with so many bytes of bodies is stored, however few events it has."""
+"""A batch is stored at this size of its bodies, however few events it has."""
 
 
 Read = Callable[[], Awaitable[bytes]]
-"""The next bytes, as soon as there are any; none at the end. Nothing is lost where it is cancelled."""
+"""Returns the next bytes as soon as there are any; nothing at the end. Cancelling it loses nothing."""
 
 
 class LineStream:
-    """Cuts what is read into lines, and stores them in batches: full ones, and others after they waited a while.
+    """Splits input into lines and delivers them in batches, which are full or have waited for `linger_seconds`.
 
-    Nothing is read while a batch is being stored, so that whoever writes waits as long as channels are full. What was
-    read stays here until it is stored, whatever fails in between.
+    Nothing is read while a batch is being delivered, so the writer of the input waits as long as channels are full.
+    Input is kept until it is stored, whatever fails in between.
 
-    Lines are joined on a thread: a regular expression may take long on them, and whoever writes them may know how.
+    Multi-line events are joined on a thread: a regular expression may take long on a line, and the author of the line
+    may exploit that.
 
     Args:
-        lines: What a line is.
-        linger_seconds: A batch is stored this long after its first event, full or not.
-        log: Told of what is lost.
+        lines: The settings of lines.
+        linger_seconds: A batch is stored this long after its first event, even if it is not full.
+        log: Receives a warning about lost events.
     """
 
     def __init__(self, lines: LinesConfig, linger_seconds: float, log: structlog.stdlib.BoundLogger) -> None:
@@ -84,20 +85,20 @@ class LineStream:
         self._event_ends_at = 0.0
 
     @property
-    def _unstored_count(self) -> int:
+    def _pending_count(self) -> int:
         return len(self._bodies) + (self._sealed[0].count if self._sealed else 0)
 
-    async def bring(self, writer: ChannelWriter, read: Read) -> None:
-        """Reads to the end, and returns once all is stored. What is read after that begins with a new line.
+    async def deliver_all(self, writer: ChannelWriter, read: Read) -> None:
+        """Reads to the end of the input and returns once everything is stored. Later input begins with a new line.
 
         Args:
-            writer: Stores events.
-            read: Gives what is to be cut.
+            writer: Stores the events.
+            read: Returns the input.
 
         Raises:
-            ComponentFailedError: A line is not in its charset, and that is not allowed.
+            ComponentFailedError: A line is not valid in its charset and `decode_errors` is FAIL.
         """
-        await self._take_joined(writer)
+        await self._collect_joined(writer)
         while data := await self._next(writer, read):
             await self._split(writer, partial(LineSplitter.feed, data=data))
             if self._lines.multiline is not None:
@@ -106,20 +107,20 @@ class LineStream:
         self._splitter = LineSplitter(self._lines)
         await self._store(writer)
 
-    async def bring_rest(self, writer: ChannelWriter, read: Read, timeout_seconds: float) -> None:
-        """Reads to the end and stores, as `bring` does, but no longer than that; the log is told of what is lost."""
+    async def drain(self, writer: ChannelWriter, read: Read, timeout_seconds: float) -> None:
+        """Reads to the end as `deliver_all` does, but only until the timeout; logs how many events are lost."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self.bring(writer, read)
+                await self.deliver_all(writer, read)
         except (TimeoutError, ComponentError) as error:
             self._log.warning(
                 "the source ends before all that it has read could be stored",
-                events_lost=self._unstored_count,
+                events_lost=self._pending_count,
                 reason=str(error) or "there was no room in time",
             )
 
     async def _next(self, writer: ChannelWriter, read: Read) -> bytes:
-        """The next bytes; meanwhile stores what has waited long enough."""
+        """Returns the next bytes; meanwhile delivers what has waited long enough."""
         while True:
             try:
                 async with asyncio.timeout_at(self._due_at()):
@@ -127,21 +128,21 @@ class LineStream:
             except TimeoutError:
                 if self._splitter.has_pending_event and self._event_ends_at <= self._now():
                     await self._split(writer, LineSplitter.finish_event)
-                if self._unstored_count and self._seal_at <= self._now():
+                if self._pending_count and self._seal_at <= self._now():
                     await self._store(writer)
 
     def _due_at(self) -> float | None:
         dues = []
         if self._splitter.has_pending_event:
             dues.append(self._event_ends_at)
-        if self._unstored_count:
+        if self._pending_count:
             dues.append(self._seal_at)
         return min(dues, default=None)
 
     async def _split(self, writer: ChannelWriter, call: Callable[[LineSplitter], Lines]) -> None:
         if self._lines.multiline is not None:
             self._joining = self._thread.submit(partial(call, self._splitter))
-            await self._take_joined(writer)
+            await self._collect_joined(writer)
             return
         try:
             lines = call(self._splitter)
@@ -149,8 +150,8 @@ class LineStream:
             await self._fail(writer, error)
         await self._add(writer, lines)
 
-    async def _take_joined(self, writer: ChannelWriter) -> None:
-        """Takes over what the thread has made, also for a run that was cancelled while it waited for that."""
+    async def _collect_joined(self, writer: ChannelWriter) -> None:
+        """Adds the lines that the thread has joined, including those of a run that was cancelled in the meantime."""
         if self._joining is None:
             return
         try:
@@ -161,29 +162,29 @@ class LineStream:
         await self._add(writer, lines)
 
     async def _fail(self, writer: ChannelWriter, error: LinesError) -> NoReturn:
-        # What comes before that line is good.
+        # The lines before it are valid.
         await self._store(writer)
         raise ComponentFailedError(str(error)) from None
 
     async def _add(self, writer: ChannelWriter, lines: Lines) -> None:
-        if lines.count and not self._unstored_count:
+        if lines.count and not self._pending_count:
             self._seal_at = self._now() + self._linger_seconds
         self._bodies += lines.bodies
         self._body_bytes += sum(map(len, lines.bodies))
         while len(self._bodies) >= writer.events_max or self._body_bytes >= _BATCH_BYTES:
-            await self._store_batch(writer)
+            await self._deliver_batch(writer)
 
     async def _store(self, writer: ChannelWriter) -> None:
-        while self._unstored_count:
-            await self._store_batch(writer)
+        while self._pending_count:
+            await self._deliver_batch(writer)
 
-    async def _store_batch(self, writer: ChannelWriter) -> None:
+    async def _deliver_batch(self, writer: ChannelWriter) -> None:
         if self._sealed is None:
             bodies = self._bodies[: writer.events_max]
             del self._bodies[: len(bodies)]
             self._body_bytes -= sum(map(len, bodies))
-            self._sealed = EventTable(bodies), writer.numbered(len(bodies))
-        # Where this fails or is cancelled, the same is delivered once more: nothing is stored twice.
+            self._sealed = EventTable(bodies), writer.next_stamp(len(bodies))
+        # If this fails or is cancelled, the same batch is delivered again with the same stamp, and stored once.
         await writer.deliver(*self._sealed)
         self._sealed = None
 

@@ -1,4 +1,4 @@
-"""Where a program hands its events to the sources of type `embedded`."""
+"""The source interface and the settings that sources share; the source `custom`."""
 
 import socket
 from abc import ABC, abstractmethod
@@ -20,14 +20,14 @@ from millrace_server.network.addresses import Address, open_socket
 
 
 class EmbeddedSources:
-    """The writers of embedded sources, by the source's name, while they are at work."""
+    """The writers of the running sources of type `embedded`, by source name."""
 
     def __init__(self) -> None:
         self._writers: dict[str, ChannelWriter] = {}
 
     @contextmanager
     def open_for(self, name: str, writer: ChannelWriter) -> Iterator[None]:
-        """Inside, a program finds the writer."""
+        """Registers a writer while the context is open."""
         self._writers[name] = writer
         try:
             yield
@@ -35,54 +35,54 @@ class EmbeddedSources:
             del self._writers[name]
 
     def find(self, name: str) -> ChannelWriter | None:
-        """The writer of a source; None while the source is not at work."""
+        """Returns the writer of a source, or None while the source is not running."""
         return self._writers.get(name)
 
 
 class SourceContext(NamedTuple):
-    """Where a source is."""
+    """The environment of a source."""
 
     name: str
     """Its name in the configuration."""
     directory: Path
-    """A directory for what it must remember; it may not be there yet."""
+    """Where it may store its own state; the directory may not exist yet."""
     embedded_sources: EmbeddedSources | None = None
-    """Where the program that the agent runs in hands its events over; None in a daemon."""
+    """Where the embedding program finds its sources' writers; None in a daemon."""
 
 
 class Source(Protocol):
-    """Brings events."""
+    """Reads events and writes them into channels."""
 
     async def run(self, writer: ChannelWriter) -> None:
-        """Brings events until there will be no more, or until it is cancelled.
+        """Writes events until the input ends, or until it is cancelled.
 
-        It is cancelled when the agent stops, and may take a moment to end what it has begun. It may be run again after
-        it has raised or was cancelled.
+        It is cancelled when the agent stops, and may take a moment to complete what it has begun. It may be run again
+        after it raised or was cancelled.
 
         Raises:
-            ComponentError: It cannot do its work now; it is run again later.
-            ComponentFailedError: It cannot do its work until somebody changes something.
+            ComponentError: It cannot work at the moment; it is run again later.
+            ComponentFailedError: It cannot work until an operator changes something.
         """
 
 
 class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
-    """What sources of every type have."""
+    """Settings of every source."""
 
     channels: Annotated[list[KnownChannelName], Field(min_length=1)]
-    """The channels that it fills."""
+    """The channels that it writes to."""
 
     selector: AnySelectorConfig = Field(default_factory=lambda: ReplicatingConfig(type="replicating"))
-    """Which of them an event goes to."""
+    """Which of the channels each event goes to."""
 
     interceptors: list[AnyInterceptorConfig] = Field(default_factory=list)
     """What changes or drops its events, in this order."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
-    """At most so many events in a transaction; fewer where a channel's `transaction_capacity` is smaller."""
+    """The maximum number of events in a transaction; less if the `transaction_capacity` of a channel is smaller."""
 
     dead_letter_channel: KnownChannelName | None = None
-    """Where events go that a channel can never take, such as one that is too large, and those that an interceptor
-    cannot let through. Without it the former are dropped, and the log says so."""
+    """Receives events that a channel can never take, such as one that is too large, and events that an interceptor
+    refuses. Without it, events that are too large are dropped and logged."""
 
     @field_validator("channels")
     @classmethod
@@ -111,23 +111,24 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
 
     @abstractmethod
     def make(self, place: SourceContext) -> Source:
-        """The source."""
+        """Returns the source."""
 
 
 class ListeningSourceConfig(SourceConfig, ABC):
-    """What sources have that others connect to."""
+    """Settings of sources that others connect to."""
 
     allow_plaintext: bool = False
-    """Listen where other machines can connect, although nothing is encrypted and nobody is asked who they are."""
+    """Listen on addresses that other machines can reach, although connections are neither encrypted nor authenticated.
+    """
 
 
-def check_reach(shown: str, address: Address, *, allow_plaintext: bool | None) -> None:
-    """Raises ValueError where other machines can reach an address and nobody has said that they may.
+def check_plaintext_allowed(shown: str, address: Address, *, allow_plaintext: bool | None) -> None:
+    """Raises ValueError if other machines can reach an address and `allow_plaintext` does not permit that.
 
     Args:
-        shown: The address as the configuration has it.
-        address: The same, parsed.
-        allow_plaintext: What was said; None where that was no answer, which is told already.
+        shown: The address as it is in the configuration.
+        address: The parsed address.
+        allow_plaintext: The setting; None if it is invalid, which is reported elsewhere.
     """
     if not address.is_loopback and allow_plaintext is False:
         raise ValueError(
@@ -136,13 +137,13 @@ def check_reach(shown: str, address: Address, *, allow_plaintext: bool | None) -
         )
 
 
-async def open_source_socket(
+async def open_listen_socket(
     address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
 ) -> socket.socket:
-    """A socket that is bound for a source.
+    """Returns a socket bound for a source.
 
     Raises:
-        ComponentError: It cannot be had now.
+        ComponentError: The address cannot be bound at the moment.
     """
     try:
         return await open_socket(address, f"sources.{source}.listen", kind)
@@ -150,22 +151,22 @@ async def open_source_socket(
         raise ComponentError(str(error)) from None
 
 
-def address_of(bound: socket.socket) -> Address:
-    """Where a socket is bound."""
+def bound_address(bound: socket.socket) -> Address:
+    """Returns the address that a socket is bound to."""
     return Address(*bound.getsockname()[:2])
 
 
 class CustomSourceConfig(SourceConfig):
-    """A source that is made by a factory of the user's."""
+    """A source created by the user's factory."""
 
     type: Literal["custom"]
-    """A user's own."""
+    """A user-defined source."""
 
     factory: FactoryPath
-    """Called with the source's place and `options`, returns the source."""
+    """Called with the source's place and `options`; returns the source."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the factory gets as keyword arguments."""
+    """Keyword arguments of the factory."""
 
     def make(self, place: SourceContext) -> Source:
         source: Source = load_factory(self.factory)(place, **self.options)

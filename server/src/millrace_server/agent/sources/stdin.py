@@ -1,4 +1,4 @@
-"""The source `stdin`: lines of the daemon's standard input."""
+"""The source `stdin`, which reads lines from the daemon's standard input."""
 
 import asyncio
 import os
@@ -22,36 +22,36 @@ from millrace_server.agent.sources.source import Source, SourceConfig, SourceCon
 from millrace_server.agent.supervision import ComponentFailedError
 
 _READ_BYTES = 1 << 18
-_LAST_STORE_SECONDS = 1.0
-"""How long storing may go on when the source is to end."""
+_DRAIN_SECONDS_MAX = 1.0
+"""How long lines may take to be stored when the source stops."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class StdinSourceConfig(LinesConfig, SourceConfig):
-    """A source whose events are the lines of the daemon's standard input, until its end.
+    """A source of the lines of the daemon's standard input, until its end.
 
-    What was read from it and is not stored yet is lost in a crash, since nobody can read it again.
+    Lines that were read and not yet stored are lost in a crash, since the input cannot be read again.
     """
 
     type: Literal["stdin"]
     """Lines of the daemon's standard input."""
 
     linger_seconds: float = Field(0.2, ge=0, le=3600, allow_inf_nan=False)
-    """A batch is stored this long after its first event, full or not."""
+    """A batch is stored this long after its first event, even if it is not full."""
 
     exit_at_end: bool = False
-    """Whether the daemon stops, as it does on SIGTERM, once the input has ended and all of it is stored."""
+    """Whether the daemon stops, as on SIGTERM, once the input has ended and all of it is stored."""
 
     def make(self, place: SourceContext) -> Source:
         return _StdinSource(place.name, self)
 
 
 def stdin_problems(tables: Mapping[str, Any]) -> list[str]:
-    """A sentence for each source of a configuration that would read the same standard input as another.
+    """Returns a sentence for each source that would read the standard input besides the first one.
 
     Args:
-        tables: The configuration, as TOML has it.
+        tables: The parsed TOML configuration.
     """
     sources = tables.get("sources")
     tables_by_name = sources.items() if isinstance(sources, dict) else ()
@@ -70,98 +70,99 @@ class _StdinSource:
         self._config = config
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
-        self._reader: ThreadReader | None = None
-        """Of the run before this one, which may have failed with something that it has read ahead."""
+        self._reader: ThreadedReader | None = None
+        """That of the previous run, which may have failed while it still had data."""
 
     async def run(self, writer: ChannelWriter) -> None:
         if sys.__stdin__ is None:
             raise ComponentFailedError("the daemon was started without a standard input")
-        standard_input = self._reader = ThreadReader(sys.__stdin__.fileno(), self._reader)
-        writer.note_ready()
+        standard_input = self._reader = ThreadedReader(sys.__stdin__.fileno(), self._reader)
+        writer.report_running()
         try:
-            await self._stream.bring(writer, standard_input.read)
+            await self._stream.deliver_all(writer, standard_input.read)
         except asyncio.CancelledError:
             standard_input.end()
-            # There is no way to put back what was read.
-            await self._stream.bring_rest(writer, standard_input.read, _LAST_STORE_SECONDS)
+            # Data that was read cannot be put back.
+            await self._stream.drain(writer, standard_input.read, _DRAIN_SECONDS_MAX)
             raise
         finally:
             standard_input.end()
-        writer.note_ended("standard input has ended")
+        writer.report_stopped("standard input has ended")
         if self._config.exit_at_end:
             self._log.info("the daemon stops, since standard input has ended")
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class ThreadReader:
-    """Reads a file on a thread, as it is: a pipe, a terminal or a file on a disk.
+class ThreadedReader:
+    """Reads a file of any kind (pipe, terminal, regular file) on a thread.
 
-    Setting it to not block would do so for every program that shares it, such as the shell behind a terminal. It reads
-    one portion ahead and no further.
+    The file stays in blocking mode: non-blocking mode would apply to every program that shares it, such as the shell of
+    a terminal. At most one chunk is read ahead.
 
     Args:
-        fd: What to read. It stays open.
-        former: Has read it before, and was ended: what it has left comes first.
+        fd: The file descriptor to read. It stays open.
+        previous: The closed reader of the same file, whose remaining data comes first.
     """
 
-    def __init__(self, fd: int, former: "ThreadReader | None" = None) -> None:
+    def __init__(self, fd: int, previous: "ThreadedReader | None" = None) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
-        self._portions: deque[bytes | OSError] = deque()
-        self._has_news = asyncio.Event()
+        self._chunks: deque[bytes | OSError] = deque()
+        self._has_chunks = asyncio.Event()
         self._may_read = threading.Semaphore()
         self._wake_reader, self._wake_writer = os.pipe()
         self._is_ending = False
-        self._former = former
-        if former is None:
-            self._begin()
+        self._previous = previous
+        if previous is None:
+            self._start()
 
-    def _begin(self) -> None:
-        # As a daemon: where another program takes what was there, a read may never return, and must keep nobody.
+    def _start(self) -> None:
+        # A daemon thread: if another program takes the available data, a read may never return, and must not keep the
+        # process alive.
         threading.Thread(target=self._run, name="standard input", daemon=True).start()
 
     async def read(self) -> bytes:
-        """The next bytes; none at the end. Nothing is lost where this is cancelled.
+        """Returns the next bytes; nothing at the end. Cancelling it loses nothing.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
-        if self._former is not None:
+        if self._previous is not None:
             with suppress(OSError):
-                if portion := await self._former.read():
-                    return portion
-            self._former = None
-            self._begin()
-        return await self._next_portion()
+                if chunk := await self._previous.read():
+                    return chunk
+            self._previous = None
+            self._start()
+        return await self._next_chunk()
 
-    async def _next_portion(self) -> bytes:
-        await self._has_news.wait()
-        portion = self._portions[0]
-        if isinstance(portion, OSError):
-            raise portion
-        if portion:
-            self._portions.popleft()
-            if not self._portions:
-                self._has_news.clear()
+    async def _next_chunk(self) -> bytes:
+        await self._has_chunks.wait()
+        chunk = self._chunks[0]
+        if isinstance(chunk, OSError):
+            raise chunk
+        if chunk:
+            self._chunks.popleft()
+            if not self._chunks:
+                self._has_chunks.clear()
             self._may_read.release()
-        return portion
+        return chunk
 
     def end(self) -> None:
-        """Reads no more; what was read before can still be had."""
+        """Stops reading; data that was already read remains available."""
         if not self._is_ending:
             self._is_ending = True
-            # The other end tells the thread.
+            # Wakes the thread through the other end of the pipe.
             os.close(self._wake_writer)
             self._may_read.release()
 
     def _run(self) -> None:
-        portion: bytes | OSError = b"more"
-        while portion and not isinstance(portion, OSError):
+        chunk: bytes | OSError = b"more"
+        while chunk and not isinstance(chunk, OSError):
             self._may_read.acquire()
-            portion = self._next()
-            # The loop may be gone already.
+            chunk = self._next()
+            # The loop may already be closed.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._add, portion)
+                self._loop.call_soon_threadsafe(self._add, chunk)
         os.close(self._wake_reader)
 
     def _next(self) -> bytes | OSError:
@@ -176,6 +177,6 @@ class ThreadReader:
         except OSError as error:
             return error
 
-    def _add(self, portion: bytes | OSError) -> None:
-        self._portions.append(portion)
-        self._has_news.set()
+    def _add(self, chunk: bytes | OSError) -> None:
+        self._chunks.append(chunk)
+        self._has_chunks.set()

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
+from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.supervision import ComponentError
 from tests.agent_parts import until
 from tests.process_figures import is_running
@@ -22,35 +22,35 @@ def job(script: str, *, grace_seconds: float = LONG_SECONDS, **changes: Any) -> 
 
 
 async def start(started_job: Job) -> RunningCommand:
-    return await RunningCommand.start(started_job, ComplaintLog(structlog.stdlib.get_logger("test")))
+    return await RunningCommand.start(started_job, StderrLog(structlog.stdlib.get_logger("test")))
 
 
-async def next_line(running: RunningCommand) -> bytes:
+async def next_line(command: RunningCommand) -> bytes:
     """Reads a line, and nothing behind it."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = await running._output.read(1)
+        byte = await command._output.read(1)
         assert byte, f"the output has ended behind {line!r}"
         line += byte
     return line
 
 
-async def rest_of(running: RunningCommand) -> bytes:
+async def rest_of(command: RunningCommand) -> bytes:
     """Reads the output to its end."""
     rest = b""
-    while data := await running.read():
+    while data := await command.read():
         rest += data
     return rest
 
 
-async def pids_from(running: RunningCommand, count: int) -> list[int]:
+async def pids_from(command: RunningCommand, count: int) -> list[int]:
     """Reads pids that a script writes, a line each."""
-    return [int(await next_line(running)) for _ in range(count)]
+    return [int(await next_line(command)) for _ in range(count)]
 
 
-async def ended(running: RunningCommand) -> int | None:
-    assert await rest_of(running) == b""
-    return await running.wait()
+async def ended(command: RunningCommand) -> int | None:
+    assert await rest_of(command) == b""
+    return await command.wait()
 
 
 def open_file_count() -> int:
@@ -72,9 +72,9 @@ async def test_wait_for_a_command_gives_its_exit_code(script: str, code: int) ->
 async def test_output_of_a_command_is_what_it_writes(tmp_path: Path) -> None:
     """In its directory and with its environment; its standard input is at its end."""
     script = 'cat; pwd; printf "%s %s" "$WATER" "$PATH"'
-    running = await start(job(script, directory=str(tmp_path), environment={"WATER": "clear"}))
-    assert await rest_of(running) == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
-    assert await running.wait() == 0
+    command = await start(job(script, directory=str(tmp_path), environment={"WATER": "clear"}))
+    assert await rest_of(command) == f"{tmp_path}\nclear {os.environ['PATH']}".encode()
+    assert await command.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -99,88 +99,88 @@ async def test_terminate_ends_children_and_grandchildren() -> None:
         (setsid sleep 1000 & echo $!)
         wait
     """
-    running = await start(job(script))
-    pids = [running.pid, *await pids_from(running, 4)]
+    command = await start(job(script))
+    pids = [command.pid, *await pids_from(command, 4)]
     assert all(map(is_running, pids))
-    running.terminate()
-    assert await ended(running) == -signal.SIGTERM
+    command.terminate()
+    assert await ended(command) == -signal.SIGTERM
     assert not any(map(is_running, pids))
 
 
 async def test_terminate_lets_a_command_end_in_order() -> None:
     """It gets SIGTERM once, and what it writes then is read."""
-    running = await start(job("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
-    await next_line(running)
-    running.terminate()
-    assert await rest_of(running) == b"bye\n"
-    assert await running.wait() == 5
+    command = await start(job("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done"))
+    await next_line(command)
+    command.terminate()
+    assert await rest_of(command) == b"bye\n"
+    assert await command.wait() == 5
 
 
 async def test_terminate_of_what_will_not_end_kills_it() -> None:
     """After the grace time, with all its children."""
-    running = await start(job("trap '' TERM; sleep 1000 & echo $!; wait; while :; do sleep 1; done", grace_seconds=0.1))
-    pids = [running.pid, *await pids_from(running, 1)]
-    running.terminate()
-    assert await ended(running) == -signal.SIGKILL
+    command = await start(job("trap '' TERM; sleep 1000 & echo $!; wait; while :; do sleep 1; done", grace_seconds=0.1))
+    pids = [command.pid, *await pids_from(command, 1)]
+    command.terminate()
+    assert await ended(command) == -signal.SIGKILL
     assert not any(map(is_running, pids))
 
 
 async def test_end_of_a_command_ends_what_it_left_behind() -> None:
     """A process in its background would hold the output for ever, and there would be one more with each restart."""
-    running = await start(job("sleep 1000 & echo $!; exit 4", grace_seconds=0.1))
-    [pid] = await pids_from(running, 1)
-    assert await ended(running) == 4
+    command = await start(job("sleep 1000 & echo $!; exit 4", grace_seconds=0.1))
+    [pid] = await pids_from(command, 1)
+    assert await ended(command) == 4
     assert not is_running(pid)
 
 
 async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
     """The far end of a pipe may have something to write still."""
-    running = await start(job("(sleep 0.1; echo late) & exit 0"))
-    assert await rest_of(running) == b"late\n"
-    assert await running.wait() == 0
+    command = await start(job("(sleep 0.1; echo late) & exit 0"))
+    assert await rest_of(command) == b"late\n"
+    assert await command.wait() == 0
 
 
 async def test_wait_that_is_cancelled_may_follow_once_more() -> None:
     """A source that is stopped waits for its command in the end."""
-    running = await start(job("exec >&- 2>&-; exec sleep 1000"))
-    assert await rest_of(running) == b""
-    waiting = asyncio.create_task(running.wait())
+    command = await start(job("exec >&- 2>&-; exec sleep 1000"))
+    assert await rest_of(command) == b""
+    waiting = asyncio.create_task(command.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait({waiting})
-    running.terminate()
-    assert await running.wait() == -signal.SIGTERM
+    command.terminate()
+    assert await command.wait() == -signal.SIGTERM
 
 
 async def test_kill_of_the_guard_ends_the_command() -> None:
     """Somebody may kill whatever has our name."""
-    running = await start(job("sleep 1000 & echo $!; wait"))
-    pids = [running.pid, *await pids_from(running, 1)]
-    os.kill(running._guard.pid, signal.SIGKILL)
+    command = await start(job("sleep 1000 & echo $!; wait"))
+    pids = [command.pid, *await pids_from(command, 1)]
+    os.kill(command._guard.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG_SECONDS):
-        assert await ended(running) is None
+        assert await ended(command) is None
     await until_gone(pids)
 
 
 async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
     """Also what writes on and on: the output of the command has an end."""
-    running = await start(job("yes & wait"))
-    assert await next_line(running) == b"y\n"
-    os.kill(running._guard.pid, signal.SIGKILL)
+    command = await start(job("yes & wait"))
+    assert await next_line(command) == b"y\n"
+    os.kill(command._guard.pid, signal.SIGKILL)
     async with asyncio.timeout(LONG_SECONDS):
         # Not kept: where it does not end, there is no end of it.
-        while await running.read():
+        while await command.read():
             pass
-        assert await running.wait() is None
+        assert await command.wait() is None
 
 
 async def test_abandon_of_a_command_that_writes_on_and_on_ends_it() -> None:
     """Also where nobody reads what it writes."""
-    running = await start(job("yes", grace_seconds=0.1))
+    command = await start(job("yes", grace_seconds=0.1))
     async with asyncio.timeout(LONG_SECONDS):
-        await running.abandon()
-    assert not is_running(running.pid)
-    await running.abandon()
+        await command.stop()
+    assert not is_running(command.pid)
+    await command.stop()
 
 
 async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_start_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> 
         if starting.cancel():
             await asyncio.wait({starting})
         if not starting.cancelled():
-            await starting.result().abandon()
+            await starting.result().stop()
         if pid_file.exists() and (text := pid_file.read_text()):
             await until_gone([int(text)])
 
@@ -209,19 +209,19 @@ async def test_end_of_a_command_leaves_no_file_open() -> None:
 
 async def test_read_of_a_command_that_writes_on_and_on_leaves_the_loop_to_others() -> None:
     """A flood in either of its outputs is not all that there is."""
-    running = await start(job("yes >&2 & yes", grace_seconds=0.1))
+    command = await start(job("yes >&2 & yes", grace_seconds=0.1))
     async with asyncio.timeout(LONG_SECONDS):
-        reading = asyncio.create_task(rest_of(running))
+        reading = asyncio.create_task(rest_of(command))
         await asyncio.sleep(0.05)
-        running.terminate()
+        command.terminate()
         assert b"y\n" in await reading
-        await running.wait()
+        await command.wait()
 
 
 async def test_errors_of_a_command_are_logged() -> None:
     """Its standard error is no output."""
     with capture_logs() as log:
-        running = await start(job("echo oops >&2; echo fine"))
-        assert await rest_of(running) == b"fine\n"
-        await running.wait()
+        command = await start(job("echo oops >&2; echo fine"))
+        assert await rest_of(command) == b"fine\n"
+        await command.wait()
     assert [(entry["event"], entry["line"]) for entry in log] == [("the command says", "oops")]

@@ -3,7 +3,7 @@ from typing import Any
 import structlog
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sources.exec.command import LINE_BYTES_MAX, LINE_SECONDS, LINES_AT_ONCE, ComplaintLog
+from millrace_server.agent.sources.exec.command import LINE_BYTES_MAX, LINES_BURST, SECONDS_PER_LINE, StderrLog
 
 
 class Told:
@@ -11,14 +11,14 @@ class Told:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.complaints = ComplaintLog(structlog.stdlib.get_logger("test"), lambda: self.now)
+        self.stderr_log = StderrLog(structlog.stdlib.get_logger("test"), lambda: self.now)
 
     def log_of(self, *pieces: bytes, is_end: bool = False) -> list[Any]:
         with capture_logs() as log:
             for piece in pieces:
-                self.complaints.add(piece)
+                self.stderr_log.add(piece)
             if is_end:
-                self.complaints.end()
+                self.stderr_log.end()
         return log
 
 
@@ -37,14 +37,14 @@ def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
     """The count comes with the next line that is told, or at the end."""
     told = Told()
     log = told.log_of(b"flood\n" * 1_000)
-    assert len(log) == LINES_AT_ONCE
-    told.now += LINE_SECONDS
+    assert len(log) == LINES_BURST
+    told.now += SECONDS_PER_LINE
     [entry] = told.log_of(b"later\n")
-    assert (entry["line"], entry["lines_not_told"]) == ("later", 1_000 - LINES_AT_ONCE)
+    assert (entry["line"], entry["lines_not_told"]) == ("later", 1_000 - LINES_BURST)
     [last] = told.log_of(b"untold\n" * 3, is_end=True)
     assert (last["event"], last["lines_not_told"]) == ("the command said more", 3)
-    told.now += 1_000 * LINE_SECONDS
-    assert len(told.log_of(b"flood\n" * 1_000)) == LINES_AT_ONCE
+    told.now += 1_000 * SECONDS_PER_LINE
+    assert len(told.log_of(b"flood\n" * 1_000)) == LINES_BURST
 
 
 def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
@@ -52,7 +52,7 @@ def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
     told = Told()
     for _ in range(100):
         assert told.log_of(b"x" * 100_000) == []
-        assert len(told.complaints._begun_line) <= LINE_BYTES_MAX + 1
+        assert len(told.stderr_log._partial_line) <= LINE_BYTES_MAX + 1
     assert lines_of(told.log_of(b"\nshort\n")) == ["x" * LINE_BYTES_MAX + "...", "short"]
 
 

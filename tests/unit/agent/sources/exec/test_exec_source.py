@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
-from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
+from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
 from millrace_server.agent.supervision import Backoff
 from tests.agent_parts import registry_with, until
@@ -29,7 +29,7 @@ def shell(script: str, **settings: Any) -> ExecSourceConfig:
 
 
 async def test_run_of_a_command_that_ends_stores_all_and_says_how_it_ended(tmp_path: Path, log: list[Any]) -> None:
-    """A source that will bring nothing more does not look as if it would."""
+    """A source that will deliver_all nothing more does not look as if it would."""
     registry = registry_with("lines")
     async with at_work(shell("seq 1 50; printf last; exit 7"), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.STOPPED)
@@ -76,7 +76,7 @@ async def test_run_of_a_command_that_lives_after_a_restart_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it has nothing to say."""
-    monkeypatch.setattr("millrace_server.agent.sources.exec.source._LIVING_SECONDS", 0.05)
+    monkeypatch.setattr("millrace_server.agent.sources.exec.source._STABLE_SECONDS", 0.05)
     script = f"test -e {tmp_path}/tried && sleep 1000; touch {tmp_path}/tried; exit 1"
     async with at_work(shell(script, restart="always"), registry_with("lines"), tmp_path / "data") as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
@@ -175,11 +175,11 @@ async def test_stop_of_the_source_while_the_command_starts_stores_what_it_has_wr
     registry = registry_with("lines")
     ready, start, has_begun = tmp_path / "ready", RunningCommand.start, asyncio.Event()
 
-    async def start_slowly(job: Job, complaints: ComplaintLog) -> RunningCommand:
+    async def start_slowly(job: Job, stderr_log: StderrLog) -> RunningCommand:
         has_begun.set()
-        running = await start(job, complaints)
+        command = await start(job, stderr_log)
         await until(ready.exists)
-        return running
+        return command
 
     monkeypatch.setattr(RunningCommand, "start", start_slowly)
     config = shell(f"echo one; touch {ready}; exec sleep 1000", grace_seconds=20.0)

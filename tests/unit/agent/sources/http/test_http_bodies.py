@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import zstandard
 
-from millrace_server.agent.sources.http.bodies import HttpRefusalError, find_packing
+from millrace_server.agent.sources.http.bodies import HttpRefusalError, find_content_coding
 
 SEED = 1_031_904
 MIB = 1024 * 1024
 
 
-def unpack(encoding: str, packed: bytes, bytes_max: int = 8 * MIB) -> bytes:
-    packing = find_packing(encoding)
-    assert packing is not None
-    return packing.unpack(packed, bytes_max)
+def decode(encoding: str, encoded: bytes, bytes_max: int = 8 * MIB) -> bytes:
+    coding = find_content_coding(encoding)
+    assert coding is not None
+    return coding.decode(encoded, bytes_max)
 
 
 def pack(encoding: str, content: bytes) -> bytes:
@@ -28,30 +28,30 @@ def test_unpack_of_what_was_packed_gives_it_back(encoding: str) -> None:
     """Small and large, easy and hard to pack, and in several parts."""
     packer = "zstd" if encoding == "zstd" else "gzip"
     for content in (b"", b"a", b"a" * MIB, random.Random(SEED).randbytes(MIB)):
-        assert unpack(encoding, pack(packer, content)) == content
-        assert unpack(encoding, pack(packer, content) * 3) == 3 * content
+        assert decode(encoding, pack(packer, content)) == content
+        assert decode(encoding, pack(packer, content) * 3) == 3 * content
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
 def test_find_packing_of_what_is_not_packed_is_none(encoding: str) -> None:
     """Such a body is taken as it is."""
-    assert find_packing(encoding) is None
+    assert find_content_coding(encoding) is None
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "\x00"])
 def test_find_packing_of_what_is_not_known_says_so(encoding: str) -> None:
-    """What is allowed is told."""
+    """What is allowed is named."""
     with pytest.raises(HttpRefusalError, match=r"it must be gzip, zstd or identity$") as raised:
-        find_packing(encoding)
+        find_content_coding(encoding)
     assert raised.value.status == 415
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_unpack_of_exactly_the_limit_is_allowed(encoding: str) -> None:
     """The limit itself is no bomb; one byte more is."""
-    assert len(unpack(encoding, pack(encoding, b"a" * 1_000_000), 1_000_000)) == 1_000_000
-    with pytest.raises(HttpRefusalError, match="more than 1000000 bytes when it is unpacked"):
-        unpack(encoding, pack(encoding, b"a" * 1_000_001), 1_000_000)
+    assert len(decode(encoding, pack(encoding, b"a" * 1_000_000), 1_000_000)) == 1_000_000
+    with pytest.raises(HttpRefusalError, match="more than 1000000 bytes when it is decompressed"):
+        decode(encoding, pack(encoding, b"a" * 1_000_001), 1_000_000)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
@@ -59,25 +59,25 @@ def test_unpack_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch
     """A hundred megabytes and more in some kilobytes costs neither memory nor time."""
     if encoding == "gzip":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-        packed = b"".join(packer.compress(bytes(MIB)) for _ in range(128)) + packer.flush()
+        encoded = b"".join(packer.compress(bytes(MIB)) for _ in range(128)) + packer.flush()
     else:
         with_window = zstandard.ZstdCompressor(level=3).compressobj()
-        packed = b"".join(with_window.compress(bytes(MIB)) for _ in range(1024)) + with_window.flush()
-    assert len(packed) < MIB
-    packing = find_packing(encoding)
-    assert packing is not None
+        encoded = b"".join(with_window.compress(bytes(MIB)) for _ in range(1024)) + with_window.flush()
+    assert len(encoded) < MIB
+    coding = find_content_coding(encoding)
+    assert coding is not None
     made: list[int] = []
-    grow = type(packing)._unpack_portion
+    grow = type(coding)._decode_chunk
 
-    def counting(self: object, member: Any, portion: bytes) -> bytes:
-        unpacked = grow(packing, member, portion)
-        made.append(len(unpacked))
-        return unpacked
+    def counting(self: object, member: Any, chunk: bytes) -> bytes:
+        decoded = grow(coding, member, chunk)
+        made.append(len(decoded))
+        return decoded
 
-    monkeypatch.setattr(type(packing), "_unpack_portion", counting)
+    monkeypatch.setattr(type(coding), "_decode_chunk", counting)
     began = time.process_time()
     with pytest.raises(HttpRefusalError) as raised:
-        packing.unpack(packed, MIB)
+        coding.decode(encoded, MIB)
     assert raised.value.status == 413
     assert sum(made) < 20 * MIB
     assert time.process_time() - began < 3.0
@@ -86,23 +86,23 @@ def test_unpack_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_unpack_of_what_is_cut_anywhere_is_refused(encoding: str) -> None:
     """Half a body is never taken for a whole one."""
-    packed = pack(encoding, random.Random(SEED).randbytes(200))
-    for end in range(1, len(packed)):
+    encoded = pack(encoding, random.Random(SEED).randbytes(200))
+    for end in range(1, len(encoded)):
         with pytest.raises(HttpRefusalError, match=r"ends in the middle|is not (gzip|zstd)"):
-            unpack(encoding, packed[:end])
+            decode(encoding, encoded[:end])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_unpack_of_what_is_damaged_never_fails_otherwise(encoding: str) -> None:
-    """Whatever comes, it is refused in a sentence or unpacked."""
+    """Whatever comes, it is refused in a sentence or decoded."""
     source = random.Random(SEED)
-    packed = pack(encoding, b"some text, " * 50)
+    encoded = pack(encoding, b"some text, " * 50)
     refused = 0
     for _ in range(300):
-        damaged = bytearray(packed)
-        damaged[source.randrange(len(packed))] = source.randrange(256)
+        damaged = bytearray(encoded)
+        damaged[source.randrange(len(encoded))] = source.randrange(256)
         try:
-            unpack(encoding, bytes(damaged))
+            decode(encoding, bytes(damaged))
         except HttpRefusalError as error:
             refused += error.status in {400, 413}
     assert refused > 100
@@ -113,14 +113,14 @@ def test_unpack_of_very_many_parts_is_refused_soon(encoding: str) -> None:
     """A million empty parts cost no more than a thousand."""
     began = time.process_time()
     with pytest.raises(HttpRefusalError, match="more than 1000 parts"):
-        unpack(encoding, pack(encoding, b"") * 300_000)
+        decode(encoding, pack(encoding, b"") * 300_000)
     assert time.process_time() - began < 3.0
 
 
 def test_unpack_of_zstd_with_a_huge_window_is_refused() -> None:
-    """A sender cannot have us hold a gigabyte to look back on."""
+    """A sender cannot have us reserve a gigabyte to look back on."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True, write_content_size=0)
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    packed = packer.compress(random.Random(SEED).randbytes(100)) + packer.flush()
+    encoded = packer.compress(random.Random(SEED).randbytes(100)) + packer.flush()
     with pytest.raises(HttpRefusalError, match="is not zstd"):
-        unpack("zstd", packed)
+        decode("zstd", encoded)

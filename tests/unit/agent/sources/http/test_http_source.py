@@ -118,11 +118,11 @@ async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
     """How a body is sent makes no difference to what is stored."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
-        packed = gzip.compress(b'[{"body":"packed"}]')
-        chunks = b"".join(b"%x\r\n%s\r\n" % (1, packed[i : i + 1]) for i in range(len(packed))) + b"0\r\n\r\n"
+        encoded = gzip.compress(b'[{"body":"encoded"}]')
+        chunks = b"".join(b"%x\r\n%s\r\n" % (1, encoded[i : i + 1]) for i in range(len(encoded))) + b"0\r\n\r\n"
         writer.write(head(None, {**JSON, "Content-Encoding": "gzip", "Transfer-Encoding": "chunked"}) + chunks)
         assert (await read_answer(reader)).status == 200
-    assert channel_writer.bodies == [b"packed"]
+    assert channel_writer.bodies == [b"encoded"]
 
 
 async def test_post_with_headers_that_events_are_to_have_gives_them() -> None:
@@ -193,7 +193,7 @@ async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
 
 
 async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> None:
-    """Nothing of it is stored, also after a new making of the source; whoever sent it is told what a key is for."""
+    """Nothing of it is stored, also after a new making of the source; whoever sent it learns what a key is for."""
     made, channel_writer = make_source(), RecordingWriter()
     key = {"Idempotency-Key": "a key"}
     async with running(made, channel_writer):
@@ -241,7 +241,7 @@ async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> 
 
 @pytest.mark.parametrize("key", ["", "k" * 257])
 async def test_post_with_a_key_that_is_none_is_refused(key: str) -> None:
-    """What is allowed is told."""
+    """What is allowed is named."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         answer = await post(made, b"event", {"Idempotency-Key": key})
@@ -326,7 +326,7 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
 
 
 async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> None:
-    """What requests hold together is bounded; when they have gone there is room."""
+    """What requests reserve together is bounded; when they have gone there is room."""
     made, channel_writer = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer), connected(made) as (_, second):
         for holder in (writer, second):
@@ -334,19 +334,19 @@ async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> No
         while (answer := await post(made, bytes(100))).status == 200:
             pass  # Not all of it has been read yet.
         assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "OVERLOADED", "1")
-        packed = {"Content-Encoding": "gzip"}
-        assert (await post(made, gzip.compress(b"x"), packed)).status == 503
+        encoded = {"Content-Encoding": "gzip"}
+        assert (await post(made, gzip.compress(b"x"), encoded)).status == 503
         for holder in (writer, second):
             holder.write(bytes(24))
         assert (await read_answer(reader)).status == 200
-        while (await post(made, gzip.compress(bytes(1_024)), packed)).status == 503:
+        while (await post(made, gzip.compress(bytes(1_024)), encoded)).status == 503:
             pass  # The second is being answered.
         for _ in range(5):
             assert (await post(made, bytes(1_024))).status == 200
 
 
 async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_a_conflict() -> None:
-    """Whoever uses a key for other events is told so."""
+    """Whoever uses a key for other events gets an error."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [BadArgumentError("overlaps in part")]
     async with running(made, channel_writer):
@@ -378,7 +378,7 @@ async def test_request_for_something_else_is_refused(method: str, path: str, sta
 
 
 async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> None:
-    """A bug of somebody's is no reason to fall silent, nor to fill the log; callers are told no internals."""
+    """A bug of somebody's is no reason to fall silent, nor to fill the log; callers see no internals."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [RuntimeError("secret") for _ in range(10)]
     channel_writer.refusals += [InternalError("secret")]
@@ -391,7 +391,7 @@ async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> 
 
 
 async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None:
-    """What has come as a whole is stored; what has not is told to come again; the port is closed."""
+    """What has come as a whole is stored; what has not is message to come again; the port is closed."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     async with (
@@ -413,7 +413,7 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
 
 
 async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that cannot be stored in time is told that nobody knows."""
+    """A request that cannot be stored in time is message that nobody knows."""
     monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 1)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
@@ -479,8 +479,8 @@ def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str,
     """Which setting, what it was, what is allowed."""
     with pytest.raises(ValidationError) as raised:
         HttpSourceConfig.model_validate({**TABLE, **settings}, strict=True)
-    [told] = describe_problems(raised.value, HttpSourceConfig)
-    assert problem is None or told == problem
+    [message] = describe_problems(raised.value, HttpSourceConfig)
+    assert problem is None or message == problem
 
 
 def test_config_with_plaintext_allowed_may_be_reached() -> None:

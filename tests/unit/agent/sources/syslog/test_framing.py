@@ -64,7 +64,7 @@ def test_feed_with_framing_octet_counting_of_none_is_lost(broken: bytes) -> None
     cut = framer("octet_counting")
     frames = cut.feed(b"2 ab" + broken)
     assert frames == [Frame(b"ab", is_truncated=False), Frame(broken[:20].rstrip(b"\n"), is_truncated=True)]
-    assert cut.is_lost
+    assert cut.is_out_of_sync
     assert not cut.is_inside
     assert cut.finish(is_clean=True) == []
 

@@ -1,21 +1,21 @@
 import structlog
 
-from millrace_server.agent.sources.syslog.listeners import Loss, Losses
+from millrace_server.agent.sources.syslog.listeners import Loss, LossCounter
 
 
 def test_note_of_a_flood_is_told_at_once_and_then_now_and_then() -> None:
     """The log has few lines, and they account for all."""
     now = 0.0
-    losses = Losses("log", lambda: now)
+    losses = LossCounter("log", lambda: now)
     with structlog.testing.capture_logs() as logs:
         for _ in range(100):
-            losses.note(Loss.DATAGRAMS, 2)
-        losses.note(Loss.CONNECTIONS)
+            losses.count(Loss.DATAGRAMS, 2)
+        losses.count(Loss.CONNECTIONS)
         now = 61.0
-        losses.note(Loss.DATAGRAMS)
-        losses.note(Loss.DATAGRAMS)
-        losses.tell_rest()
-        losses.tell_rest()
+        losses.count(Loss.DATAGRAMS)
+        losses.count(Loss.DATAGRAMS)
+        losses.log_remaining()
+        losses.log_remaining()
     told = [(entry["reason"].split()[0], entry["count"], entry["total"]) for entry in logs]
     assert told == [("datagrams", 2, 2), ("TCP", 1, 1), ("datagrams", 199, 201), ("datagrams", 1, 202)]
     assert losses.counts == {Loss.DATAGRAMS: 202, Loss.CONNECTIONS: 1}

@@ -6,14 +6,14 @@ from itertools import chain
 
 import pytest
 
-from millrace_server.agent.sources.syslog.parsing import HEADERS, Parsed, SyslogParser, TimeReader
+from millrace_server.agent.sources.syslog.parsing import HEADERS, Parsed, SyslogParser, TimestampParser
 
 SEED = 31_640_005
 NOW = datetime(2026, 10, 12, tzinfo=UTC)
 
 
 def parse(content: bytes, *keep_fields: str, time_zone: str = "UTC") -> Parsed:
-    return SyslogParser(TimeReader(time_zone, lambda: NOW), keep_fields).parse(content)
+    return SyslogParser(TimestampParser(time_zone, lambda: NOW), keep_fields).parse(content)
 
 
 def headers(content: bytes) -> dict[str, str]:

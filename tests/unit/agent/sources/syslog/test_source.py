@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from millrace_server.agent.sources.syslog import listeners, source
-from millrace_server.agent.sources.syslog import message_queue as backlog
+from millrace_server.agent.sources.syslog import listeners, message_queue, source
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
 from millrace_server.agent.sources.syslog.listeners import Loss
-from millrace_server.agent.sources.syslog.message_queue import Backlog
+from millrace_server.agent.sources.syslog.message_queue import MessageQueue
 from millrace_server.agent.sources.syslog.source import SyslogSource
 from millrace_server.agent.supervision import ComponentError
 from tests.unit.agent.sources.recording_writer import WAIT_SECONDS_MAX, RecordingWriter, running
@@ -24,13 +23,13 @@ def make_source(*listen: str, **settings: object) -> SyslogSource:
     return SyslogSource("log", SyslogSourceConfig.model_validate({**table, **settings}, strict=True))
 
 
-def address_of(made: SyslogSource, index: int = 0) -> tuple[str, int]:
+def bound_address(made: SyslogSource, index: int = 0) -> tuple[str, int]:
     return made._listeners[index].address.host, made._listeners[index].address.port
 
 
 @asynccontextmanager
 async def sender(made: SyslogSource) -> "AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]":
-    reader, writer = await asyncio.open_connection(*address_of(made))
+    reader, writer = await asyncio.open_connection(*bound_address(made))
     try:
         yield reader, writer
     finally:
@@ -83,7 +82,9 @@ async def test_run_of_udp_stores_each_datagram() -> None:
     """A datagram is a message, with line breaks and broken UTF-8 in it."""
     made, channel_writer = make_source(UDP), RecordingWriter()
     async with running(made, channel_writer):
-        send_datagrams(address_of(made), b"<13>1 - - - - - - one\ntwo\n", b"", b"\xff\xfe", b"<13>1 - - - - - - three")
+        send_datagrams(
+            bound_address(made), b"<13>1 - - - - - - one\ntwo\n", b"", b"\xff\xfe", b"<13>1 - - - - - - three"
+        )
         await channel_writer.wait_for(3)
     assert channel_writer.bodies == [b"one\ntwo", b"\xff\xfe", b"three"]
 
@@ -95,10 +96,10 @@ async def test_run_of_several_listeners_tells_where_messages_came_in() -> None:
     async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"<13>1 - - - - - - 0\n")
         for index in (1, 2):
-            send_datagrams(address_of(made, index), b"<13>1 - - - - - - %d" % index)
+            send_datagrams(bound_address(made, index), b"<13>1 - - - - - - %d" % index)
         rows = await channel_writer.wait_for(3)
     found = {body: (headers["ip"], headers["port"]) for headers, body in rows}
-    assert found == {b"%d" % index: ("127.0.0.1", str(address_of(made, index)[1])) for index in range(3)}
+    assert found == {b"%d" % index: ("127.0.0.1", str(bound_address(made, index)[1])) for index in range(3)}
 
 
 async def test_run_of_many_messages_batches_them_by_count() -> None:
@@ -146,7 +147,7 @@ async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
         async with running(made, channel_writer), sender(made) as (_, writer):
             writer.write(long + b"\n<13>1 - - - - - - short\n")
             rows = await channel_writer.wait_for(expected)
-            send_datagrams(address_of(made, 1), long[:1_000], b"<13>1 - - - - - - short")
+            send_datagrams(bound_address(made, 1), long[:1_000], b"<13>1 - - - - - - short")
             await channel_writer.wait_for(2 * expected)
         assert channel_writer.bodies[expected - 1] == b"short"
         assert made._losses.counts[Loss.LONG_MESSAGES] == (2 if policy == "drop" else 0)
@@ -156,20 +157,20 @@ async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
 
 
 async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source holds no more than its backlog, and loses nothing once channels have room again."""
+    """The source holds no more than its queue, and loses nothing once channels have room again."""
     made, channel_writer = make_source(), RecordingWriter(events_max=100)
-    made._backlog = Backlog(messages_max=200)
+    made._queue = MessageQueue(messages_max=200)
     channel_writer.may_store.clear()
     count = 100_000
     async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"".join(b"<13>1 - - - - - - %06d %s\n" % (number, b"x" * 100) for number in range(count)))
         await channel_writer.waiting.wait()
-        await until(lambda: made._backlog.is_full)
-        held = len(made._backlog)
+        await until(lambda: made._queue.is_full)
+        held = len(made._queue)
         async with sender(made) as (_, late):
             late.write(b"<13>1 - - - - - - late\n")
             await asyncio.sleep(0.05)
-        assert len(made._backlog) == held < 10_000
+        assert len(made._queue) == held < 10_000
         assert writer.transport.get_write_buffer_size() > 1_000_000
         channel_writer.may_store.set()
         await channel_writer.wait_for(count + 1)
@@ -179,18 +180,18 @@ async def test_run_while_nothing_can_be_stored_has_tcps_senders_wait(monkeypatch
 async def test_run_while_nothing_can_be_stored_counts_datagrams_that_the_system_drops() -> None:
     """What came and what was dropped is what was sent."""
     made, channel_writer = make_source(UDP, udp_receive_buffer_bytes=4_096), RecordingWriter(events_max=10)
-    made._backlog = Backlog(messages_max=20)
+    made._queue = MessageQueue(messages_max=20)
     channel_writer.may_store.clear()
     async with running(made, channel_writer):
         for number in range(500):
-            send_datagrams(address_of(made), b"<13>1 - - - - - - %d" % number)
+            send_datagrams(bound_address(made), b"<13>1 - - - - - - %d" % number)
             await asyncio.sleep(0)
         channel_writer.may_store.set()
         await channel_writer.wait_for(20)
         # Each datagram tells what was dropped before it, so one must come through.
         sent = 500
         while b"%d" % (sent - 1) not in channel_writer.bodies:
-            send_datagrams(address_of(made), b"<13>1 - - - - - - %d" % sent)
+            send_datagrams(bound_address(made), b"<13>1 - - - - - - %d" % sent)
             sent += 1
             await asyncio.sleep(0.02)
     dropped = made._losses.counts[Loss.DATAGRAMS]
@@ -205,12 +206,12 @@ async def test_run_that_is_cancelled_stores_what_has_come() -> None:
     made, channel_writer = make_source(TCP, UDP, linger_seconds=60.0), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (reader, writer):
         writer.write(b"<13>1 - - - - - - whole\n<13>1 - - - - - - begun")
-        await until(lambda: len(made._backlog) > 0)
-        send_datagrams(address_of(made, 1), b"<13>1 - - - - - - datagram")
+        await until(lambda: len(made._queue) > 0)
+        send_datagrams(bound_address(made, 1), b"<13>1 - - - - - - datagram")
     await closed(reader)
     assert sorted(channel_writer.bodies) == [b"begun", b"datagram", b"whole"]
     assert [headers.get("syslog_truncated") for headers, body in channel_writer.rows if body == b"begun"] == ["true"]
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(address_of(made)):
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(bound_address(made)):
         pytest.fail("the port is still open")
 
 
@@ -239,10 +240,10 @@ async def test_run_again_after_a_failure_stores_what_was_under_way_and_keeps_the
             await asyncio.wait({work}, timeout=WAIT_SECONDS_MAX)
         with pytest.raises(RuntimeError, match="bug"):
             await work
-    address = address_of(made)
+    address = bound_address(made)
     async with running(made, channel_writer):
         assert await channel_writer.wait_for(2)
-        assert address_of(made) == address
+        assert bound_address(made) == address
         async with sender(made) as (_, writer):
             writer.write(b"third\n")
             await channel_writer.wait_for(3)
@@ -299,13 +300,13 @@ async def test_run_with_senders_that_reset_their_connections_stores_their_messag
     made, channel_writer = make_source(client_ip_header="ip", port_header="port"), RecordingWriter()
     async with running(made, channel_writer):
         for number in range(20):
-            with socket.create_connection(address_of(made)) as sending:
+            with socket.create_connection(bound_address(made)) as sending:
                 sending.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sending.sendall(b"%d\n" % number)
         rows = await channel_writer.wait_for(20)
         assert sorted(channel_writer.bodies, key=int) == [b"%d" % number for number in range(20)]
         assert {headers.get("ip", "127.0.0.1") for headers, _ in rows} == {"127.0.0.1"}
-        assert {headers["port"] for headers, _ in rows} == {str(address_of(made)[1])}
+        assert {headers["port"] for headers, _ in rows} == {str(bound_address(made)[1])}
     assert not any(made._losses.counts.values())
 
 
@@ -343,7 +344,7 @@ async def test_run_with_a_port_in_use_says_so_and_leaves_the_others(transport: T
                 ComponentError, match=rf"^cannot listen on 127.0.0.1:{port} \(sources.log.listen\): Address already"
             ):
                 await work
-        with pytest.raises(ConnectionRefusedError), socket.create_connection(address_of(made)):
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(bound_address(made)):
             pytest.fail("the first port is still open")
     async with running(made, channel_writer):
         assert made._listeners[1] == Listener.parse(f"{transport}://127.0.0.1:{port}")
@@ -355,4 +356,4 @@ async def test_take_from_a_backlog_of_large_messages_bounds_a_batchs_bytes() -> 
     async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write((b"x" * 60_000 + b"\n") * 100)
         await channel_writer.wait_for(100)
-    assert max(channel_writer.batch_sizes) <= backlog._BATCH_BYTES_MAX // 60_000 + 1
+    assert max(channel_writer.batch_sizes) <= message_queue._BATCH_BYTES_MAX // 60_000 + 1

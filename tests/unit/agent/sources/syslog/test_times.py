@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from millrace_server.agent.sources.syslog.parsing import TimeReader
+from millrace_server.agent.sources.syslog.parsing import TimestampParser
 
 
 def milliseconds(text: str) -> str:
@@ -27,38 +27,38 @@ def milliseconds(text: str) -> str:
 )
 def test_read_bsd_without_a_year_takes_the_latest_that_is_not_ahead(now: str, text: str, expected: str) -> None:
     """Around New Year, and for the day that most years do not have, too."""
-    times = TimeReader("UTC", lambda: datetime.fromisoformat(now).replace(tzinfo=UTC))
-    assert times.read_bsd(text) == milliseconds(expected)
-    assert times.read_bsd(text) == milliseconds(expected)
+    times = TimestampParser("UTC", lambda: datetime.fromisoformat(now).replace(tzinfo=UTC))
+    assert times.parse_bsd(text) == milliseconds(expected)
+    assert times.parse_bsd(text) == milliseconds(expected)
 
 
 def test_read_bsd_in_a_time_zone_is_of_that_zone() -> None:
     """What says nothing of a zone is the sender's; summer time is known."""
-    times = TimeReader("Europe/Berlin", lambda: datetime(2026, 6, 15, tzinfo=UTC))
-    assert times.read_bsd("Jun 14 12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
-    assert times.read_bsd("Jan 14 12:00:00") == milliseconds("2026-01-14T12:00:00+01:00")
-    assert times.read_iso("2026-06-14T12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
-    assert times.read_iso("2026-06-14T12:00:00Z") == milliseconds("2026-06-14T12:00:00+00:00")
+    times = TimestampParser("Europe/Berlin", lambda: datetime(2026, 6, 15, tzinfo=UTC))
+    assert times.parse_bsd("Jun 14 12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
+    assert times.parse_bsd("Jan 14 12:00:00") == milliseconds("2026-01-14T12:00:00+01:00")
+    assert times.parse_iso("2026-06-14T12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
+    assert times.parse_iso("2026-06-14T12:00:00Z") == milliseconds("2026-06-14T12:00:00+00:00")
 
 
 def test_read_bsd_a_year_later_is_of_the_new_year() -> None:
     """What was read once is not taken for true for ever."""
     now = datetime(2026, 6, 15, tzinfo=UTC)
-    times = TimeReader("UTC", lambda: now)
-    assert times.read_bsd("Jun 15 12:00:00") == milliseconds("2026-06-15T12:00:00+00:00")
+    times = TimestampParser("UTC", lambda: now)
+    assert times.parse_bsd("Jun 15 12:00:00") == milliseconds("2026-06-15T12:00:00+00:00")
     now = datetime(2027, 6, 15, tzinfo=UTC)
-    assert times.read_bsd("Jun 15 12:00:00") == milliseconds("2027-06-15T12:00:00+00:00")
+    assert times.parse_bsd("Jun 15 12:00:00") == milliseconds("2027-06-15T12:00:00+00:00")
 
 
 def test_read_bsd_of_many_times_remembers_few() -> None:
     """A sender cannot fill the memory with times."""
-    times = TimeReader("UTC", lambda: datetime(2026, 6, 15, tzinfo=UTC))
+    times = TimestampParser("UTC", lambda: datetime(2026, 6, 15, tzinfo=UTC))
     for number in range(5_000):
-        assert times.read_bsd(f"Jun 14 12:00:00.{number:06}") is not None
-    assert len(times._read_times) <= 1_000
+        assert times.parse_bsd(f"Jun 14 12:00:00.{number:06}") is not None
+    assert len(times._parsed_times) <= 1_000
 
 
 @pytest.mark.parametrize("text", ["", "now", "2026-13-01T00:00:00Z", "2026-01-01T24:30:00Z", "9999-99-99T99:99:99Z"])
 def test_read_iso_of_no_time_is_none(text: str) -> None:
     """What is no time is none, whatever it looks like."""
-    assert TimeReader("UTC").read_iso(text) is None
+    assert TimestampParser("UTC").parse_iso(text) is None

@@ -1,1 +1,1 @@
-"""The source `exec`: what a command writes."""
+"""The source `exec`, which runs a command and stores its output."""

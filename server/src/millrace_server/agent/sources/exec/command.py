@@ -1,4 +1,4 @@
-"""Reading a pipe from the event loop."""
+"""A running command, its output and its standard error."""
 
 import asyncio
 import fcntl
@@ -21,13 +21,13 @@ from millrace_server.agent.supervision import ComponentError
 
 
 class PipeReader:
-    """The end of a pipe that is read; closed once all has been read.
+    """Reads the read end of a pipe, and closes it at the end of the data.
 
-    No transport of the event loop's: uvloop's keeps a pipe open behind its end, and when it closes it, closes its
-    number twice, which may be another thread's file by then.
+    It is not a transport of the event loop: uvloop keeps a pipe open after its end, and then closes its file descriptor
+    twice, which may belong to another file by then.
 
     Args:
-        pipe: Belongs to the reader from now on; unbuffered.
+        pipe: An unbuffered pipe, which the reader owns from now on.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -35,10 +35,10 @@ class PipeReader:
         self._pipe = pipe
 
     async def read(self, bytes_max: int) -> bytes:
-        """The next bytes, as soon as there are any; none at the end. Nothing is lost where this is cancelled."""
+        """Returns the next bytes as soon as there are any; nothing at the end. Cancelling it loses nothing."""
         if self._pipe.closed:
             return b""
-        # Waits even where there is something: a flood must not keep the loop from all else.
+        # Waits even if data is available, so that a flood of data does not monopolize the event loop.
         await self._wait_readable()
         while (data := self._pipe.read(bytes_max)) is None:
             await self._wait_readable()
@@ -56,69 +56,69 @@ class PipeReader:
             loop.remove_reader(self._pipe)
 
 
-LINES_AT_ONCE = 20
-"""So many lines are told as they come."""
+LINES_BURST = 20
+"""This many lines are logged without delay."""
 
-LINE_SECONDS = 1.0
-"""Beyond these, one more is told after so long."""
+SECONDS_PER_LINE = 1.0
+"""Beyond the burst, one line is logged in this time."""
 
 LINE_BYTES_MAX = 1_000
-"""The rest of a longer line is left out."""
+"""Longer lines are truncated."""
 
 _READ_BYTES = 1 << 16
 
 
-class ComplaintLog:
-    """Logs lines, but never a flood of them: what is too much is counted, and the count is told with the next line.
+class StderrLog:
+    """Logs lines at a limited rate; suppressed lines are counted, and the count is logged with the next line.
 
     Args:
-        log: Where to.
-        clock: Seconds on a clock that only goes forward.
+        log: Where to log.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
-        self._allowance = RateLimit(LINES_AT_ONCE, LINE_SECONDS, clock)
-        self._begun_line = b""
-        self._untold_count = 0
+        self._allowance = RateLimit(LINES_BURST, SECONDS_PER_LINE, clock)
+        self._partial_line = b""
+        self._suppressed_count = 0
 
     async def follow(self, errors: PipeReader) -> None:
-        """Logs what comes until there will be no more; reads it even where it is too much, so that nobody waits."""
+        """Logs lines to the end. It reads suppressed lines too, so that the command never blocks."""
         while data := await errors.read(_READ_BYTES):
             self.add(data)
         self.end()
 
     def add(self, data: bytes) -> None:
-        """Takes the next bytes."""
-        *lines, self._begun_line = (self._begun_line + data).split(b"\n")
+        """Logs the lines that these bytes complete."""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            self._tell(line)
-        # One byte more than is told, so that it is known to be too long.
-        self._begun_line = self._begun_line[: LINE_BYTES_MAX + 1]
+            self._log_line(line)
+        # One more byte than is logged, to recognize that the line is too long.
+        self._partial_line = self._partial_line[: LINE_BYTES_MAX + 1]
 
     def end(self) -> None:
-        """There will be no more: tells a last line without its end, and what was left out."""
-        if self._begun_line:
-            self._tell(self._begun_line)
-            self._begun_line = b""
-        if self._untold_count:
-            self._log.warning("the command said more", lines_not_told=self._untold_count)
-            self._untold_count = 0
+        """Logs an unfinished last line and the number of suppressed lines."""
+        if self._partial_line:
+            self._log_line(self._partial_line)
+            self._partial_line = b""
+        if self._suppressed_count:
+            self._log.warning("the command said more", lines_not_told=self._suppressed_count)
+            self._suppressed_count = 0
 
-    def _tell(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         if not line.strip():
             return
         if not self._allowance.try_acquire():
-            self._untold_count += 1
+            self._suppressed_count += 1
             return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip("\r")
-        untold = {"lines_not_told": self._untold_count} if self._untold_count else {}
-        self._untold_count = 0
+        untold = {"lines_not_told": self._suppressed_count} if self._suppressed_count else {}
+        self._suppressed_count = 0
         self._log.warning("the command says", line=f"{text}..." if len(line) > LINE_BYTES_MAX else text, **untold)
 
 
 OUTPUT_BYTES_MAX = 1 << 18
-"""Output that its pipe holds, where the system grants that much; beyond it the command waits."""
+"""The size of the output pipe, if the system grants it; a command that fills it blocks."""
 
 _GUARD = Path(__file__).with_name("guard.py")
 
@@ -129,18 +129,18 @@ class Job(NamedTuple):
     command: Sequence[str]
     """The program and its arguments."""
     environment: Mapping[str, str]
-    """Variables beside the daemon's own."""
+    """Variables in addition to the daemon's."""
     directory: str | None
     """Its working directory; None for the daemon's."""
     grace_seconds: float
-    """How long processes may take to end after SIGTERM, before SIGKILL."""
+    """The time between SIGTERM and SIGKILL."""
 
 
 class RunningCommand:
-    """One run of a command, with all its descendants; all of them end when this process does.
+    """One run of a command with all its descendants; all of them end when this process does.
 
     Attributes:
-        pid: The command's; 0 where it could not be started.
+        pid: The process id of the command; 0 if it could not be started.
     """
 
     def __init__(
@@ -148,25 +148,25 @@ class RunningCommand:
         guard: "subprocess.Popen[bytes]",
         link: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         output: PipeReader,
-        complaining: Coroutine[None, None, None],
+        stderr_logging: Coroutine[None, None, None],
     ) -> None:
         self._guard = guard
         self._answers, self._requests = link
         self._output = output
-        self._complaining = asyncio.create_task(complaining)
-        self._ending: asyncio.Task[int | None] | None = None
+        self._stderr_logging = asyncio.create_task(stderr_logging)
+        self._end_task: asyncio.Task[int | None] | None = None
         self.pid = 0
 
     @classmethod
-    async def start(cls, job: Job, complaints: ComplaintLog) -> "RunningCommand":
+    async def start(cls, job: Job, stderr_log: StderrLog) -> "RunningCommand":
         """Starts a command.
 
         Args:
             job: What to run.
-            complaints: Gets its standard error.
+            stderr_log: Receives its standard error.
 
         Raises:
-            ComponentError: It cannot be started; says why.
+            ComponentError: The command cannot be started; the message says why.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -175,81 +175,83 @@ class RunningCommand:
         except BaseException:
             ours.close()
             raise
-        # A few turns of the loop; it goes to its end even where the caller is cancelled, so there is one to abandon.
-        linking = asyncio.create_task(cls._link(guard, ours, complaints))
+        # This takes a few iterations of the loop. It is completed even if the caller is cancelled, so that there is
+        # something to stop.
+        linking = asyncio.create_task(cls._link(guard, ours, stderr_log))
         try:
-            running = await asyncio.shield(linking)
-            await running.hand_over(job)
+            command = await asyncio.shield(linking)
+            await command.send_job(job)
         except BaseException:
-            await (await linking).abandon()
+            await (await linking).stop()
             raise
-        return running
+        return command
 
     @classmethod
     async def _link(
-        cls, guard: "subprocess.Popen[bytes]", link: socket.socket, complaints: ComplaintLog
+        cls, guard: "subprocess.Popen[bytes]", link: socket.socket, stderr_log: StderrLog
     ) -> "RunningCommand":
         assert guard.stdout is not None
         assert guard.stderr is not None
         with suppress(OSError):
             fcntl.fcntl(guard.stdout, fcntl.F_SETPIPE_SZ, OUTPUT_BYTES_MAX)
         output, errors = PipeReader(guard.stdout), PipeReader(guard.stderr)
-        return cls(guard, await asyncio.open_connection(sock=link), output, complaints.follow(errors))
+        return cls(guard, await asyncio.open_connection(sock=link), output, stderr_log.follow(errors))
 
-    async def hand_over(self, job: Job) -> None:
-        """Has the guard start the command; once."""
+    async def send_job(self, job: Job) -> None:
+        """Makes the guard start the command; called once."""
         self._requests.write(json.dumps(job._asdict()).encode() + b"\n")
         answer = await self._next_answer()
         if "pid" not in answer:
             raise ComponentError(f"the command cannot be started: {answer.get('error', 'its guard was killed')}")
         self.pid = answer["pid"]
-        # From now on: where the guard is killed, what the command has started may write on and on until it is ended.
-        self._ending = asyncio.create_task(self._end())
+        # Begins now: if the guard is killed, the command's descendants may write until they are killed here.
+        self._end_task = asyncio.create_task(self._end())
 
     async def read(self) -> bytes:
-        """The next bytes of its standard output; none at the end. Nothing is lost where this is cancelled."""
+        """Returns the next bytes of the standard output; nothing at the end. Cancelling it loses nothing."""
         return await self._output.read(OUTPUT_BYTES_MAX)
 
     def terminate(self) -> None:
-        """Has the command and its descendants get SIGTERM, and SIGKILL after the grace time."""
-        # The guard may have gone already.
+        """Sends SIGTERM to the command and its descendants, and SIGKILL after the grace time."""
+        # The guard may have exited already.
         if not self._requests.is_closing():
             with suppress(OSError):
                 self._requests.write_eof()
 
     async def wait(self) -> int | None:
-        """Waits until the command and its descendants have ended; the output must be read to its end before.
+        """Waits until the command and its descendants have ended. The output must be read to its end first.
 
         Returns:
-            The exit code, negative for a signal; None where nobody can tell.
+            The exit code, negative for a signal; None if it is unknown.
         """
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
-        # Whoever waits may be cancelled, and wait once more.
-        return await asyncio.shield(self._ending)
+        if self._end_task is None:
+            self._end_task = asyncio.create_task(self._end())
+        # The caller may be cancelled and wait again.
+        return await asyncio.shield(self._end_task)
 
     async def _end(self) -> int | None:
         answer = await self._next_answer()
         if not answer and self.pid:
-            # The guard was killed, and the kernel has killed the command. What that has started is in its group.
+            # The guard was killed, so the kernel has killed the command. The processes that the command has started are
+            # in its group.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        await self._complaining
+        await self._stderr_logging
         await asyncio.to_thread(self._guard.wait)
         self._requests.close()
         with suppress(OSError):
             await self._requests.wait_closed()
         return answer.get("exit_code")
 
-    async def abandon(self) -> None:
-        """Ends the command, and returns once it has ended; what it still writes is lost."""
+    async def stop(self) -> None:
+        """Ends the command, discards its remaining output, and returns once it has ended."""
         self.terminate()
         while await self.read():
             pass
         await self.wait()
 
     async def _next_answer(self) -> dict[str, Any]:
-        """What the guard says next; nothing where it has gone."""
+        """Returns the next message of the guard; an empty one if it has exited."""
         try:
             line = await self._answers.readline()
         except OSError:
@@ -259,8 +261,8 @@ class RunningCommand:
 
 
 def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
-    # Not by the event loop: uvloop's forks for it, which has gRPC's fork handlers run in a process of many threads.
-    # Isolated and without site-packages: it starts in a moment, and nothing of the user's environment changes it.
+    # Not asyncio's subprocesses: uvloop forks by itself, which runs gRPC's fork handlers in a process with many
+    # threads. Isolated and without site-packages, the guard starts fast and independently of the user's environment.
     return subprocess.Popen(  # noqa: S603 - the guard is our own program
         [sys.executable, "-I", "-S", str(_GUARD), str(link.fileno())],
         bufsize=0,
@@ -268,6 +270,7 @@ def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=(link.fileno(),),
-        # Ctrl-C and what else is sent to the daemon's group goes to the daemon, which then ends its commands in order.
+        # Signals to the daemon's process group, such as Ctrl-C, are for the daemon, which then stops its commands in
+        # order.
         start_new_session=True,
     )

@@ -1,4 +1,4 @@
-"""The settings of the source `exec`."""
+"""Settings of the source `exec`."""
 
 from typing import Annotated, Literal
 
@@ -24,36 +24,36 @@ VariableName = Annotated[str, Field(pattern=r"^(?:[^=\x00]+)$")]
 
 
 class ExecSourceConfig(LinesConfig, SourceConfig):
-    """A source that runs a command, and whose events are the lines that it writes.
+    """A source that runs a command and stores the lines of its output.
 
-    Its promise is weak: what the command has written and the daemon has not stored yet is lost in a crash, since nobody
-    can have a command write it again. For files there are `taildir` and `spooldir`, which lose nothing.
+    Its guarantee is weak: output that is not stored yet is lost in a crash, since it cannot be read again. For files
+    use `taildir` or `spooldir`, which lose nothing.
     """
 
     type: Literal["exec"]
     """The lines that a command writes."""
 
     shell: bool = False
-    """Whether `command` is text for the shell, /bin/sh."""
+    """Whether `command` is a string for the shell, /bin/sh."""
 
     command: list[ArgumentText]
-    """The program and its arguments; text where `shell` is true."""
+    """The program and its arguments; a string if `shell` is true."""
 
     environment: dict[VariableName, ArgumentText] = Field(default_factory=dict)
-    """Environment variables, beside those that the daemon has."""
+    """Environment variables in addition to the daemon's."""
 
     directory: NamedPath | None = None
     """The working directory. Default: the daemon's."""
 
     restart: Literal["always", "on_failure", "never"] = "on_failure"
-    """When a command that has ended is started again, each time after a longer delay: "always", "on_failure" (an exit
-    code other than 0, or a signal) or "never"."""
+    """When to restart a command that has ended, each time after a longer delay: "always", "on_failure" (an exit code
+    other than 0, or a signal) or "never"."""
 
     linger_seconds: float = Field(0.2, ge=0, le=3600, allow_inf_nan=False)
-    """A batch is stored this long after its first event, full or not."""
+    """A batch is stored this long after its first event, even if it is not full."""
 
     grace_seconds: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
-    """How long the command and what it has started may take to end after SIGTERM; then they get SIGKILL."""
+    """How long the command and its descendants may take to end after SIGTERM, before SIGKILL."""
 
     @field_validator("command", mode="before")
     @classmethod

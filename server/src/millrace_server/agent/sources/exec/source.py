@@ -1,4 +1,4 @@
-"""The source `exec` at work."""
+"""The source `exec`."""
 
 import asyncio
 import signal
@@ -7,22 +7,22 @@ from contextlib import suppress
 import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.sources.exec.command import ComplaintLog, Job, RunningCommand
+from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
 from millrace_server.agent.sources.exec.config import ExecSourceConfig
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 
-_LAST_STORE_SECONDS = 1.0
-"""How long storing may go on, when the source is to end, once the command has ended or was killed."""
+_DRAIN_SECONDS = 1.0
+"""How long lines may take to be stored when the source stops, once the command has ended."""
 
-_LIVING_SECONDS = 10.0
-"""A command that was started again works once it has lived so long, or its lines are stored."""
+_STABLE_SECONDS = 10.0
+"""A restarted command counts as running once it has lived this long or its lines are stored."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class ExecSource:
-    """Runs a command, again where it shall be, and stores its lines."""
+    """Runs a command, restarts it as configured, and stores its lines."""
 
     def __init__(self, name: str, config: ExecSourceConfig) -> None:
         self._config = config
@@ -30,7 +30,7 @@ class ExecSource:
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
         self._has_warned = False
-        self._is_restarted = False
+        self._is_restart = False
 
     async def run(self, writer: ChannelWriter) -> None:
         if not self._has_warned:
@@ -38,57 +38,57 @@ class ExecSource:
                 "what this source has read and not stored is lost in a crash; sources of files lose nothing"
             )
             self._has_warned = True
-        running = await self._start(writer)
-        # One that was started again may end again at once; then nothing has changed, and the log has said so.
-        ready_after = _LIVING_SECONDS if self._is_restarted else 0.0
-        becoming_ready = asyncio.get_running_loop().call_later(ready_after, writer.note_ready)
+        command = await self._start(writer)
+        # A restarted command may fail again at once; then the state must not change, and the failure is already logged.
+        ready_after = _STABLE_SECONDS if self._is_restart else 0.0
+        becoming_ready = asyncio.get_running_loop().call_later(ready_after, writer.report_running)
         try:
-            await self._stream.bring(writer, running.read)
-            exit_code = await running.wait()
+            await self._stream.deliver_all(writer, command.read)
+            exit_code = await command.wait()
         except asyncio.CancelledError:
-            await self._wind_up(running, writer)
+            await self._shut_down(command, writer)
             raise
         finally:
             becoming_ready.cancel()
-            await running.abandon()
+            await command.stop()
         self._end(exit_code, writer)
 
     async def _start(self, writer: ChannelWriter) -> RunningCommand:
-        starting = asyncio.create_task(RunningCommand.start(self._job, ComplaintLog(self._log)))
+        starting = asyncio.create_task(RunningCommand.start(self._job, StderrLog(self._log)))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # It may have begun, and what it has written by then counts.
+            # The command may have started, and its output so far counts.
             with suppress(ComponentError):
-                await self._wind_up(await starting, writer)
+                await self._shut_down(await starting, writer)
             raise
         except ComponentError as error:
             if self._config.restart == "never":
                 raise ComponentFailedError(str(error)) from None
             raise
 
-    async def _wind_up(self, running: RunningCommand, writer: ChannelWriter) -> None:
-        """Ends the command, and stores what it writes until then."""
-        running.terminate()
-        await self._stream.bring_rest(writer, running.read, self._config.grace_seconds + _LAST_STORE_SECONDS)
-        await running.abandon()
+    async def _shut_down(self, command: RunningCommand, writer: ChannelWriter) -> None:
+        """Ends the command, and stores its remaining output."""
+        command.terminate()
+        await self._stream.drain(writer, command.read, self._config.grace_seconds + _DRAIN_SECONDS)
+        await command.stop()
 
     def _end(self, exit_code: int | None, writer: ChannelWriter) -> None:
-        """The command has ended by itself: says so, and has it started again where that is wanted."""
-        how = f"the command {_described(exit_code)}"
+        """Handles the end of the command: restarts it as configured, or reports the end of the source."""
+        how = f"the command {_describe_exit(exit_code)}"
         restart = self._config.restart
         if restart == "always" or (restart == "on_failure" and exit_code != 0):
-            self._is_restarted = True
+            self._is_restart = True
             raise ComponentError(f"{how}; it is started again")
         self._log.warning("the source has ended", reason=how)
-        writer.note_ended(how)
+        writer.report_stopped(how)
 
 
-def _described(exit_code: int | None) -> str:
+def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "was killed"
     if exit_code < 0:
-        # The real-time signals have no names of their own.
+        # Real-time signals have no names of their own.
         names = {number.value: number.name for number in signal.Signals}
         return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
     return f"ended with exit code {exit_code}"

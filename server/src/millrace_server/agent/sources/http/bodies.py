@@ -1,4 +1,4 @@
-"""What a request gets that is not stored."""
+"""Request bodies, read and decompressed within limits, and the refusals of requests."""
 
 import asyncio
 import math
@@ -15,18 +15,18 @@ from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.errors import MillraceError
 
 RETRY_SECONDS = 1.0
-"""When to come again where nobody knows better."""
+"""The default of `Retry-After`."""
 
 
 class HttpRefusalError(Exception):
-    """Returned when a request is not stored.
+    """Raised when a request is not stored.
 
     Attributes:
-        status: The status of the answer.
-        reason: Stable name of the refusal.
-        message: Why, in a sentence: what it was, what is allowed.
-        retry_seconds: After how long a repeat makes sense; None where it makes none.
-        is_unread: Whether some of the request's body was not read, so that its connection cannot go on.
+        status: The status of the response.
+        reason: The stable name of the refusal.
+        message: A sentence: what was found, and what is allowed.
+        retry_seconds: The delay after which to repeat the request; None if a repetition cannot succeed.
+        is_unread: Whether a part of the body was not read, so that the connection must be closed.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class HttpRefusalError(Exception):
         self.retry_seconds = retry_seconds
         self.is_unread = is_unread
 
-    def answer(self) -> Response:
-        """The answer."""
+    def response(self) -> Response:
+        """Returns the response."""
         headers = {}
         if self.retry_seconds is not None:
             headers["Retry-After"] = str(max(math.ceil(self.retry_seconds), 1))
@@ -56,28 +56,28 @@ class HttpRefusalError(Exception):
 
 
 def bad_request(message: str) -> HttpRefusalError:
-    """The refusal of a request that can never be stored."""
+    """Returns the refusal of a request that can never be stored."""
     return HttpRefusalError(400, "BAD_ARGUMENT", message)
 
 
-def come_again(error: MillraceError) -> HttpRefusalError:
-    """The refusal of a request that the channels cannot store now."""
+def retry_later(error: MillraceError) -> HttpRefusalError:
+    """Returns the refusal of a request that the channels cannot store at the moment."""
     return HttpRefusalError(503, error.reason, str(error), retry_seconds=error.retry_delay_seconds or RETRY_SECONDS)
 
 
 def too_large(message: str, *, is_unread: bool = False) -> HttpRefusalError:
-    """The refusal of a request that is larger than may be."""
+    """Returns the refusal of a request above a limit."""
     return HttpRefusalError(413, "TOO_LARGE", message, is_unread=is_unread)
 
 
 _MEMBERS_MAX = 1_000
 _GZIP_WINDOW_BITS = 31
-# What RFC 8878 asks of every receiver.
+# RFC 8878 recommends that every decoder support this.
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 
 
-class _Member(Protocol):
-    """What unpacks one member of gzip, or one frame of zstd."""
+class _Decompressor(Protocol):
+    """Decompresses one member of a gzip file, or one frame of zstd."""
 
     @property
     def eof(self) -> bool: ...
@@ -88,62 +88,62 @@ class _Member(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-class Packing(NamedTuple):
-    """One way of packing."""
+class ContentCoding(NamedTuple):
+    """A content coding of HTTP."""
 
     name: str
-    portion_bytes: int
-    """So much is unpacked at once: small enough that it never becomes more than some MiB."""
-    start_member: Callable[[], _Member]
+    chunk_bytes: int
+    """The size of the compressed chunks; small enough that none decompresses to more than a few MiB."""
+    create_decompressor: Callable[[], _Decompressor]
 
-    def unpack(self, packed: bytes, bytes_max: int) -> bytes:
-        """What was packed.
+    def decode(self, encoded: bytes, bytes_max: int) -> bytes:
+        """Returns the decompressed data.
 
         Raises:
-            HttpRefusalError: It is larger than `bytes_max`, found out little later than there is so much of it; or it
-                was not packed so, or not as a whole.
+            HttpRefusalError: The data is larger than `bytes_max` when decompressed, which is noticed shortly after the
+                limit; or it is invalid or incomplete.
         """
-        unpacked = bytearray()
+        decoded = bytearray()
         position = member_count = 0
-        while position < len(packed):
+        while position < len(encoded):
             member_count += 1
             if member_count > _MEMBERS_MAX:
-                raise bad_request(f"the body has more than {_MEMBERS_MAX} parts of {self.name}; pack it as one")
-            member = self.start_member()
+                raise bad_request(f"the body has more than {_MEMBERS_MAX} parts of {self.name}; compress it as one")
+            member = self.create_decompressor()
             while not member.eof:
-                portion = packed[position : position + self.portion_bytes]
-                if not portion:
+                chunk = encoded[position : position + self.chunk_bytes]
+                if not chunk:
                     raise bad_request(f"the body is {self.name} that ends in the middle")
-                position += len(portion)
-                unpacked += self._unpack_portion(member, portion)
-                if len(unpacked) > bytes_max:
+                position += len(chunk)
+                decoded += self._decode_chunk(member, chunk)
+                if len(decoded) > bytes_max:
                     raise too_large(
-                        f"the body has more than {bytes_max} bytes when it is unpacked; send it in several requests"
+                        f"the body has more than {bytes_max} bytes when it is decompressed; send it in several requests"
                     )
             position -= len(member.unused_data)
-        return bytes(unpacked)
+        return bytes(decoded)
 
-    def _unpack_portion(self, member: _Member, portion: bytes) -> bytes:
+    def _decode_chunk(self, member: _Decompressor, chunk: bytes) -> bytes:
         try:
-            return member.decompress(portion)
+            return member.decompress(chunk)
         except (zlib.error, zstandard.ZstdError) as error:
             raise bad_request(f"the body is not {self.name}, although Content-Encoding says so: {error}") from None
 
 
-def _start_zstd() -> _Member:
+def _zstd_decompressor() -> _Decompressor:
     return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
 
 
-# A byte of gzip becomes 1,032 at most; four of zstd become 128 KiB.
-_GZIP = Packing("gzip", 4 * 1024, lambda: zlib.decompressobj(_GZIP_WINDOW_BITS))
-_ZSTD = Packing("zstd", 256, _start_zstd)
+# A byte of gzip decompresses to 1,032 bytes at most; four bytes of zstd to 128 KiB.
+_GZIP = ContentCoding("gzip", 4 * 1024, lambda: zlib.decompressobj(_GZIP_WINDOW_BITS))
+_ZSTD = ContentCoding("zstd", 256, _zstd_decompressor)
 
 
-def find_packing(content_encoding: str) -> Packing | None:
-    """How a body is packed; None where it is not.
+def find_content_coding(content_encoding: str) -> ContentCoding | None:
+    """Returns the content coding; None for `identity`.
 
     Raises:
-        HttpRefusalError: It is not known here.
+        HttpRefusalError: The coding is not supported.
     """
     match content_encoding.strip().lower():
         case "" | "identity":
@@ -159,40 +159,39 @@ def find_packing(content_encoding: str) -> Packing | None:
 
 _UNREAD_SECONDS_MAX = 2.0
 
-Hold = Callable[[int], None]
-"""Counts so many bytes more as held by a request, fewer where it is negative; raises HttpRefusalError where there is no
-room for them."""
+Reserve = Callable[[int], None]
+"""Reserves memory for a request; a negative number releases it. Raises HttpRefusalError if there is not enough."""
 
 
 class InflightBytes:
-    """How many bytes of bodies are in work."""
+    """The total size of the bodies being processed."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._byte_count = 0
 
     @contextmanager
-    def share(self) -> Iterator[Hold]:
-        """What one request holds is counted until its end."""
-        share = 0
+    def reservation(self) -> Iterator[Reserve]:
+        """Yields a function that reserves memory until the context ends."""
+        reserved = 0
 
-        def hold(byte_count: int) -> None:
-            nonlocal share
+        def reserve(byte_count: int) -> None:
+            nonlocal reserved
             if self._byte_count + byte_count > self._bytes_max:
                 raise HttpRefusalError(
                     503,
                     "OVERLOADED",
-                    f"requests in work hold {self._byte_count} bytes of at most {self._bytes_max}; send less at once",
+                    f"pending requests hold {self._byte_count} of at most {self._bytes_max} bytes; send less at once",
                     retry_seconds=RETRY_SECONDS,
                     is_unread=True,
                 )
             self._byte_count += byte_count
-            share += byte_count
+            reserved += byte_count
 
         try:
-            yield hold
+            yield reserve
         finally:
-            self._byte_count -= share
+            self._byte_count -= reserved
 
 
 class BodyReader:
@@ -204,66 +203,66 @@ class BodyReader:
         self._is_closing = False
 
     def close(self) -> None:
-        """Reads no more: requests that have not come as a whole are refused."""
+        """Refuses requests that are not complete yet."""
         self._is_closing = True
         for deadline in self._deadlines:
             if not deadline.expired():
                 deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def read(self, request: Request, hold: Hold) -> bytes:
-        """The whole body, unpacked.
+    async def read(self, request: Request, reserve: Reserve) -> bytes:
+        """Returns the complete, decompressed body.
 
         Raises:
-            HttpRefusalError: It is too large, too slow, not packed as it says, or there is no room for it now.
-            ClientDisconnect: Nobody waits for an answer any more.
+            HttpRefusalError: The body is too large, too slow or invalid, or there is no memory for it at the moment.
+            ClientDisconnect: The client has disconnected.
         """
-        packing = find_packing(request.headers.get("content-encoding", ""))
-        packed = await self._read_in_time(request, hold)
-        if packing is None:
-            return packed
+        coding = find_content_coding(request.headers.get("content-encoding", ""))
+        encoded = await self._read_with_deadline(request, reserve)
+        if coding is None:
+            return encoded
         bytes_max = self._config.body_bytes_max
-        # How much it will be shows only when it is there.
-        hold(bytes_max)
-        unpacked = await asyncio.to_thread(packing.unpack, packed, bytes_max)
-        hold(len(unpacked) - bytes_max)
-        return unpacked
+        # The decompressed size is only known afterwards.
+        reserve(bytes_max)
+        decoded = await asyncio.to_thread(coding.decode, encoded, bytes_max)
+        reserve(len(decoded) - bytes_max)
+        return decoded
 
-    async def _read_in_time(self, request: Request, hold: Hold) -> bytes:
+    async def _read_with_deadline(self, request: Request, reserve: Reserve) -> bytes:
         if self._is_closing:
             raise _closing()
         try:
             async with asyncio.timeout(self._config.request_seconds_max) as deadline:
                 self._deadlines.add(deadline)
                 try:
-                    return await self._read_whole(request, hold)
+                    return await self._read_whole(request, reserve)
                 finally:
                     self._deadlines.discard(deadline)
         except TimeoutError:
             if self._is_closing:
                 raise _closing() from None
             seconds = self._config.request_seconds_max
-            sentence = f"the body was not there as a whole after {seconds:g} seconds; send less at once, or faster"
+            sentence = f"the body was not complete after {seconds:g} seconds; send less at once, or faster"
             raise HttpRefusalError(408, "TOO_SLOW", sentence, is_unread=True) from None
 
-    async def _read_whole(self, request: Request, hold: Hold) -> bytes:
+    async def _read_whole(self, request: Request, reserve: Reserve) -> bytes:
         stream = request.stream()
         bytes_max = self._config.body_bytes_max
         if int(request.headers.get("content-length", 0)) > bytes_max:
-            await self._refuse_large(request, stream)
-        portions: list[bytes] = []
+            await self._reject_large(request, stream)
+        chunks: list[bytes] = []
         byte_count = 0
-        async for portion in stream:
-            byte_count += len(portion)
+        async for chunk in stream:
+            byte_count += len(chunk)
             if byte_count > bytes_max:
-                portions.clear()
-                await self._refuse_large(request, stream)
-            hold(len(portion))
-            portions.append(portion)
-        return b"".join(portions)
+                chunks.clear()
+                await self._reject_large(request, stream)
+            reserve(len(chunk))
+            chunks.append(chunk)
+        return b"".join(chunks)
 
-    async def _refuse_large(self, request: Request, stream: AsyncIterator[bytes]) -> None:
+    async def _reject_large(self, request: Request, stream: AsyncIterator[bytes]) -> None:
         if "expect" not in request.headers:
-            # Who is cut off while sending reads no answer, so let it send for a while.
+            # A client whose connection is closed while it sends does not read the response, so let it send for a while.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_UNREAD_SECONDS_MAX):
                     async for _ in stream:
@@ -274,5 +273,5 @@ class BodyReader:
 
 def _closing() -> HttpRefusalError:
     return HttpRefusalError(
-        503, "DRAINING", "the source is stopping; send it again later", retry_seconds=RETRY_SECONDS, is_unread=True
+        503, "DRAINING", "the source is stopping; repeat the request later", retry_seconds=RETRY_SECONDS, is_unread=True
     )

@@ -1,4 +1,4 @@
-"""What the body of a request says: the events in it."""
+"""The events in a request body."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from millrace.setting_problems import shown_value
 from millrace_server.agent.sources.http.bodies import HttpRefusalError, bad_request, too_large
 
 Event = tuple[dict[str, str], bytes]
-"""An event's headers and its body."""
+"""The headers and the body of an event."""
 
 _JSON_TYPE = "application/json"
 _JSON_LINES_TYPES = {
@@ -23,7 +23,7 @@ _JSON_LINES_TYPES = {
     "application/jsonlines",
     "application/json-lines",
 }
-# A byte order mark may stand before any of them.
+# A byte order mark may precede any of them.
 _CHARSETS = {"utf-8": "utf-8-sig", "utf8": "utf-8-sig", "us-ascii": "utf-8-sig", "utf-16": "utf-16", "utf-32": "utf-32"}
 _FIELDS = {"headers", "body", "body_base64"}
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -31,15 +31,15 @@ _DECODER = json.JSONDecoder()
 
 
 def read_events(content_type: str, body: bytes, events_max: int) -> list[Event]:
-    """The events of a body.
+    """Returns the events of a body.
 
     Args:
-        content_type: What the request says of it.
-        body: Unpacked.
-        events_max: At most so many.
+        content_type: The request's `Content-Type`.
+        body: The decompressed body.
+        events_max: The maximum number of events.
 
     Raises:
-        HttpRefusalError: It is not what its type says, or has more events.
+        HttpRefusalError: The body is invalid for its type, or has too many events.
     """
     declared = Message()
     declared["Content-Type"] = content_type
@@ -70,14 +70,14 @@ def _text(declared: Message, body: bytes) -> str:
 
 
 def _array_items(text: str) -> Iterator[tuple[str, object]]:
-    """Each item of an array with its place; one that stands alone is like an array of one.
+    """Yields each item of an array with its place; a single object counts as an array of one.
 
-    One by one, so that others have their turn between two of them.
+    It parses item by item, so that other threads can run in between.
     """
     position = _after_space(text, 0)
     if not text.startswith("[", position):
         item, position = _item("the body", text, position)
-        _refuse_rest(text, position)
+        _check_end(text, position)
         if not isinstance(item, dict):
             raise bad_request(f"the body is {_shown(item)}; it must be an array of events")
         yield "event 0", item
@@ -94,7 +94,7 @@ def _array_items(text: str) -> Iterator[tuple[str, object]]:
         if not text.startswith(",", position):
             raise bad_request(f"the body is not JSON at character {position}: a comma or ] is missing")
         position = _after_space(text, position + 1)
-    _refuse_rest(text, position + 1)
+    _check_end(text, position + 1)
 
 
 def _line_items(text: str) -> Iterator[tuple[str, object]]:
@@ -115,7 +115,7 @@ def _item(place: str, text: str, position: int) -> tuple[object, int]:
     except RecursionError:
         raise bad_request(f"{place} is nested too deeply") from None
     except ValueError as error:
-        # Such as a number of 5,000 digits.
+        # For example, a number of 5,000 digits.
         raise bad_request(f"{place} is not JSON: {error}") from None
 
 
@@ -125,7 +125,7 @@ def _after_space(text: str, position: int) -> int:
     return match.end()
 
 
-def _refuse_rest(text: str, position: int) -> None:
+def _check_end(text: str, position: int) -> None:
     position = _after_space(text, position)
     if position != len(text):
         raise bad_request(f"the body goes on behind its JSON value, at character {position}")

@@ -195,7 +195,7 @@ class SpooldirSource:
         await self._thread.submit(self._disposal.prepare)
         while True:
             found = await self._thread.submit(self._lookout.look)
-            writer.note_ready()
+            writer.report_running()
             # Between files it looks again, as often as it may, since what has come might have to be taken first.
             look_again_at = clock() + self._lookout.pause_seconds
             for each in found:
@@ -226,7 +226,7 @@ class SpooldirSource:
     async def _bring(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
         """Stores what is not stored yet of a file."""
         producer_id = file.producer_id(self._config.format.type)
-        stored = StoredRanges(writer.accepted(producer_id))
+        stored = StoredRanges(writer.stored_ranges(producer_id))
         progress.position = stored.position
         limits = PieceLimits(writer.events_max, writer.body_bytes_max)
         pieces = self._pieces(file, stored, limits)

@@ -1,4 +1,4 @@
-"""The table of a source of type `syslog`."""
+"""Settings of the source `syslog`."""
 
 import re
 from enum import StrEnum
@@ -8,11 +8,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_reach
+from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_plaintext_allowed
 from millrace_server.network.addresses import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024
-"""RFC 5424 has every receiver accept 480 bytes."""
+"""RFC 5424 requires receivers to accept 480 bytes."""
 
 _LISTENER = re.compile(r"(?P<transport>tcp|udp)://(?P<address>.+)")
 
@@ -22,24 +22,24 @@ KeptField = Literal["all", "priority", "version", "timestamp", "hostname", "tag"
 
 
 class Transport(StrEnum):
-    """How messages come."""
+    """The transport protocol of messages."""
 
     TCP = "tcp"
     UDP = "udp"
 
 
 class Listener(NamedTuple):
-    """Where messages come in."""
+    """A transport protocol and an address."""
 
     transport: Transport
     address: Address
 
     @classmethod
     def parse(cls, text: str) -> "Listener":
-        """Reads `tcp://host:port` or `udp://host:port`.
+        """Parses `tcp://host:port` or `udp://host:port`.
 
         Raises:
-            ValueError: It is no such thing; a sentence for the configuration's problems.
+            ValueError: The text is invalid; the message is a sentence for the configuration's problems.
         """
         if (match := _LISTENER.fullmatch(text)) is None:
             raise ValueError(f'is {shown_value(text)}; it must be "tcp://host:port" or "udp://host:port"')
@@ -71,54 +71,55 @@ def _check_time_zone(name: str) -> str:
 class SyslogSourceConfig(ListeningSourceConfig):
     """A source of syslog messages.
 
-    Each message is one event. Its headers say what stood in front of the message, as far as it did: `facility` and
-    `severity` as numbers, `timestamp` in milliseconds since 1970, `hostname`, `app_name`, `procid`, `msgid`, and
-    `structured_data` as a JSON object of objects. What cannot be read as either RFC is kept whole, and its header
-    `syslog_malformed` says why; one that was cut has the header `syslog_truncated`.
+    Each message is one event. Its headers are the fields of the message, if present: `facility` and `severity` as
+    numbers, `timestamp` in milliseconds since 1970, `hostname`, `app_name`, `procid`, `msgid`, and `structured_data` as
+    a JSON object of objects. A message that conforms to neither RFC is kept whole, and its header `syslog_malformed`
+    says why; a truncated message has the header `syslog_truncated`.
     """
 
     type: Literal["syslog"]
-    """Messages of RFC 5424 and RFC 3164 over TCP and UDP. Neither tells a sender whether its messages are stored."""
+    """Messages of RFC 5424 and RFC 3164 over TCP and UDP. Neither protocol acknowledges messages to their sender."""
 
     listen: Annotated[list[Annotated[str, AfterValidator(_check_listener)]], Field(min_length=1, max_length=64)]
-    """Where it listens: `tcp://host:port` and `udp://host:port`; port 0 takes any free one."""
+    """Where to listen: `tcp://host:port` and `udp://host:port`; port 0 selects any free port."""
 
     framing: Framing = "auto"
-    """How TCP's messages are told apart: by `newline`, by `octet_counting`, or each by how it begins (RFC 6587)."""
+    """How messages over TCP are delimited: by `newline`, by `octet_counting`, or detected for each message (RFC 6587).
+    """
 
     message_bytes_max: int = Field(64 * 1024, ge=MESSAGE_BYTES_LOWEST, le=MESSAGE_BYTES_HIGHEST)
-    """A longer message is cut or dropped."""
+    """A longer message is truncated or dropped."""
 
     long_messages: LongMessages = "truncate"
-    """What becomes of a longer message: its beginning is kept, or nothing."""
+    """What to do with a longer message: `truncate` keeps its beginning, `drop` discards it."""
 
     keep_fields: list[KeptField] = Field(default_factory=list)
-    """What stays in front of the message in an event's body, as it came; `all` keeps everything."""
+    """The fields that stay in front of the message in the body, as received; `all` keeps the whole message."""
 
     client_ip_header: str | None = Field(None, min_length=1)
-    """The header that gets the address of who sent the message; none without it."""
+    """The header for the address of the sender; none by default."""
 
     port_header: str | None = Field(None, min_length=1)
-    """The header that gets the port on which the message came; none without it."""
+    """The header for the port on which the message arrived; none by default."""
 
     time_zone: Annotated[str, AfterValidator(_check_time_zone)] = "UTC"
-    """Where senders are whose times say nothing of a zone, as those of RFC 3164."""
+    """The zone of timestamps that have none, such as those of RFC 3164."""
 
     linger_seconds: float = Field(0.1, ge=0, le=60, allow_inf_nan=False)
-    """A batch is stored this long after its first message, should it not be full before."""
+    """A batch is stored this long after its first message, even if it is not full."""
 
     connections_max: int = Field(1_000, ge=1, le=100_000)
-    """TCP connections at once; more are closed as they come."""
+    """The maximum number of TCP connections; further ones are closed at once."""
 
     udp_receive_buffer_bytes: int = Field(4 * 1024 * 1024, ge=4_096, le=1024 * 1024 * 1024)
-    """Room in the system for datagrams that have not been read yet; the system may grant less, and the log says so."""
+    """The size of the receive buffer for datagrams; the system may grant less, which is logged."""
 
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, texts: list[str], info: ValidationInfo) -> list[str]:
         listeners = [Listener.parse(text) for text in texts]
         for text, listener in zip(texts, listeners, strict=True):
-            check_reach(text, listener.address, allow_plaintext=info.data.get("allow_plaintext"))
+            check_plaintext_allowed(text, listener.address, allow_plaintext=info.data.get("allow_plaintext"))
             if listener.address.port and listeners.count(listener) > 1:
                 raise ValueError(f"names {shown_value(text)} twice; each may come once")
         return texts

@@ -1,22 +1,22 @@
-"""Where one message ends and the next begins in a stream: RFC 6587."""
+"""Framing of messages in a stream (RFC 6587)."""
 
 import re
 from typing import NamedTuple
 
 from millrace_server.agent.sources.syslog.config import Framing, LongMessages
 
-# More digits could name no message that anybody sends, but would have a whole stream swallowed.
+# A longer number is no plausible length, but would discard the rest of the stream.
 _COUNTED = re.compile(rb"([1-9][0-9]{0,7}) ")
 _COUNTED_MESSAGE = re.compile(rb"([1-9][0-9]{0,7}) <")
-_PERHAPS_COUNTED = re.compile(rb"[1-9][0-9]{0,7} ?\Z")
+_PARTIAL_COUNT = re.compile(rb"[1-9][0-9]{0,7} ?\Z")
 _DIGITS = b"123456789"
 _LINE_OF_DIGIT = re.compile(rb"^[1-9]", re.MULTILINE)
-_ENDS = b"\r\n\0"
+_TRAILER = b"\r\n\0"
 _CARRIAGE_RETURN = ord("\r")
 
 
 class Frame(NamedTuple):
-    """A message as it came, without line ends and NULs behind it."""
+    """A message as received, without trailing line ends and NULs."""
 
     content: bytes
     is_truncated: bool
@@ -24,27 +24,27 @@ class Frame(NamedTuple):
 
 
 def frame_datagram(datagram: bytes, message_bytes_max: int) -> Frame | None:
-    """The one message of a datagram; None where there is none."""
-    content = datagram.rstrip(_ENDS)
+    """Returns the message in a datagram, or None if it is empty."""
+    content = datagram.rstrip(_TRAILER)
     return Frame(content[:message_bytes_max], len(content) > message_bytes_max) if content else None
 
 
-class _Count(NamedTuple):
-    """How long a message is that says so, and where it begins."""
+class _OctetCount(NamedTuple):
+    """The start and the length of a message that is preceded by its length."""
 
     start: int
     length: int
 
 
 class StreamFramer:
-    """Cuts one connection's stream into messages.
+    """Splits the stream of one connection into messages.
 
-    It holds a message's beginning until the rest has come, at most `message_bytes_max` bytes of it.
+    It buffers an unfinished message, at most `message_bytes_max` bytes of it.
 
     Attributes:
-        dropped_count: Messages that were too long and so were dropped.
-        is_lost: Whether the stream is none of counted messages, although it must be: nobody knows where the next one
-            begins.
+        dropped_count: Messages that were dropped because they were too long.
+        is_out_of_sync: Whether a message without a length was found although `framing` is `octet_counting`: the start
+            of the next message is unknown.
     """
 
     def __init__(self, framing: Framing, message_bytes_max: int, long_messages: LongMessages) -> None:
@@ -59,18 +59,18 @@ class StreamFramer:
         self._skips_line = False
         self._frames: list[Frame] = []
         self.dropped_count = 0
-        self.is_lost = False
+        self.is_out_of_sync = False
 
     @property
     def is_inside(self) -> bool:
-        """Whether the end of a message is still to come."""
+        """Whether a message is unfinished."""
         return bool(self._buffer or self._skipped_octets or self._skips_line)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The messages that end in what has come now; none any more once the stream is lost."""
-        if self.is_lost:
+        """Returns the messages that this data completes; none once the stream is out of sync."""
+        if self.is_out_of_sync:
             return []
-        data = self._without_skipped(data)
+        data = self._skip(data)
         if self._buffer:
             self._buffer += data
         else:
@@ -80,23 +80,23 @@ class StreamFramer:
         while self._position < len(self._buffer) and self._cut_one():
             pass
         self._keep_rest()
-        return self._taken_frames()
+        return self._take_frames()
 
     def finish(self, *, is_clean: bool) -> list[Frame]:
-        """What is left at the end of the stream.
+        """Returns what is left at the end of the stream.
 
         Args:
-            is_clean: Whether the sender has ended it; else nobody knows what would have come.
+            is_clean: Whether the sender ended the stream; otherwise the last message may be incomplete.
         """
         rest, self._buffer = bytes(self._buffer), b""
         if (count := self._counted_at(rest, 0)) is not None:
             self._add(rest[count.start :], is_truncated=True)
         else:
             self._add(rest, is_truncated=not is_clean or self._framing == "octet_counting")
-        return self._taken_frames()
+        return self._take_frames()
 
     def _cut_plain_lines(self) -> None:
-        """Cuts all lines at once where each of them is a message, as with most senders; else leaves them."""
+        """Splits all complete lines at once if each of them is a message, as with most senders."""
         end = self._buffer.rfind(b"\n", self._scanned)
         if end < 0 or self._framing == "octet_counting":
             return
@@ -106,7 +106,7 @@ class StreamFramer:
         lines = region.split(b"\n")
         if max(map(len, lines)) > self._bytes_max:
             return
-        self._frames += [Frame(content, is_truncated=False) for line in lines if (content := line.rstrip(_ENDS))]
+        self._frames += [Frame(content, is_truncated=False) for line in lines if (content := line.rstrip(_TRAILER))]
         self._position = end + 1
         self._scanned = 0
 
@@ -116,12 +116,12 @@ class StreamFramer:
         elif self._position or isinstance(self._buffer, bytes):
             self._buffer = bytearray(self._buffer[self._position :])
 
-    def _taken_frames(self) -> list[Frame]:
+    def _take_frames(self) -> list[Frame]:
         frames, self._frames = self._frames, []
         return frames
 
-    def _without_skipped(self, data: bytes) -> bytes:
-        """What comes behind a message whose end is not wanted."""
+    def _skip(self, data: bytes) -> bytes:
+        """Skips the rest of a message whose end is discarded."""
         if self._skips_line:
             end = data.find(b"\n")
             if end < 0:
@@ -133,35 +133,35 @@ class StreamFramer:
         return data[skipped:]
 
     def _cut_one(self) -> bool:
-        """Cuts the next message; False where more must come first."""
+        """Splits off the next message; False if it is incomplete."""
         buffer, start = self._buffer, self._position
         if (count := self._counted_at(buffer, start)) is not None:
             return self._cut_counted(count)
-        if buffer[start] in _ENDS:
+        if buffer[start] in _TRAILER:
             self._position += 1
             return True
-        if self._framing != "newline" and _PERHAPS_COUNTED.match(buffer, start):
+        if self._framing != "newline" and _PARTIAL_COUNT.match(buffer, start):
             return False
         if self._framing == "octet_counting":
-            self.is_lost = True
+            self.is_out_of_sync = True
             self._add(bytes(buffer[start : start + self._bytes_max]), is_truncated=True)
             self._position = len(buffer)
             return False
         return self._cut_line()
 
-    def _counted_at(self, buffer: bytes | bytearray, start: int) -> "_Count | None":
+    def _counted_at(self, buffer: bytes | bytearray, start: int) -> "_OctetCount | None":
         if self._framing == "newline" or start >= len(buffer) or buffer[start] not in _DIGITS:
             return None
         match = self._counted.match(buffer, start)
-        return None if match is None else _Count(match.end(1) + 1, int(match[1]))
+        return None if match is None else _OctetCount(match.end(1) + 1, int(match[1]))
 
-    def _cut_counted(self, count: "_Count") -> bool:
+    def _cut_counted(self, count: "_OctetCount") -> bool:
         available = len(self._buffer) - count.start
         kept = min(count.length, self._bytes_max)
         if available < kept:
             return False
         content = bytes(self._buffer[count.start : count.start + kept])
-        self._add_whole_or_part(content, is_truncated=count.length > kept)
+        self._add_or_drop(content, is_truncated=count.length > kept)
         self._skipped_octets = max(count.length - available, 0)
         self._position = count.start + min(count.length, available)
         return True
@@ -171,25 +171,25 @@ class StreamFramer:
         end = buffer.find(b"\n", max(start, self._scanned))
         self._scanned = 0
         if end < 0:
-            # A carriage return may be the last byte, and belong to a line end.
+            # The last byte may be a carriage return that belongs to a line end.
             if len(buffer) - start <= self._bytes_max + 1:
-                # What was looked through once is not looked through again, however slowly the rest comes.
+                # Scanned bytes are not scanned again, however slowly the rest arrives.
                 self._scanned = len(buffer) - start
                 return False
             self._skips_line = True
             end = len(buffer)
         stop = end - 1 if buffer[end - 1] == _CARRIAGE_RETURN and not self._skips_line else end
         is_long = stop - start > self._bytes_max
-        self._add_whole_or_part(bytes(buffer[start : min(stop, start + self._bytes_max)]), is_truncated=is_long)
+        self._add_or_drop(bytes(buffer[start : min(stop, start + self._bytes_max)]), is_truncated=is_long)
         self._position = min(end + 1, len(buffer))
         return True
 
-    def _add_whole_or_part(self, content: bytes, *, is_truncated: bool) -> None:
+    def _add_or_drop(self, content: bytes, *, is_truncated: bool) -> None:
         if is_truncated and self._drops_long:
             self.dropped_count += 1
         else:
             self._add(content, is_truncated=is_truncated)
 
     def _add(self, content: bytes, *, is_truncated: bool) -> None:
-        if content := content.rstrip(_ENDS):
+        if content := content.rstrip(_TRAILER):
             self._frames.append(Frame(content, is_truncated))

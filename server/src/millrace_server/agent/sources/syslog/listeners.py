@@ -1,4 +1,4 @@
-"""What a syslog source could not take, counted, and told without floods."""
+"""TCP and UDP listeners, and the counts of what they lose."""
 
 import asyncio
 import socket
@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from millrace_server.agent.sources.source import address_of
+from millrace_server.agent.sources.source import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
-from millrace_server.agent.sources.syslog.message_queue import Backlog, Origin
+from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
 from millrace_server.network.addresses import Address
 
-TELL_SECONDS = 60.0
-"""Each kind of loss is told at once, then so often at most, with how much it was meanwhile."""
+LOG_SECONDS = 60.0
+"""Each kind of loss is logged at once, and then at most this often with the number in between."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -34,102 +34,102 @@ class Loss(Enum):
 
     @property
     def is_of_messages(self) -> bool:
-        """Whether it counts messages that are gone, and not what keeps them from coming."""
+        """Whether the count is a number of lost messages."""
         return self in {Loss.DATAGRAMS, Loss.LONG_MESSAGES, Loss.UNSTORED}
 
 
-class Losses:
-    """Counts what was lost.
+class LossCounter:
+    """Counts and logs losses.
 
     Attributes:
-        counts: How much was lost of each kind since the source was made.
-        on_lost_messages: Called with how many messages are gone, each time that some are.
+        counts: The losses of each kind since the source was created.
+        on_lost_messages: Called with the number of messages each time that some are lost.
     """
 
     def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._clock = clock
-        self._told_at: dict[Loss, float] = {}
-        self._told: Counter[Loss] = Counter()
+        self._logged_at: dict[Loss, float] = {}
+        self._logged: Counter[Loss] = Counter()
         self.counts: Counter[Loss] = Counter()
         self.on_lost_messages: Callable[[int], None] = lambda _count: None
 
-    def note(self, loss: Loss, count: int = 1) -> None:
-        """Counts a loss; tells it now, or with the next of its kind, or in the end."""
+    def count(self, loss: Loss, count: int = 1) -> None:
+        """Counts a loss, and logs it now or later."""
         self.counts[loss] += count
         if loss.is_of_messages:
             self.on_lost_messages(count)
         now = self._clock()
-        if loss not in self._told_at or now - self._told_at[loss] >= TELL_SECONDS:
-            self._tell(loss)
-            self._told_at[loss] = now
+        if loss not in self._logged_at or now - self._logged_at[loss] >= LOG_SECONDS:
+            self._log_losses(loss)
+            self._logged_at[loss] = now
 
-    def tell_rest(self) -> None:
-        """Tells what was not told yet."""
+    def log_remaining(self) -> None:
+        """Logs what is not logged yet."""
         for loss in self.counts:
-            if self.counts[loss] > self._told[loss]:
-                self._tell(loss)
+            if self.counts[loss] > self._logged[loss]:
+                self._log_losses(loss)
 
-    def _tell(self, loss: Loss) -> None:
-        count = self.counts[loss] - self._told[loss]
-        self._told[loss] = self.counts[loss]
+    def _log_losses(self, loss: Loss) -> None:
+        count = self.counts[loss] - self._logged[loss]
+        self._logged[loss] = self.counts[loss]
         _log.warning("syslog was lost", source=self._source, count=count, total=self.counts[loss], reason=loss.value)
 
 
-_MAPPED_IPV4 = "::ffff:"
+_MAPPED_IPV4_PREFIX = "::ffff:"
 
 
-class ListenerParts(NamedTuple):
+class ListenerContext(NamedTuple):
     """What the listeners of a source share."""
 
     config: SyslogSourceConfig
-    backlog: Backlog
-    losses: Losses
+    queue: MessageQueue
+    losses: LossCounter
 
 
 class OpenListener(Protocol):
-    """Brings the backlog what comes to one address."""
+    """Adds what arrives at one address to the queue."""
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the port that was found."""
+        """The address, with the actual port."""
 
     async def start(self) -> None:
-        """Lets senders in."""
+        """Starts to receive messages."""
 
     def close(self) -> None:
-        """Closes the port; what has come so far goes to the backlog."""
+        """Closes the port; adds what has arrived to the queue."""
 
 
 def client_ip(host: str) -> str:
-    """An address as people write it: an IPv4 address is none of IPv6, whatever took it."""
-    return host.removeprefix(_MAPPED_IPV4)
+    """Returns an address as people write it: without the IPv6 prefix of an IPv4 address."""
+    return host.removeprefix(_MAPPED_IPV4_PREFIX)
 
 
 MESSAGE_SECONDS_MAX = 60.0
-"""A message whose end is not there after so long is taken as it is, and its connection is closed."""
+"""A connection whose message is incomplete for this long is closed; the message is kept as it is."""
 
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 3}
 
 
 class TcpListener:
-    """Takes connections on a bound socket, which belongs to it."""
+    """Accepts connections on a bound socket, which it owns."""
 
-    def __init__(self, bound: socket.socket, parts: ListenerParts) -> None:
+    def __init__(self, bound: socket.socket, parts: ListenerContext) -> None:
         self._bound = bound
-        self._parts = parts
+        self._context = parts
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
-        self.address: Address = address_of(bound)
+        self.address: Address = bound_address(bound)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        # Connections have it of the socket that takes them.
+        # Accepted connections inherit these options.
         _keep_alive(self._bound)
         self._server = await loop.create_server(self._make_connection, sock=self._bound)
 
     def _make_connection(self) -> "_Connection":
-        return _Connection(self._parts, self._connections, str(self.address.port))
+        return _Connection(self._context, self._connections, str(self.address.port))
 
     def close(self) -> None:
         if self._server is not None:
@@ -140,38 +140,38 @@ class TcpListener:
 
 
 class _Connection(asyncio.Protocol):
-    """One sender."""
+    """The connection of one sender."""
 
     _transport: asyncio.Transport
 
-    def __init__(self, parts: ListenerParts, connections: "set[_Connection]", port: str) -> None:
+    def __init__(self, parts: ListenerContext, connections: "set[_Connection]", port: str) -> None:
         config = parts.config
-        self._parts = parts
+        self._context = parts
         self._connections = connections
         self._origin = Origin(None, port)
         self._framer = StreamFramer(config.framing, config.message_bytes_max, config.long_messages)
-        self._has_ended = False
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._unfinished_since = 0.0
-        self._watching: asyncio.TimerHandle | None = None
+        self._progress_at = 0.0
+        self._timeout: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's reads and writes
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
         self._transport = transport
-        if len(self._connections) >= self._parts.config.connections_max:
-            self._parts.losses.note(Loss.CONNECTIONS)
-            self._has_ended = True
+        if len(self._connections) >= self._context.config.connections_max:
+            self._context.losses.count(Loss.CONNECTIONS)
+            self._is_closed = True
             transport.abort()
             return
-        # A sender may have reset its connection behind its last message, which is to be had nevertheless.
+        # A sender may have reset the connection after its last message, which must still be read.
         if (peer := transport.get_extra_info("peername")) is not None:
             self._origin = self._origin._replace(client_ip=client_ip(peer[0]))
         self._connections.add(self)
-        # Not before it reads, which uvloop begins behind this: a pause would be undone.
-        self._loop.call_soon(self._join_taps)
+        # uvloop starts to read after this method, which would undo a pause.
+        self._loop.call_soon(self._register)
 
-    def _join_taps(self) -> None:
-        if not self._has_ended:
-            self._parts.backlog.add_tap(self)
+    def _register(self) -> None:
+        if not self._is_closed:
+            self._context.queue.add_receiver(self)
 
     def data_received(self, data: bytes) -> None:
         framer = self._framer
@@ -179,19 +179,19 @@ class _Connection(asyncio.Protocol):
         began_anew = not framer.is_inside
         frames = framer.feed(data)
         if framer.dropped_count > dropped_before:
-            self._parts.losses.note(Loss.LONG_MESSAGES, framer.dropped_count - dropped_before)
+            self._context.losses.count(Loss.LONG_MESSAGES, framer.dropped_count - dropped_before)
         if frames or began_anew:
-            self._watch_unfinished()
-        self._parts.backlog.add(frames, self._origin)
-        if framer.is_lost:
-            self._parts.losses.note(Loss.FRAMING)
+            self._restart_timeout()
+        self._context.queue.add(frames, self._origin)
+        if framer.is_out_of_sync:
+            self._context.losses.count(Loss.FRAMING)
             self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(is_clean=exc is None)
 
     def end(self) -> None:
-        """Closes the connection; what it had begun goes to the backlog."""
+        """Closes the connection; adds its unfinished message to the queue."""
         self._finish(is_clean=False)
         self._transport.abort()
 
@@ -201,38 +201,38 @@ class _Connection(asyncio.Protocol):
 
     def resume(self) -> None:
         self._transport.resume_reading()
-        self._watch_unfinished()
+        self._restart_timeout()
 
     def _finish(self, *, is_clean: bool) -> None:
-        if self._has_ended:
+        if self._is_closed:
             return
-        self._has_ended = True
-        if self._watching is not None:
-            self._watching.cancel()
+        self._is_closed = True
+        if self._timeout is not None:
+            self._timeout.cancel()
         self._connections.discard(self)
-        self._parts.backlog.remove_tap(self)
-        self._parts.backlog.add(self._framer.finish(is_clean=is_clean), self._origin)
+        self._context.queue.remove_receiver(self)
+        self._context.queue.add(self._framer.finish(is_clean=is_clean), self._origin)
 
-    def _watch_unfinished(self) -> None:
-        """Lets nobody hold a connection by sending a message letter by letter: its time begins now."""
-        self._unfinished_since = self._loop.time()
-        if self._watching is None and self._framer.is_inside:
-            self._watching = self._loop.call_later(MESSAGE_SECONDS_MAX, self._end_if_unfinished)
+    def _restart_timeout(self) -> None:
+        """Restarts the timeout, which keeps senders from holding a connection by sending a message byte by byte."""
+        self._progress_at = self._loop.time()
+        if self._timeout is None and self._framer.is_inside:
+            self._timeout = self._loop.call_later(MESSAGE_SECONDS_MAX, self._check_timeout)
 
-    def _end_if_unfinished(self) -> None:
-        self._watching = None
-        if self._parts.backlog.is_full or not self._framer.is_inside:
-            # What is closed reads nothing, and whoever has sent everything owes nothing.
+    def _check_timeout(self) -> None:
+        self._timeout = None
+        if self._context.queue.is_full or not self._framer.is_inside:
+            # A paused connection does not read, and one without an unfinished message is idle.
             return
-        remaining = self._unfinished_since + MESSAGE_SECONDS_MAX - self._loop.time()
+        remaining = self._progress_at + MESSAGE_SECONDS_MAX - self._loop.time()
         if remaining > 0:
-            self._watching = self._loop.call_later(remaining, self._end_if_unfinished)
+            self._timeout = self._loop.call_later(remaining, self._check_timeout)
         else:
             self.end()
 
 
 def _keep_alive(bound: socket.socket) -> None:
-    """Has the system find out who is there no more, since syslog's senders may be silent for days."""
+    """Makes the system detect dead peers, since syslog senders may be silent for days."""
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         bound.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -240,9 +240,9 @@ def _keep_alive(bound: socket.socket) -> None:
 
 _DATAGRAM_BYTES_MAX = 65_535
 _DATAGRAMS_AT_ONCE = 128
-"""After so many the event loop has others do their work."""
+"""After this many, other tasks of the event loop get their turn."""
 
-# Linux has each datagram tell how many were dropped on this socket so far; Python has no name for it.
+# With this option Linux reports with each datagram how many were dropped on the socket; Python has no constant for it.
 _SO_RXQ_OVFL = 40
 _DROP_COUNT = struct.Struct("=I")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_DROP_COUNT.size)
@@ -250,40 +250,40 @@ _DROP_COUNT_END = 1 << 32
 
 
 class UdpListener:
-    """Reads datagrams from a bound socket, which belongs to it.
+    """Reads datagrams from a bound socket, which it owns.
 
-    While the backlog is full nothing is read: the system keeps datagrams as far as the receive buffer reaches, and
-    drops and counts what comes then.
+    While the queue is full it does not read: the system buffers datagrams up to the size of the receive buffer, and
+    drops and counts further ones.
     """
 
-    def __init__(self, bound: socket.socket, parts: ListenerParts) -> None:
+    def __init__(self, bound: socket.socket, parts: ListenerContext) -> None:
         self._bound = bound
-        self._parts = parts
+        self._context = parts
         self._dropped_count = 0
         self._has_started = False
-        self.address = address_of(bound)
+        self.address = bound_address(bound)
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """What the system has granted."""
-        # Linux tells twice as much as can be used.
+        """The size that the system has granted."""
+        # Linux reports twice the usable size.
         return self._bound.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
 
     async def start(self) -> None:
         self._bound.setblocking(False)
-        wanted = self._parts.config.udp_receive_buffer_bytes
+        wanted = self._context.config.udp_receive_buffer_bytes
         self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
         self._bound.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
         self._has_started = True
         self.resume()
-        self._parts.backlog.add_tap(self)
+        self._context.queue.add_receiver(self)
 
     def close(self) -> None:
         if self._has_started:
-            self._parts.backlog.remove_tap(self)
+            self._context.queue.remove_receiver(self)
             self.pause()
-            # What the system has taken already is not to be lost.
-            while not self._parts.backlog.is_full and self._read_some():
+            # Datagrams that the system has accepted must not be lost.
+            while not self._context.queue.is_full and self._read_datagrams():
                 pass
         self._bound.close()
 
@@ -291,35 +291,35 @@ class UdpListener:
         asyncio.get_running_loop().remove_reader(self._bound)
 
     def resume(self) -> None:
-        asyncio.get_running_loop().add_reader(self._bound, self._read_some)
+        asyncio.get_running_loop().add_reader(self._bound, self._read_datagrams)
 
-    def _read_some(self) -> bool:
-        """Reads what is there, up to a number; False where nothing is."""
-        backlog = self._parts.backlog
+    def _read_datagrams(self) -> bool:
+        """Reads a limited number of datagrams; False if there is none."""
+        queue = self._context.queue
         for count in range(_DATAGRAMS_AT_ONCE):
-            if backlog.is_full:
+            if queue.is_full:
                 return True
             try:
                 datagram, ancillary, _, sender = self._bound.recvmsg(_DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
             except OSError:
-                # Nothing more is there, or the system tells of a trouble of the network's, once.
+                # Nothing more is available, or the system reports a network error, once.
                 return count > 0
             if ancillary:
-                self._note_drops(ancillary[0][2])
+                self._count_drops(ancillary[0][2])
             if (frame := self._frame(datagram)) is not None:
-                backlog.add((frame,), Origin(client_ip(sender[0]), str(self.address.port)))
+                queue.add((frame,), Origin(client_ip(sender[0]), str(self.address.port)))
         return True
 
     def _frame(self, datagram: bytes) -> Frame | None:
-        config = self._parts.config
+        config = self._context.config
         frame = frame_datagram(datagram, config.message_bytes_max)
         if frame is not None and frame.is_truncated and config.long_messages == "drop":
-            self._parts.losses.note(Loss.LONG_MESSAGES)
+            self._context.losses.count(Loss.LONG_MESSAGES)
             return None
         return frame
 
-    def _note_drops(self, said: bytes) -> None:
+    def _count_drops(self, said: bytes) -> None:
         (dropped_count,) = _DROP_COUNT.unpack(said)
         if dropped_count != self._dropped_count:
-            self._parts.losses.note(Loss.DATAGRAMS, (dropped_count - self._dropped_count) % _DROP_COUNT_END)
+            self._context.losses.count(Loss.DATAGRAMS, (dropped_count - self._dropped_count) % _DROP_COUNT_END)
             self._dropped_count = dropped_count

@@ -1,4 +1,4 @@
-"""Messages that have come and are not stored yet."""
+"""The queue of messages that are not stored yet."""
 
 import asyncio
 from collections import deque
@@ -11,42 +11,42 @@ from millrace_server.agent.sources.syslog.framing import Frame
 
 MESSAGES_MAX = 20_000
 BYTES_MAX = 32 * 1024 * 1024
-"""A backlog of so much is full; it has room again below half of both."""
+"""A queue of this size is full; it accepts messages again below half of both limits."""
 
 _BATCH_BYTES_MAX = 1024 * 1024
 
 
 class Origin(NamedTuple):
-    """Where messages came from."""
+    """Where a message came from."""
 
     client_ip: str | None
-    """None where the sender was gone before anybody could look."""
+    """None if the sender disconnected before its address could be read."""
     port: str
-    """The port here on which they came."""
+    """The local port."""
 
 
 class Message(NamedTuple):
-    """A message, and where it came from."""
+    """A message and its origin."""
 
     frame: Frame
     origin: Origin
 
 
-class Tap(Protocol):
-    """What brings messages, and can be closed for a while."""
+class Receiver(Protocol):
+    """Receives messages and can be paused."""
 
     def pause(self) -> None:
-        """Reads nothing more for now."""
+        """Stops reading."""
 
     def resume(self) -> None:
-        """Reads on."""
+        """Continues reading."""
 
 
-class Backlog:
-    """Messages in the order in which they came.
+class MessageQueue:
+    """Messages in order of arrival.
 
-    While it is full its taps are closed, so that it holds no more than its limits and what one of them had read just
-    then. TCP's senders then wait, and UDP's datagrams pile up in the system.
+    While it is full its receivers are paused, so it exceeds its limits by no more than one read of each. In the
+    meantime TCP senders wait, and UDP datagrams collect in the socket's receive buffer.
     """
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
@@ -54,53 +54,53 @@ class Backlog:
         self._bytes_max = bytes_max
         self._messages: deque[Message] = deque()
         self._byte_count = 0
-        self._taps: set[Tap] = set()
+        self._receivers: set[Receiver] = set()
         self._is_closed = False
-        self._news = asyncio.Event()
+        self._has_messages = asyncio.Event()
         self.is_full = False
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add_tap(self, tap: Tap) -> None:
-        """Closes and opens a tap from now on."""
-        self._taps.add(tap)
+    def add_receiver(self, receiver: Receiver) -> None:
+        """Adds a receiver to pause and resume."""
+        self._receivers.add(receiver)
         if self.is_full:
-            tap.pause()
+            receiver.pause()
 
-    def remove_tap(self, tap: Tap) -> None:
-        """Leaves a tap alone that has gone."""
-        self._taps.discard(tap)
+    def remove_receiver(self, receiver: Receiver) -> None:
+        self._receivers.discard(receiver)
 
     def add(self, frames: Sequence[Frame], origin: Origin) -> None:
-        """Takes what a tap has read. It never refuses: a tap that is closed reads nothing."""
+        """Adds messages. It never refuses them: paused receivers do not read."""
         self._messages.extend(map(Message, frames, repeat(origin)))
         self._byte_count += sum(len(frame.content) for frame in frames)
         if self._messages:
-            self._news.set()
+            self._has_messages.set()
         if not self.is_full and (len(self._messages) >= self._messages_max or self._byte_count >= self._bytes_max):
             self.is_full = True
-            for tap in tuple(self._taps):
-                tap.pause()
+            for receiver in tuple(self._receivers):
+                receiver.pause()
 
     async def take(self, count_max: int, linger_seconds: float) -> list[Message]:
-        """Takes the oldest messages out.
+        """Removes and returns the oldest messages.
 
-        Waits for the first one, and then until there are enough or the time is over. None once it is closed and empty.
+        Waits for the first message, and then until there are enough or `linger_seconds` have passed. Returns nothing
+        once the queue is closed and empty.
         """
         while not self._messages and not self._is_closed:
-            await self._wait_for_news()
+            await self._wait_for_messages()
         with suppress(TimeoutError):
             async with asyncio.timeout(linger_seconds):
                 while len(self._messages) < count_max and not self.is_full and not self._is_closed:
-                    await self._wait_for_news()
-        return self._take_out(count_max)
+                    await self._wait_for_messages()
+        return self._remove_batch(count_max)
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _wait_for_messages(self) -> None:
+        self._has_messages.clear()
+        await self._has_messages.wait()
 
-    def _take_out(self, count_max: int) -> list[Message]:
+    def _remove_batch(self, count_max: int) -> list[Message]:
         taken: list[Message] = []
         byte_count = 0
         while self._messages and len(taken) < count_max and byte_count < _BATCH_BYTES_MAX:
@@ -111,15 +111,15 @@ class Backlog:
         has_room = 2 * len(self._messages) <= self._messages_max and 2 * self._byte_count <= self._bytes_max
         if self.is_full and has_room:
             self.is_full = False
-            for tap in tuple(self._taps):
-                tap.resume()
+            for receiver in tuple(self._receivers):
+                receiver.resume()
         return taken
 
     def open(self) -> None:
-        """Messages may come."""
+        """Opens the queue again."""
         self._is_closed = False
 
     def close(self) -> None:
-        """No more messages will come, so nobody waits for them."""
+        """Ends the waiting for further messages."""
         self._is_closed = True
-        self._news.set()
+        self._has_messages.set()

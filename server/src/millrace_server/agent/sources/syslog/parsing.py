@@ -1,4 +1,4 @@
-"""The times that syslog messages carry."""
+"""The parser of messages, their timestamps and their structured data."""
 
 import json
 import re
@@ -13,50 +13,50 @@ _MONTHS = {
         ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
     )
 }
-_READ_TIMES_MAX = 1_000
-_AHEAD_MAX = timedelta(days=31)
+_PARSED_TIMES_MAX = 1_000
+_FUTURE_MAX = timedelta(days=31)
 _LEAP_YEARS_APART = 8
 
 
-class TimeReader:
-    """Reads times, in milliseconds since 1970.
+class TimestampParser:
+    """Parses timestamps into milliseconds since 1970.
 
     Args:
-        time_zone: Where senders are whose times say nothing of a zone.
-        now: The wall clock, for times without a year.
+        time_zone: The zone of timestamps that have none.
+        now: The wall clock, for timestamps without a year.
     """
 
     def __init__(self, time_zone: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._zone: tzinfo = UTC if time_zone == "UTC" else ZoneInfo(time_zone)
         self._now = now
-        self._read_times: dict[str, str | None] = {}
-        self._read_on = now().date()
+        self._parsed_times: dict[str, str | None] = {}
+        self._parsed_on = now().date()
 
-    def read_iso(self, text: str) -> str | None:
-        """A time of RFC 5424; None where it is none."""
+    def parse_iso(self, text: str) -> str | None:
+        """Parses a timestamp of RFC 5424; None if it is invalid."""
         try:
             time = datetime.fromisoformat(text)
             return _milliseconds(time if time.tzinfo else time.replace(tzinfo=self._zone))
         except (ValueError, OverflowError):
             return None
 
-    def read_bsd(self, text: str) -> str | None:
-        """A time of RFC 3164, such as `Oct 11 22:14:15`; None where it is none.
+    def parse_bsd(self, text: str) -> str | None:
+        """Parses a timestamp of RFC 3164, such as `Oct 11 22:14:15`; None if it is invalid.
 
-        It is in the latest year in which it does not lie ahead by more than what clocks and zones explain.
+        The year is the latest one for which the time is not further in the future than wrong clocks and zones explain.
         """
         now = self._now().astimezone(self._zone)
-        if self._read_on != now.date() or len(self._read_times) >= _READ_TIMES_MAX:
-            self._read_times.clear()
-            self._read_on = now.date()
-        if text not in self._read_times:
-            self._read_times[text] = self._latest(text, now)
-        return self._read_times[text]
+        if self._parsed_on != now.date() or len(self._parsed_times) >= _PARSED_TIMES_MAX:
+            self._parsed_times.clear()
+            self._parsed_on = now.date()
+        if text not in self._parsed_times:
+            self._parsed_times[text] = self._latest(text, now)
+        return self._parsed_times[text]
 
     def _latest(self, text: str, now: datetime) -> str | None:
         for year in range(now.year + 1, now.year - _LEAP_YEARS_APART - 1, -1):
             time = self._in_year(text, year)
-            if time is not None and time - now <= _AHEAD_MAX:
+            if time is not None and time - now <= _FUTURE_MAX:
                 return _milliseconds(time)
         return None
 
@@ -90,7 +90,7 @@ _VALUE = rb'(?:[^"\\]++|\\.)*+'
 _ELEMENT = rb"\[" + _NAME + rb"(?: ++" + _NAME + rb'="' + _VALUE + rb'")*+ *+\]'
 
 STRUCTURED_DATA_PATTERN = rb"-|(?:" + _ELEMENT + rb")++"
-"""All elements, or a dash for none."""
+"""All elements, or a dash if there is none."""
 
 _ELEMENT_PARTS = re.compile(rb"\[(" + _NAME + rb")((?: ++" + _NAME + rb'="' + _VALUE + rb'")*+) *+\]', re.DOTALL)
 _PARAMETER = re.compile(rb"(" + _NAME + rb')="(' + _VALUE + rb')"', re.DOTALL)
@@ -99,9 +99,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def structured_data_json(text: bytes) -> str | None:
-    """A JSON object: for each element's id an object of its parameters; None for a dash.
+    """Returns a JSON object with an object of parameters for each element's id; None for a dash.
 
-    The value of a parameter that comes several times is an array.
+    The values of a repeated parameter become an array.
     """
     if text == b"-":
         return None
@@ -136,7 +136,7 @@ _RFC_5424_START = re.compile(rb"[1-9][0-9]{0,2} [-0-9]")
 _RFC_3164 = re.compile(
     rb"(?P<timestamp>[A-Z][a-z]{2} [ 0-3][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
     rb"|[0-9]{4}-[0-9]{2}-[0-9]{2}T\S++)"
-    # What ends like a tag is one: programs that log to their own machine leave the host name out.
+    # A word that ends like a tag is one: programs that log to their own machine omit the host name.
     rb"(?: (?P<hostname>[^\s\[]*[^\s\[:])(?= |\Z))?"
     rb"(?: (?P<tag>(?P<app_name>[^\s:\[\]]++)(?:\[(?P<procid>[^\s\]]*+)\]:?|:)(?= |\Z)))?"
     rb"(?: (?P<message>.*+))?+\Z",
@@ -147,7 +147,7 @@ _PRIORITIES = [(str(priority // 8), str(priority % 8)) for priority in range(192
 
 
 class Parsed(NamedTuple):
-    """One message: an event's body, and its headers, None where it has none."""
+    """A parsed message: the body of an event and its headers, or None."""
 
     body: bytes
     facility: str | None = None
@@ -162,23 +162,23 @@ class Parsed(NamedTuple):
 
 
 class SyslogParser:
-    """Reads messages.
+    """Parses messages.
 
     Args:
-        times: Reads their times.
-        keep_fields: What stays in front of the message in the body.
+        times: Parses their timestamps.
+        keep_fields: The fields that stay in front of the message in the body.
     """
 
-    def __init__(self, times: TimeReader, keep_fields: Collection[str] = ()) -> None:
-        self._times = times
+    def __init__(self, times: TimestampParser, keep_fields: Collection[str] = ()) -> None:
+        self._timestamps = times
         self._keeps_all = "all" in keep_fields
         self._keeps_priority = "priority" in keep_fields
-        # In the order in which they stand in a message, each with what follows it there.
+        # In the order of a message.
         fields = ("version", "timestamp", "hostname", "tag", "structured_data")
         self._kept_fields = [field for field in fields if field in keep_fields]
 
     def parse(self, content: bytes) -> Parsed:
-        """One message, which is kept whole where it cannot be read."""
+        """Parses one message. A malformed message is kept whole."""
         priority = _PRIORITY.match(content)
         if priority is None:
             return Parsed(content, syslog_malformed="it does not begin with a priority")
@@ -215,12 +215,12 @@ class SyslogParser:
     def _iso_time(self, text: bytes) -> tuple[str | None, bool]:
         if text == b"-":
             return None, True
-        timestamp = self._times.read_iso(text.decode(errors="replace"))
+        timestamp = self._timestamps.parse_iso(text.decode(errors="replace"))
         return timestamp, timestamp is not None
 
     def _bsd_time(self, text: bytes) -> str | None:
         decoded = text.decode(errors="replace")
-        return self._times.read_iso(decoded) if decoded[0].isdigit() else self._times.read_bsd(decoded)
+        return self._timestamps.parse_iso(decoded) if decoded[0].isdigit() else self._timestamps.parse_bsd(decoded)
 
     def _body(self, content: bytes, priority: bytes, match: re.Match[bytes]) -> bytes:
         if self._keeps_all:
@@ -234,9 +234,9 @@ class SyslogParser:
 
 
 def _value(text: bytes | None) -> str | None:
-    """A field's value; None where there is none, or a dash for none."""
+    """Returns the value of a field; None if it is missing or a dash."""
     return text.decode(errors="replace") if text and text != b"-" else None
 
 
 HEADERS: Sequence[str] = Parsed._fields[1:]
-"""The headers that parsing gives, in the order of its columns."""
+"""The headers that the parser sets, in the order of its columns."""

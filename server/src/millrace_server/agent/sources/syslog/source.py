@@ -1,4 +1,4 @@
-"""The source `syslog` at work."""
+"""The source `syslog`."""
 
 import asyncio
 import socket
@@ -10,25 +10,25 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.sources.source import open_source_socket
+from millrace_server.agent.sources.source import open_listen_socket
 from millrace_server.agent.sources.syslog.config import Listener, SyslogSourceConfig, Transport
 from millrace_server.agent.sources.syslog.listeners import (
-    ListenerParts,
+    ListenerContext,
     Loss,
-    Losses,
+    LossCounter,
     OpenListener,
     TcpListener,
     UdpListener,
 )
-from millrace_server.agent.sources.syslog.message_queue import Backlog, Message
-from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser, TimeReader
+from millrace_server.agent.sources.syslog.message_queue import Message, MessageQueue
+from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser, TimestampParser
 from millrace_server.channels.stamps import Stamp
 
 FINISH_SECONDS_MAX = 5.0
-"""How long what has come may take to be stored when the source ends."""
+"""How long received messages may take to be stored when the source stops."""
 
 _INLINE_MESSAGES_MAX = 100
-"""A batch above this is parsed on a thread, so that the event loop goes on."""
+"""Larger batches are parsed on a thread, to keep the event loop responsive."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -39,34 +39,34 @@ class _Batch(NamedTuple):
 
 
 class SyslogSource:
-    """Listens, and stores what comes.
+    """Listens and stores the messages.
 
-    What has come and is not stored yet outlives a failure of the source, though not the process.
+    Messages that are not stored yet survive a failure of the source, but not of the process.
     """
 
     def __init__(self, name: str, config: SyslogSourceConfig) -> None:
         self._name = name
         self._config = config
-        self._parser = SyslogParser(TimeReader(config.time_zone), config.keep_fields)
-        self._losses = Losses(name)
-        self._backlog = Backlog()
+        self._parser = SyslogParser(TimestampParser(config.time_zone), config.keep_fields)
+        self._losses = LossCounter(name)
+        self._queue = MessageQueue()
         self._batch: _Batch | None = None
-        # A port that was found is kept when the source begins anew.
+        # A port that the system chose is kept when the source restarts.
         self._listeners = [Listener.parse(text) for text in config.listen]
 
     async def run(self, writer: ChannelWriter) -> None:
         """See `Source.run`."""
-        self._backlog.open()
-        self._losses.on_lost_messages = writer.note_dropped
+        self._queue.open()
+        self._losses.on_lost_messages = writer.count_dropped
         with ExitStack() as listening:
             await self._listen(listening)
-            writer.note_ready()
+            writer.report_running()
             storing = asyncio.create_task(self._store_all(writer))
             try:
                 await asyncio.wait({storing})
             finally:
                 listening.close()
-                self._backlog.close()
+                self._queue.close()
                 await self._finish(storing)
         await storing
 
@@ -80,29 +80,29 @@ class SyslogSource:
             _log.info("listening", source=self._name, address=str(self._listeners[index]), **details)
 
     async def _open(self, listener: Listener) -> OpenListener:
-        parts = ListenerParts(self._config, self._backlog, self._losses)
+        parts = ListenerContext(self._config, self._queue, self._losses)
         if listener.transport is Transport.TCP:
-            return TcpListener(await open_source_socket(listener.address, self._name), parts)
-        return UdpListener(await open_source_socket(listener.address, self._name, socket.SOCK_DGRAM), parts)
+            return TcpListener(await open_listen_socket(listener.address, self._name), parts)
+        return UdpListener(await open_listen_socket(listener.address, self._name, socket.SOCK_DGRAM), parts)
 
     async def _finish(self, storing: "asyncio.Task[None]") -> None:
-        """Has what came be stored, if that does not take long."""
+        """Stores received messages within a time limit."""
         await asyncio.wait({storing}, timeout=FINISH_SECONDS_MAX)
         storing.cancel()
         await asyncio.wait({storing})
         has_failed = not storing.cancelled() and storing.exception() is not None
-        unstored_count = len(self._backlog) + (len(self._batch.messages) if self._batch else 0)
+        unstored_count = len(self._queue) + (len(self._batch.messages) if self._batch else 0)
         if unstored_count and not has_failed:
-            self._losses.note(Loss.UNSTORED, unstored_count)
-        self._losses.tell_rest()
+            self._losses.count(Loss.UNSTORED, unstored_count)
+        self._losses.log_remaining()
 
     async def _store_all(self, writer: ChannelWriter) -> None:
         while True:
             if self._batch is None:
-                messages = await self._backlog.take(writer.events_max, self._config.linger_seconds)
+                messages = await self._queue.take(writer.events_max, self._config.linger_seconds)
                 if not messages:
                     return
-                self._batch = _Batch(messages, writer.numbered(len(messages)))
+                self._batch = _Batch(messages, writer.next_stamp(len(messages)))
             await writer.deliver(await self._table(self._batch.messages), self._batch.stamp)
             self._batch = None
 

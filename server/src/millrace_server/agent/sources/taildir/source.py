@@ -43,7 +43,7 @@ class TaildirSource:
         loop = asyncio.get_running_loop()
 
         async def ask(producer_id: str) -> AcceptedRanges:
-            return writer.accepted(producer_id)
+            return writer.stored_ranges(producer_id)
 
         def accepted(producer_id: str) -> AcceptedRanges:
             return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_ANSWER_SECONDS_MAX)
@@ -53,7 +53,7 @@ class TaildirSource:
         thread = WorkerThread(f"taildir {self._place.name}")
         await thread.submit(register.begin)
         try:
-            writer.note_ready()
+            writer.report_running()
             await self._pump(writer, thread, scheduler)
         finally:
             # Behind what the thread is doing.
