@@ -6,7 +6,7 @@ from typing import Any
 
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.spooldir.content import SpoolFile
-from millrace_server.agent.sources.spooldir.scanner import Found, Shape
+from millrace_server.agent.sources.spooldir.scanner import FileStatus, FoundFile
 
 
 def spool_config(directory: Path, **settings: Any) -> SpooldirSourceConfig:
@@ -27,9 +27,9 @@ def put(directory: Path, name: str, content: bytes = b"", *, modified_seconds: f
     return hidden.rename(path)
 
 
-def found_at(path: Path) -> Found:
+def found_at(path: Path) -> FoundFile:
     """A file as the lookout finds it."""
-    return Found(path, Shape.of(path.lstat()))
+    return FoundFile(path, FileStatus.of(path.lstat()))
 
 
 def opened(path: Path) -> SpoolFile:

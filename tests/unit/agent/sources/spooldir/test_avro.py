@@ -11,7 +11,7 @@ import fastavro
 import pytest
 
 from millrace_server.agent.sources.spooldir import avro as avro_module
-from millrace_server.agent.sources.spooldir.chunks import Piece, PieceLimits, StoredRanges, open_pieces
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges, open_chunks
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.supervision import ComponentError
@@ -33,15 +33,15 @@ def container(records: list[Any], schema: dict[str, Any] = SCHEMA, **options: An
 
 def pieces_and_failure_of(
     path: Path, stored: list[list[tuple[int, int]]] | None = None, events_max: int = 100, **settings: Any
-) -> tuple[list[Piece], str | None]:
-    """All pieces of a file that channels have stored these ranges of, and why there are no more, if it is bad."""
+) -> tuple[list[Chunk], str | None]:
+    """All chunks of a file that channels have stored these ranges of, and why there are no more, if it is bad."""
     file = opened(path)
     found = []
     try:
         config = AvroFormat(type="avro", **settings)
-        reader = open_pieces(Content(file), config, StoredRanges(stored or [[]]), PieceLimits(events_max, 1 << 20))
-        while (piece := reader.next()) is not None:
-            found.append(piece)
+        reader = open_chunks(Content(file), config, StoredRanges(stored or [[]]), ChunkLimits(events_max, 1 << 20))
+        while (chunk := reader.next()) is not None:
+            found.append(chunk)
     except BadFileError as error:
         return found, str(error)
     finally:
@@ -49,29 +49,29 @@ def pieces_and_failure_of(
     return found, None
 
 
-def pieces_of(path: Path, stored: list[list[tuple[int, int]]] | None = None, **settings: Any) -> list[Piece]:
+def chunks_of(path: Path, stored: list[list[tuple[int, int]]] | None = None, **settings: Any) -> list[Chunk]:
     found, failure = pieces_and_failure_of(path, stored, **settings)
     assert failure is None
     return found
 
 
-def bodies_of(pieces: list[Piece]) -> list[bytes]:
-    return [body for piece in pieces for body in piece.bodies]
+def bodies_of(chunks: list[Chunk]) -> list[bytes]:
+    return [body for chunk in chunks for body in chunk.bodies]
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 def test_pieces_of_a_container_are_its_records_as_json(tmp_path: Path, codec: str) -> None:
     """Each record is an event, numbered from 0."""
-    found = pieces_of(put(tmp_path, "a.avro", container(RECORDS, codec=codec)))
+    found = chunks_of(put(tmp_path, "a.avro", container(RECORDS, codec=codec)))
     assert [json.loads(body) for body in bodies_of(found)] == RECORDS
-    assert [(piece.first, piece.last) for piece in found] == [(first, first + 99) for first in range(0, 1_000, 100)]
+    assert [(chunk.first, chunk.last) for chunk in found] == [(first, first + 99) for first in range(0, 1_000, 100)]
     assert list(found[1].offsets) == list(range(100, 200))
     assert bodies_of(found)[0] == '{"number":0,"note":"note 0 \u20ac"}'.encode()
 
 
 def test_pieces_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     """A body is the record as it was, and the schema that it needs is in a header."""
-    found = pieces_of(put(tmp_path, "a.avro", container(RECORDS)), body="avro", schema_header="schema")
+    found = chunks_of(put(tmp_path, "a.avro", container(RECORDS)), body="avro", schema_header="schema")
     schema = fastavro.parse_schema(json.loads(found[0].headers["schema"]))
     decoded = [fastavro.schemaless_reader(io.BytesIO(body), schema, None) for body in bodies_of(found)]
     assert decoded == RECORDS
@@ -100,8 +100,8 @@ def test_pieces_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
         "price": Decimal("12.50"),
         "ratios": [0.5, float("inf"), float("-inf"), float("nan")],
     }
-    [piece] = pieces_of(put(tmp_path, "a.avro", container([record], schema)))
-    assert json.loads(piece.bodies[0]) == {
+    [chunk] = chunks_of(put(tmp_path, "a.avro", container([record], schema)))
+    assert json.loads(chunk.bodies[0]) == {
         "raw": "\x00\xff",
         "at": "2025-01-02T03:04:05+00:00",
         "day": "2025-01-02",
@@ -114,16 +114,16 @@ def test_pieces_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
 def test_pieces_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str) -> None:
     """In the middle of a block or between two."""
     path = put(tmp_path, "a.avro", container(RECORDS))
-    whole = bodies_of(pieces_of(path, body=body))
+    whole = bodies_of(chunks_of(path, body=body))
     for position in (1, 7, 16, 17, 500, 999, 1_000):
-        assert bodies_of(pieces_of(path, [[(0, position - 1)]], body=body)) == whole[position:]
+        assert bodies_of(chunks_of(path, [[(0, position - 1)]], body=body)) == whole[position:]
 
 
 def test_pieces_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Path) -> None:
     """What one channel has and another has not is a batch of its own."""
     path = put(tmp_path, "a.avro", container(RECORDS))
-    found = pieces_of(path, [[(0, 9)], [(0, 149)]])
-    assert [(piece.first, piece.last) for piece in found[:3]] == [(10, 109), (110, 149), (150, 249)]
+    found = chunks_of(path, [[(0, 9)], [(0, 149)]])
+    assert [(chunk.first, chunk.last) for chunk in found[:3]] == [(10, 109), (110, 149), (150, 249)]
 
 
 def test_pieces_of_a_broken_container_tell_which_record(tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_pieces_of_a_container_whose_codec_is_not_installed_blame_no_file(tmp_pa
     """It is to be read once somebody has installed the library."""
     snappy = container(RECORDS, codec="deflate").replace(b"\x0edeflate", b"\x0csnappy")
     with pytest.raises(ComponentError, match="you need to install"):
-        pieces_of(put(tmp_path, "a.avro", snappy))
+        chunks_of(put(tmp_path, "a.avro", snappy))

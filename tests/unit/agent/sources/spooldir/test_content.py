@@ -20,11 +20,11 @@ COMPRESSED = {
 
 
 def read_all(content: Content, size: int = 100_003) -> bytes:
-    pieces = []
-    while piece := content.read(size):
-        pieces.append(piece)
-        assert len(piece) == size or not content.read(1)
-    return b"".join(pieces)
+    chunks = []
+    while chunk := content.read(size):
+        chunks.append(chunk)
+        assert len(chunk) == size or not content.read(1)
+    return b"".join(chunks)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -162,7 +162,7 @@ def _lengthen(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [_make_it_a_pipe, _make_it_a_link, _make_it_another, _remove, _lengthen])
 def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: object) -> None:
-    """Between the look and the opening anything may happen; whatever is there now has to settle first."""
+    """Between the scan and the opening anything may happen; whatever is there now has to settle first."""
     assert callable(change)
     found = found_at(put(tmp_path, "a", b"x\n"))
     change(found.path)

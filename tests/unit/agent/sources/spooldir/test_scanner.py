@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.agent.sources.spooldir import scanner as looking
-from millrace_server.agent.sources.spooldir.scanner import Lookout
+from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import put, spool_config
 
@@ -35,16 +35,16 @@ class Counter:
         return self._scandir(path)
 
 
-def lookout_on(directory: Path, clock: Clock | None = None, **settings: Any) -> Lookout:
-    return Lookout(spool_config(directory, **settings), clock or Clock())
+def lookout_on(directory: Path, clock: Clock | None = None, **settings: Any) -> DirectoryScanner:
+    return DirectoryScanner(spool_config(directory, **settings), clock or Clock())
 
 
-def names(lookout: Lookout) -> list[str]:
-    return [found.path.name for found in lookout.look()]
+def names(scanner: DirectoryScanner) -> list[str]:
+    return [found.path.name for found in scanner.scan()]
 
 
 def age(directory: Path) -> None:
-    """Makes a directory look as if nothing had come or gone for long."""
+    """Makes a directory scan as if nothing had come or gone for long."""
     os.utime(directory, (LONG_AGO, LONG_AGO))
 
 
@@ -98,44 +98,44 @@ def test_look_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None
 def test_look_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
     """Only what was seen without a change for the whole time is taken, whatever its own time says."""
     clock = Clock()
-    lookout = lookout_on(tmp_path, clock, settle_seconds=2.0)
+    scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     path = put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
-    assert names(lookout) == []
+    assert names(scanner) == []
     clock.now += 1.9
     with path.open("ab") as file:
         file.write(b"2\n")
     os.utime(path, (LONG_AGO, LONG_AGO))
-    assert names(lookout) == []
+    assert names(scanner) == []
     clock.now += 1.9
-    assert names(lookout) == []
-    assert lookout.pause_seconds == 0.05
+    assert names(scanner) == []
+    assert scanner.pause_seconds == 0.05
     clock.now += 0.2
-    assert names(lookout) == ["a"]
+    assert names(scanner) == ["a"]
 
 
 def test_look_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None:
     """Another file under the name, with the same size and time, is not the one that had settled."""
     clock = Clock()
-    lookout = lookout_on(tmp_path, clock, settle_seconds=2.0)
+    scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
-    assert names(lookout) == []
+    assert names(scanner) == []
     clock.now += 1.0
     put(tmp_path, "a", b"2\n", modified_seconds=LONG_AGO)
-    assert names(lookout) == []
+    assert names(scanner) == []
     clock.now += 1.5
-    assert names(lookout) == []
+    assert names(scanner) == []
 
 
 def test_look_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with a hundred thousand done files costs one system call a look."""
+    """A directory with a hundred thousand done files costs one system call a scan."""
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
         age(directory)
     lists = Counter(monkeypatch)
     clock = Clock()
-    lookout = lookout_on(tmp_path, clock, recursive=True)
+    scanner = lookout_on(tmp_path, clock, recursive=True)
     for _ in range(50):
-        assert names(lookout) == []
+        assert names(scanner) == []
         clock.now += 1.0
     assert lists.count == 2
 
@@ -145,36 +145,36 @@ def test_look_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> No
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
         age(directory)
-    lookout = lookout_on(tmp_path, recursive=True)
-    assert names(lookout) == []
+    scanner = lookout_on(tmp_path, recursive=True)
+    assert names(scanner) == []
     put(tmp_path, "sub/b")
-    assert names(lookout) == ["b"]
+    assert names(scanner) == ["b"]
     put(tmp_path, "new/c")
-    assert sorted(names(lookout)) == ["b", "c"]
+    assert sorted(names(scanner)) == ["b", "c"]
 
 
 def test_look_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are coarse: what comes in the same tick as the last list changes no time, and is found all the same."""
     moment = time.time()
     os.utime(tmp_path, (moment, moment))
-    lookout = lookout_on(tmp_path)
-    assert names(lookout) == []
+    scanner = lookout_on(tmp_path)
+    assert names(scanner) == []
     put(tmp_path, "a")
     os.utime(tmp_path, (moment, moment))
-    assert names(lookout) == ["a"]
+    assert names(scanner) == ["a"]
 
 
 def test_look_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_path: Path) -> None:
     """Some network filesystems tell late, or not at all."""
     age(tmp_path)
     clock = Clock()
-    lookout = lookout_on(tmp_path, clock)
-    assert names(lookout) == []
+    scanner = lookout_on(tmp_path, clock)
+    assert names(scanner) == []
     put(tmp_path, "a")
     age(tmp_path)
-    assert names(lookout) == []
+    assert names(scanner) == []
     clock.now += 60.0
-    assert names(lookout) == ["a"]
+    assert names(scanner) == ["a"]
 
 
 def test_look_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def test_look_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, m
     for name in "edcba":
         put(tmp_path, name, modified_seconds=LONG_AGO)
     age(tmp_path)
-    lookout = lookout_on(tmp_path)
+    scanner = lookout_on(tmp_path)
     taken = []
-    while found := names(lookout):
+    while found := names(scanner):
         assert len(found) <= 3
         taken += found
         for name in found:
@@ -208,23 +208,23 @@ def test_look_at_a_directory_below_that_cannot_be_read_tells_it_once(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    lookout = lookout_on(tmp_path, recursive=True)
+    scanner = lookout_on(tmp_path, recursive=True)
     with capture_logs() as log:
-        assert names(lookout) == ["a"]
-        assert names(lookout) == ["a"]
+        assert names(scanner) == ["a"]
+        assert names(scanner) == ["a"]
     assert [(entry["event"], entry["reason"]) for entry in log] == [("a directory cannot be read", "Permission denied")]
 
 
 def test_look_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
     """Nobody is to wait for files in a directory that was misspelt."""
     with pytest.raises(ComponentError, match=r"cannot be read: No such file or directory$"):
-        lookout_on(tmp_path / "nowhere").look()
+        lookout_on(tmp_path / "nowhere").scan()
 
 
 def test_pause_after_a_look_that_took_long_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking takes at most a tenth of the time, however large the directory is."""
     clock = Clock()
-    lookout = lookout_on(tmp_path, clock)
+    scanner = lookout_on(tmp_path, clock)
     scandir = os.scandir
 
     def slow(path: Path) -> Any:
@@ -232,5 +232,5 @@ def test_pause_after_a_look_that_took_long_is_long(tmp_path: Path, monkeypatch: 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", slow)
-    lookout.look()
-    assert lookout.pause_seconds == 18.0
+    scanner.scan()
+    assert scanner.pause_seconds == 18.0

@@ -21,7 +21,7 @@ from tests.spool import spool_config
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
-    """What would fail at the first file is told by `millraced check`."""
+    """What would fail at the first file is text by `millraced check`."""
     with pytest.raises(ValidationError, match=problem):
         spool_config(Path("/spool"), **settings)
 

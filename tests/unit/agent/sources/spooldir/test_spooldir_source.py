@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.sources.spooldir import chunks as pieces_module
+from millrace_server.agent.sources.spooldir import chunks as chunks_module
 from millrace_server.agent.sources.spooldir import source as source_module
-from millrace_server.agent.sources.spooldir.scanner import Lookout
+from millrace_server.agent.sources.spooldir.scanner import DirectoryScanner
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from tests.agent_parts import registry_with, until
@@ -126,7 +126,7 @@ async def test_stop_in_the_middle_of_a_file_goes_on_there_later(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped while it waits for room, again and again, and started again: every line once."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 256)
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=50)
     put(spool, "a", TEXT)
     taken: list[bytes] = []
@@ -192,9 +192,9 @@ async def test_run_with_a_bad_file_sets_it_aside_and_goes_on(
         assert component.state is ComponentState.RUNNING
     assert (spool / "quarantine" / name).read_bytes() == content
     assert reason in (spool / "quarantine" / f"{name}.reason").read_text()
-    told = told_of(log)[0]
-    assert (told["log_level"], told["source"], told["file"]) == ("warning", "in", str(spool / name))
-    assert reason in told["reason"]
+    text = told_of(log)[0]
+    assert (text["log_level"], text["source"], text["file"]) == ("warning", "in", str(spool / name))
+    assert reason in text["reason"]
 
 
 def told_of(log: list[Any]) -> list[Any]:
@@ -205,7 +205,7 @@ async def test_run_with_a_file_that_is_bad_in_its_middle_stores_what_comes_befor
     tmp_path: Path, spool: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says how much of it."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 256)
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=10_000)
     put(spool, "a.gz", gzip.compress(TEXT)[:-8])
     async with at_work(spool_config(spool, batch_events_max=10), registry, tmp_path):
@@ -221,7 +221,7 @@ async def test_run_with_a_file_that_changes_while_it_is_read_sets_it_aside(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flume's source ended with it, for good."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 256)
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=20, keep_alive_seconds=0.01)
     path = put(spool, "a", TEXT, modified_seconds=10.0)
     async with at_work(spool_config(spool, batch_events_max=10), registry, tmp_path) as component:
@@ -346,7 +346,7 @@ async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
     registry = registry_with("lines")
     async with at_work(spool_config(spool), registry, tmp_path) as component:
         await until(lambda: component.state is ComponentState.BACKING_OFF)
-        assert component.reason.startswith(f"there is no directory {spool}; make it")
+        assert component.reason.startswith(f"there is no directory {spool}; create it")
         put(spool, "a", b"x\n")
         await until(lambda: bodies_in(registry) == [b"x"])
 
@@ -354,8 +354,8 @@ async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
 async def test_run_takes_what_comes_first_in_the_order_between_files(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has come since the last look need not wait for all that was there then."""
-    monkeypatch.setattr(Lookout, "pause_seconds", 0.0)
+    """What has come since the last scan need not wait for all that was there then."""
+    monkeypatch.setattr(DirectoryScanner, "pause_seconds", 0.0)
     registry = registry_with("lines", capacity=1, keep_alive_seconds=20.0)
     for number in range(1, 10):
         put(spool, f"{number:02}", b"%d\n" % number)

@@ -1,1 +1,1 @@
-"""The source `spooldir`: files that are put into a directory and not changed any more."""
+"""The source `spooldir`: complete files that are put into a directory."""

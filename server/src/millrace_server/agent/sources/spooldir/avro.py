@@ -11,23 +11,23 @@ from typing import Any
 
 import fastavro
 
-from millrace_server.agent.sources.spooldir.chunks import PIECE_BYTES, Piece, PieceLimits, StoredRanges
+from millrace_server.agent.sources.spooldir.chunks import CHUNK_BYTES, Chunk, ChunkLimits, StoredRanges
 from millrace_server.agent.sources.spooldir.config import AvroFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.supervision import ComponentError
 
 BLOCK_BYTES_MAX = 64 << 20
-"""A file with a larger block, as it lies in the file, is bad."""
+"""A file with a larger compressed block is bad."""
 
 
 _LACKS_LIBRARY = "you need to install"
-"""What fastavro says where it could decompress a file, had it the library for that."""
+"""A part of fastavro's error for a codec whose library is not installed."""
 
 
-class AvroPieces:
-    """Records, numbered from 0."""
+class AvroChunks:
+    """The records of a file, numbered from 0."""
 
-    def __init__(self, content: Content, config: AvroFormat, stored: StoredRanges, limits: PieceLimits) -> None:
+    def __init__(self, content: Content, config: AvroFormat, stored: StoredRanges, limits: ChunkLimits) -> None:
         self._content = content
         self._config = config
         self._stored = stored
@@ -37,20 +37,20 @@ class AvroPieces:
         self._bodies = self._read_bodies()
         self._failure: BadFileError | None = None
 
-    def next(self) -> Piece | None:
+    def next(self) -> Chunk | None:
         first = self._position
-        border = self._stored.next_border(first)
+        boundary = self._stored.next_boundary(first)
         bodies: list[bytes] = []
         body_bytes = 0
-        while len(bodies) < self._limits.events_max and body_bytes < PIECE_BYTES and self._position != border:
+        while len(bodies) < self._limits.events_max and body_bytes < CHUNK_BYTES and self._position != boundary:
             if (body := self._next_body()) is None:
                 break
             bodies.append(body)
             body_bytes += len(body)
             self._position += 1
         if bodies:
-            return Piece(bodies, range(first, self._position), first, self._position - 1, self._headers)
-        # What comes before the place that is broken has been handed out.
+            return Chunk(bodies, range(first, self._position), first, self._position - 1, self._headers)
+        # The records before the broken place have been returned.
         if self._failure is not None:
             raise self._failure
         return None
@@ -64,12 +64,12 @@ class AvroPieces:
             raise
         except BadFileError as error:
             self._failure = error
-        except Exception as error:  # noqa: BLE001 - what a broken file makes the decoder raise may be anything
+        except Exception as error:  # noqa: BLE001 - the decoder may raise anything for a broken file
             if _LACKS_LIBRARY in str(error):
-                # No fault of the file.
+                # The file is not at fault.
                 raise ComponentError(str(error)) from None
-            told = f"record {self._position} cannot be read: {type(error).__name__} {error}"
-            self._failure = BadFileError(told.rstrip())
+            text = f"record {self._position} cannot be read: {type(error).__name__} {error}"
+            self._failure = BadFileError(text.rstrip())
         return None
 
     def _read_bodies(self) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ class AvroPieces:
 
 
 class _BoundedReads:
-    """A file for a decoder that reads as much as the file itself says."""
+    """A file for a decoder that reads as many bytes as the file itself says."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -108,7 +108,7 @@ def _binary_bodies(schema: Any) -> Callable[[Any], Iterator[bytes]]:
     parsed = fastavro.parse_schema(schema)
 
     def bodies_of(block: Any) -> Iterator[bytes]:
-        # Where a record ends is only known once it is decoded; its bytes are passed on as they are.
+        # The end of a record is only known once it is decoded; its bytes are passed on unchanged.
         data = block.bytes_.getvalue()
         records = io.BytesIO(data)
         for _ in range(block.num_records):
@@ -135,19 +135,19 @@ def _encode(value: object) -> str:
 def _plain(value: object) -> str:
     match value:
         case bytes():
-            # As in Avro's own JSON.
+            # As in Avro's JSON encoding.
             return value.decode("iso-8859-1")
         case dt.date() | dt.time():
-            # Dates with a time too.
+            # Includes datetime.
             return value.isoformat()
         case decimal.Decimal() | uuid.UUID():
             return str(value)
         case _:
-            raise TypeError(f"a {type(value).__name__} has no form in JSON")
+            raise TypeError(f"a {type(value).__name__} cannot be represented in JSON")
 
 
 def _with_finite_numbers(value: Any) -> Any:
-    """The same with text for numbers that JSON does not have."""
+    """Returns the value with text in place of numbers that JSON lacks."""
     match value:
         case dict():
             return {key: _with_finite_numbers(each) for key, each in value.items()}

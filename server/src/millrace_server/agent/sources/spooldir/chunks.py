@@ -1,10 +1,9 @@
-"""How much of a file channels have stored already."""
+"""Chunks of a file, in lines or as a blob, and how much of a file is stored."""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from millrace_server.agent.lines.lines import Lines
@@ -14,122 +13,121 @@ from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 
 
 class StoredRanges:
-    """What channels have stored of one producer whose numbers begin with 0.
+    """What channels have stored of one producer whose numbers begin at 0.
 
-    They differ only where a crash came between the commits of two channels. Then what one of them has and another has
-    not is read again, in the same pieces.
+    Channels differ only after a crash between the commits of two channels. Then what only one of them has is read
+    again, in the same chunks.
 
     Args:
-        ranges: For each channel the numbers that it has, as ascending ranges with both ends included.
+        ranges: For each channel the numbers that it has stored, as ascending ranges with both ends included.
 
     Attributes:
-        position: All channels have the numbers before it.
+        position: All channels have stored the numbers before this one.
     """
 
     def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self.position = min((self._beginning(of_one) for of_one in ranges), default=0)
-        borders = {border for of_one in ranges for first, last in of_one for border in (first, last + 1)}
-        self._borders = sorted(border for border in borders if border > self.position)
+        self.position = min((self._first_end(of_one) for of_one in ranges), default=0)
+        boundaries = {boundary for of_one in ranges for first, last in of_one for boundary in (first, last + 1)}
+        self._boundaries = sorted(boundary for boundary in boundaries if boundary > self.position)
 
     @staticmethod
-    def _beginning(ranges: Sequence[tuple[int, int]]) -> int:
+    def _first_end(ranges: Sequence[tuple[int, int]]) -> int:
         return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
 
-    def next_border(self, position: int) -> int | None:
-        """The first number after a position where what some channel has stored begins or ends: a batch must end there.
+    def next_boundary(self, position: int) -> int | None:
+        """Returns the first number after a position where a stored range of some channel begins or ends, or None.
 
-        Returns:
-            None where there is none.
+        A batch must end there.
         """
-        index = bisect_right(self._borders, position)
-        return self._borders[index] if index < len(self._borders) else None
+        index = bisect_right(self._boundaries, position)
+        return self._boundaries[index] if index < len(self._boundaries) else None
 
 
-PIECE_BYTES = 1 << 20
-"""About so many bytes of a file become one piece at most; an event that is larger, one of its own."""
+CHUNK_BYTES = 1 << 20
+"""The approximate maximum size of a chunk; a larger event is a chunk by itself."""
 
 
 @dataclass
-class PieceLimits:
-    """How large pieces may be; may change between them."""
+class ChunkLimits:
+    """The limits of chunks; they may change between chunks."""
 
     events_max: int
-    """A piece has at most so many events."""
+    """The maximum number of events."""
     body_bytes_max: int
-    """Their bodies have at most so many bytes, unless it is a single one."""
+    """The maximum size of the bodies, unless it is a single event."""
 
 
-class Piece(NamedTuple):
-    """Some events of a file, and what they cover."""
+class Chunk(NamedTuple):
+    """Consecutive events of a file, and the numbers that they cover."""
 
     bodies: Sequence[bytes]
-    """The events."""
+    """The bodies of the events."""
     offsets: Sequence[int]
-    """For each of them where it begins in the file."""
+    """For each event its position in the file."""
     first: int
-    """The first number of the file that they cover."""
+    """The first number covered."""
     last: int
-    """The last one."""
+    """The last number covered."""
     headers: Mapping[str, str] = {}
-    """What all of the file's events have."""
+    """Headers that all events of the file have."""
 
 
-class PieceReader(Protocol):
-    """Reads a file piece by piece. The pieces cover all its numbers, one after another."""
+class ChunkReader(Protocol):
+    """Reads a file in chunks, which cover all its numbers in order."""
 
-    def next(self) -> Piece | None:
-        """The next piece, None at the end. Blocks on the disk.
+    def next(self) -> Chunk | None:
+        """Returns the next chunk, or None at the end. Blocks on the disk.
 
         Raises:
             BadFileError: The rest of the file cannot be used.
-            OSError: It cannot be read now.
+            OSError: The file cannot be read at the moment.
         """
 
 
-def open_pieces(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: PieceLimits) -> PieceReader:
-    """Reads what channels do not all have of a file.
+def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> ChunkReader:
+    """Returns a reader of the part of a file that some channel has not stored.
 
     Args:
-        content: The file's, from its beginning.
-        file_format: What is in it.
-        stored: What channels have.
-        limits: How large pieces may be.
+        content: The content, from its beginning.
+        file_format: Its format.
+        stored: What channels have stored.
+        limits: The limits of chunks.
     """
     match file_format:
         case LinesFormat():
-            return _LinePieces(content, file_format, stored, limits)
+            return _LineChunks(content, file_format, stored, limits)
         case BlobFormat():
-            return _BlobPiece(content, file_format, stored)
+            return _BlobChunk(content, file_format, stored)
         case AvroFormat():
-            from millrace_server.agent.sources.spooldir.avro import AvroPieces
+            from millrace_server.agent.sources.spooldir.avro import AvroChunks
 
-            return AvroPieces(content, file_format, stored, limits)
+            return AvroChunks(content, file_format, stored, limits)
 
 
-class _LinePieces:
-    """Lines; their numbers are the bytes of the content."""
+class _LineChunks:
+    """Lines, numbered by the bytes of the content."""
 
-    def __init__(self, content: Content, config: LinesFormat, stored: StoredRanges, limits: PieceLimits) -> None:
+    def __init__(self, content: Content, config: LinesFormat, stored: StoredRanges, limits: ChunkLimits) -> None:
         self._content = content
         self._config = config
         self._stored = stored
         self._limits = limits
         self._splitter = LineSplitter(config, stored.position, content.head)
-        self._pieces: deque[Piece] = deque()
+        self._chunks: deque[Chunk] = deque()
         self._is_at_end = False
         content.skip_to(stored.position)
 
-    def next(self) -> Piece | None:
-        while not self._pieces:
+    def next(self) -> Chunk | None:
+        while not self._chunks:
             if self._is_at_end:
                 return None
-            self._pieces.extend(self._cut(self._read_lines()))
-        return self._pieces.popleft()
+            self._chunks.extend(self._to_chunks(self._read_lines()))
+        return self._chunks.popleft()
 
     def _read_lines(self) -> Lines:
-        # Up to a multiple of the size, wherever it began, so that the same bytes come together each time: what lines
-        # that are left out are counted to depends on that.
-        data = self._content.read(PIECE_BYTES - self._content.position % PIECE_BYTES)
+        # Reads up to a multiple of the chunk size, so that the same bytes are read together each time: which events
+        # skipped lines are assigned to depends on that.
+        data = self._content.read(CHUNK_BYTES - self._content.position % CHUNK_BYTES)
         try:
             if data:
                 return self._splitter.feed(data)
@@ -138,53 +136,38 @@ class _LinePieces:
         except LinesError as error:
             raise BadFileError(str(error)) from None
 
-    def _cut(self, lines: Lines) -> Iterator[Piece]:
-        for between in self._cut_at_borders(lines):
-            for part in self._parts(between):
-                yield Piece(part.bodies, part.offsets, part.start, part.end - 1)
+    def _to_chunks(self, lines: Lines) -> Iterator[Chunk]:
+        for between in self._split_at_boundaries(lines):
+            for part in between.parts(self._limits.events_max, self._limits.body_bytes_max):
+                yield Chunk(part.bodies, part.offsets, part.start, part.end - 1)
 
-    def _cut_at_borders(self, lines: Lines) -> Iterator[Lines]:
-        while (border := self._stored.next_border(lines.start)) is not None and border < lines.end:
+    def _split_at_boundaries(self, lines: Lines) -> Iterator[Lines]:
+        while (boundary := self._stored.next_boundary(lines.start)) is not None and boundary < lines.end:
             offsets = lines.offsets
-            count = bisect_left(offsets, border)
-            if count == len(offsets) or offsets[count] != border:
+            count = bisect_left(offsets, boundary)
+            if count == len(offsets) or offsets[count] != boundary:
                 raise BadFileError(
-                    f"some of its channels have stored its first {border} bytes and others have not, and what is a "
-                    "line was configured otherwise then"
+                    f"some of its channels have stored its first {boundary} bytes and others have not, and the settings "
+                    "of lines were different then"
                 )
             yield lines.first(count)
-            lines = Lines(border, 0, lines.bodies[count:], lines.sizes[count:])
+            lines = Lines(boundary, 0, lines.bodies[count:], lines.sizes[count:])
         yield lines
 
-    def _parts(self, lines: Lines) -> Iterator[Lines]:
-        limits = self._limits
-        ends = list(accumulate(map(len, lines.bodies)))
-        if not ends or ends[-1] <= limits.body_bytes_max:
-            yield from lines.parts(limits.events_max)
-            return
-        start = passed_bytes = 0
-        while start < len(ends):
-            fitting = bisect_right(ends, passed_bytes + limits.body_bytes_max)
-            stop = max(min(start + limits.events_max, fitting), start + 1)
-            part = lines.first(stop - start)
-            yield part
-            lines = Lines(part.end, 0, lines.bodies[stop - start :], lines.sizes[stop - start :])
-            start, passed_bytes = stop, ends[stop - 1]
 
-
-class _BlobPiece:
-    """The whole file as one event, whose number is 0."""
+class _BlobChunk:
+    """The entire file as one event with the number 0."""
 
     def __init__(self, content: Content, config: BlobFormat, stored: StoredRanges) -> None:
         self._content = content
         self._bytes_max = config.file_bytes_max
         self._is_at_end = stored.position > 0
 
-    def next(self) -> Piece | None:
+    def next(self) -> Chunk | None:
         if self._is_at_end:
             return None
         body = self._content.read(self._bytes_max + 1)
         if len(body) > self._bytes_max:
             raise BadFileError(f"it has more than {self._bytes_max} bytes")
         self._is_at_end = True
-        return Piece([body], [0], 0, 0)
+        return Chunk([body], [0], 0, 0)

@@ -1,4 +1,4 @@
-"""The settings of the source `spooldir`."""
+"""Settings of the source `spooldir`."""
 
 import importlib.util
 from pathlib import Path
@@ -14,10 +14,10 @@ from millrace_server.channels.config import NamedPath
 MIB = 1 << 20
 
 QUARANTINED_SUFFIX = ".QUARANTINED"
-"""Ends the name of a bad file that could not be moved away."""
+"""The suffix of a bad file that could not be moved away."""
 
 REASON_SUFFIX = ".reason"
-"""Ends the name of the text file that says why a file is bad."""
+"""The suffix of the text file that says why a file is bad."""
 
 
 def _check_suffix(suffix: str) -> str:
@@ -31,10 +31,10 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 
 class LinesFormat(LinesConfig, frozen=True, extra="forbid"):
-    """Each line is an event, or several lines are."""
+    """Each event is a line, or several lines."""
 
     type: Literal["lines"]
-    """Each line is an event, or several lines are."""
+    """Each event is a line, or several lines."""
 
 
 class BlobFormat(BaseModel, frozen=True, extra="forbid"):
@@ -44,7 +44,7 @@ class BlobFormat(BaseModel, frozen=True, extra="forbid"):
     """Each file is one event."""
 
     file_bytes_max: int = Field(16 * MIB, ge=1, le=1024 * MIB)
-    """A larger file, counted without its compression, is bad."""
+    """A larger file, measured after decompression, is bad."""
 
 
 class AvroFormat(BaseModel, frozen=True, extra="forbid"):
@@ -54,10 +54,10 @@ class AvroFormat(BaseModel, frozen=True, extra="forbid"):
     """Each record of an Avro container file is an event."""
 
     body: Literal["json", "avro"] = "json"
-    """What a body is: the record as JSON, or in Avro's binary encoding with the file's schema."""
+    """The body of an event: the record as JSON, or in Avro's binary encoding with the schema of the file."""
 
     schema_header: HeaderName | None = None
-    """The header that gets the file's schema, as JSON."""
+    """The header for the schema of the file, as JSON."""
 
     @field_validator("type")
     @classmethod
@@ -68,99 +68,99 @@ class AvroFormat(BaseModel, frozen=True, extra="forbid"):
 
 
 AnyFormat = Annotated[LinesFormat | BlobFormat | AvroFormat, Field(discriminator="type")]
-"""What is in a file, told apart by its `type`."""
+"""The format of files; `type` selects it."""
 
 
 class RenameDone(BaseModel, frozen=True, extra="forbid"):
-    """Done files get another name."""
+    """Completed files are renamed."""
 
     type: Literal["rename"]
-    """Done files get another name."""
+    """Completed files are renamed."""
 
     suffix: Annotated[str, AfterValidator(_check_suffix)] = ".COMPLETED"
-    """What is added to the name. Files whose names end so are not taken."""
+    """Appended to the name. Files whose names have this suffix are not read."""
 
 
 class DeleteDone(BaseModel, frozen=True, extra="forbid"):
-    """Done files are deleted."""
+    """Completed files are deleted."""
 
     type: Literal["delete"]
-    """Done files are deleted."""
+    """Completed files are deleted."""
 
 
 class MoveDone(BaseModel, frozen=True, extra="forbid"):
-    """Done files are moved to another directory."""
+    """Completed files are moved to another directory."""
 
     type: Literal["move"]
-    """Done files are moved to another directory."""
+    """Completed files are moved to another directory."""
 
     directory: NamedPath
-    """Where to, on the same filesystem. It is made where it is not there."""
+    """The target, on the same filesystem. It is created if it does not exist."""
 
 
 AnyDone = Annotated[RenameDone | DeleteDone | MoveDone, Field(discriminator="type")]
-"""What becomes of a file all of which is stored, told apart by its `type`."""
+"""What to do with a file once all of it is stored; `type` selects it."""
 
 
 class SpooldirSourceConfig(SourceConfig):
-    """A source of files that are put into a directory whole, and not changed any more.
+    """A source of files that are complete when they are put into a directory, and never changed afterwards.
 
-    Names that end with `.gz` or with `.zst` or `.zstd` are compressed. Names that begin with a dot are never taken: so
-    are files called that somebody is still writing.
+    Files whose names end with `.gz`, `.zst` or `.zstd` are decompressed. Files whose names begin with a dot are
+    ignored; use such names for files that are still being written.
     """
 
     type: Literal["spooldir"]
-    """Files that are put into a directory whole."""
+    """Complete files that are put into a directory."""
 
     directory: NamedPath
-    """Where files are put."""
+    """The directory to watch."""
 
     recursive: bool = False
-    """Whether files in directories below it are taken too."""
+    """Whether to include subdirectories."""
 
     include: list[Pattern] = Field(default_factory=lambda: ["*"], min_length=1)
-    """Which files are taken: shell patterns (`*`, `?`, `[...]`) of names, or of paths below `directory` where they have
-    a slash."""
+    """Which files to read: shell patterns (`*`, `?`, `[...]`) of names, or of paths relative to `directory` if they
+    contain a slash."""
 
     exclude: list[Pattern] = Field(default_factory=list)
-    """Which of these are not."""
+    """Which of these files to ignore."""
 
     order: Literal["oldest", "youngest", "name"] = "oldest"
-    """Which of the files that wait is taken first, by the time of its last change, or by its path."""
+    """Which file to read first: by modification time, or by path."""
 
     poll_seconds: float = Field(0.5, ge=0.05, le=3600, allow_inf_nan=False)
-    """How often the directory is looked into; less often where that takes long."""
+    """The interval at which the directory is scanned; longer if a scan takes long."""
 
     settle_seconds: float = Field(1.0, ge=0, le=3600, allow_inf_nan=False)
-    """A file is taken once it was seen without a change for so long."""
+    """A file is read once it has not changed for this long."""
 
     format: AnyFormat = Field(default_factory=lambda: LinesFormat(type="lines"))
-    """What is in the files."""
+    """The format of the files."""
 
     done: AnyDone = Field(default_factory=lambda: RenameDone(type="rename"))
-    """What becomes of a file once all of it is stored."""
+    """What to do with a file once all of it is stored."""
 
     quarantine_directory: NamedPath | None = None
-    """Where bad files are moved to, on the same filesystem. Default: `quarantine` below `directory`."""
+    """The directory for bad files, on the same filesystem. Default: `quarantine` in `directory`."""
 
     file_header: HeaderName | None = None
-    """The header that gets the path of the file that an event came from."""
+    """The header for the path of the file."""
 
     basename_header: HeaderName | None = None
-    """The header that gets the file's name without its directories."""
+    """The header for the name of the file without its directories."""
 
     offset_header: HeaderName | None = None
-    """The header that gets where in the file the event begins: the byte, without compression, or which record it is,
+    """The header for the position of the event in the file: the byte after decompression, or the index of the record,
     from 0."""
 
     @property
     def quarantine(self) -> Path:
-        """Where bad files are moved to."""
+        """The directory for bad files."""
         return self.quarantine_directory or self.directory / "quarantine"
 
     @property
     def own_directories(self) -> frozenset[Path]:
-        """Directories that the source fills, as they are called when they lie below `directory`."""
+        """The directories below `directory` that the source itself moves files to."""
         moved = [self.done.directory] if isinstance(self.done, MoveDone) else []
         root = self.directory.absolute()
         return frozenset(
@@ -171,7 +171,7 @@ class SpooldirSourceConfig(SourceConfig):
 
     @property
     def own_suffixes(self) -> tuple[str, ...]:
-        """How the names end that the source gives to files in `directory`."""
+        """The suffixes that the source itself appends to names in `directory`."""
         done = (self.done.suffix,) if isinstance(self.done, RenameDone) else ()
         return (*done, QUARANTINED_SUFFIX, QUARANTINED_SUFFIX + REASON_SUFFIX)
 

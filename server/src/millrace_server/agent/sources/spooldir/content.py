@@ -1,4 +1,4 @@
-"""What is in a file, without its compression."""
+"""The decompressed content of a file."""
 
 import errno
 import gzip
@@ -11,29 +11,29 @@ from typing import Protocol
 
 import zstandard
 
-from millrace_server.agent.sources.spooldir.scanner import Found, Shape
+from millrace_server.agent.sources.spooldir.scanner import FileStatus, FoundFile
 
 _HEAD_BYTES = 4096
 _ORDER_BYTES = 4
 _READ_BYTES = 1 << 18
 _ZSTD_INPUT_BYTES = 1024
-"""Zstandard makes at most 32 MiB of so many bytes, however they were chosen."""
+"""This many bytes decompress to 32 MiB at most, whatever they are."""
 
 
 class BadFileError(Exception):
-    """Returned when a file cannot be used; says why."""
+    """Raised when a file cannot be used; says why."""
 
 
 class FileGoneError(Exception):
-    """Returned when a file is not there any more, or not as it was: whatever is there now waits for its turn."""
+    """Raised when a file has gone or changed; what is there now is found by the next scan."""
 
 
 class SpoolFile:
     """A file that is being read.
 
     Attributes:
-        path: Where it is.
-        shape: How it must be until all of it is read.
+        path: Its path.
+        status: Its status, which must not change until all of it is read.
         head: Its first bytes.
     """
 
@@ -41,23 +41,23 @@ class SpoolFile:
         status = os.fstat(fd)
         self._fd = fd
         self.path = path
-        self.shape = Shape.of(status)
+        self.status = FileStatus.of(status)
         self.head = os.pread(fd, _HEAD_BYTES, 0)
-        # No device, since its number may change when a machine starts anew. The time of the last change of the inode
-        # tells from a file that was deleted another that got the same inode, and was put there with all its times.
-        self._identity = (*self.shape, status.st_ctime_ns)
+        # Without the device, whose number may change when the machine restarts. The inode's change time distinguishes a
+        # file from a deleted one with the same inode and the same modification time.
+        self._identity = (*self.status, status.st_ctime_ns)
 
     @classmethod
-    def open(cls, found: Found) -> "SpoolFile":
-        """Opens a file that was found.
+    def open(cls, found: FoundFile) -> "SpoolFile":
+        """Opens a file.
 
         Raises:
-            FileGoneError: It has gone, or has changed.
-            BadFileError: It may not be read.
-            OSError: It cannot be read now.
+            FileGoneError: It has gone or changed.
+            BadFileError: Reading it is not permitted.
+            OSError: It cannot be read at the moment.
         """
         try:
-            # Should a pipe have taken its place, opening that must not wait for a writer.
+            # If a pipe has replaced it, opening must not wait for a writer.
             fd = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileGoneError from None
@@ -72,91 +72,89 @@ class SpoolFile:
         except BaseException:
             os.close(fd)
             raise
-        if file.shape != found.shape or not stat.S_ISREG(os.fstat(fd).st_mode):
+        if file.status != found.status or not stat.S_ISREG(os.fstat(fd).st_mode):
             file.close()
             raise FileGoneError
         return file
 
     def producer_id(self, kind: str) -> str:
-        """The name under which channels remember what they have stored of this file, read as this kind of file."""
+        """Returns the producer id under which channels remember what they have stored of this file in this format."""
         digest = hashlib.sha256(f"{kind} {self._identity} ".encode() + self.head)
         return f"spooldir/{digest.hexdigest()[:40]}"
 
     def read(self, size: int) -> bytes:
-        """The next bytes, as they are on the disk; none at the end.
+        """Returns the next bytes, not decompressed; nothing at the end.
 
         Raises:
             BadFileError: The file has changed.
         """
         data = os.read(self._fd, size)
-        self.refuse_if_changed()
+        self.check_unchanged()
         return data
 
     def seek(self, position: int) -> None:
-        """Goes on reading there."""
         os.lseek(self._fd, position, os.SEEK_SET)
 
-    def refuse_if_changed(self) -> None:
-        """Raises BadFileError where the file is not as it was when it was opened."""
-        shape = Shape.of(os.fstat(self._fd))
-        if shape != self.shape:
+    def check_unchanged(self) -> None:
+        """Raises BadFileError if the file has changed since it was opened."""
+        status = FileStatus.of(os.fstat(self._fd))
+        if status != self.status:
             raise BadFileError(
-                f"it was changed while it was read: it had {self.shape.size} bytes, now {shape.size}"
-                if shape.size != self.shape.size
+                f"it was changed while it was read: it had {self.status.size} bytes, now {status.size}"
+                if status.size != self.status.size
                 else "it was written to while it was read"
             )
 
     def close(self) -> None:
-        """Lets go of the file."""
         os.close(self._fd)
 
 
 class Content:
-    """What is in a file, from its beginning; the end of its name tells how it is compressed.
+    """The decompressed content of a file; the suffix of its name determines the compression.
 
     Attributes:
-        position: How many bytes of the content were read or passed over.
-        head: Its first bytes, as many as tell the order of bytes.
+        position: The position of the next byte of the content.
+        head: Its first bytes, enough for a byte order mark.
     """
 
     def __init__(self, file: SpoolFile) -> None:
         self._file = file
         self._stream = _stream_of(file)
-        self._early = self.head = self._read_whole(_ORDER_BYTES)
+        self._read_ahead = self.head = self._read_full(_ORDER_BYTES)
         self.position = 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes: so many, fewer only at the end.
+        """Returns the next `size` bytes; fewer only at the end.
 
         Raises:
-            BadFileError: The file is broken, or has changed.
+            BadFileError: The file is broken or has changed.
         """
-        early, self._early = self._early[:size], self._early[size:]
-        data = early + self._read_whole(size - len(early))
+        early, self._read_ahead = self._read_ahead[:size], self._read_ahead[size:]
+        data = early + self._read_full(size - len(early))
         self.position += len(data)
         return data
 
     def skip_to(self, position: int) -> None:
-        """Passes over what comes before a position; compressed content has to be read for it."""
+        """Skips to a position; compressed content must be read for that."""
         if self._stream is self._file:
             self._file.seek(position)
-            self._early = b""
+            self._read_ahead = b""
             self.position = position
             return
         while self.position < position and self.read(min(position - self.position, _READ_BYTES)):
             pass
 
-    def _read_whole(self, size: int) -> bytes:
-        pieces = []
-        while size and (piece := self._stream.read(size)):
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+    def _read_full(self, size: int) -> bytes:
+        chunks = []
+        while size and (chunk := self._stream.read(size)):
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)
 
 
 class _Stream(Protocol):
     def read(self, size: int, /) -> bytes:
-        """The next bytes, so many at most; none at the end."""
+        """Returns up to `size` bytes; nothing at the end."""
 
 
 def _stream_of(file: SpoolFile) -> _Stream:
@@ -180,9 +178,9 @@ class _Gzip:
 
 
 class _Zstd:
-    """Frames one after another.
+    """Consecutive frames.
 
-    The library's own stream takes a file that ends in the middle of a frame for whole.
+    The library's own stream accepts a file that ends in the middle of a frame.
     """
 
     def __init__(self, file: SpoolFile) -> None:

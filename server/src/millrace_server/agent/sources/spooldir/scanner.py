@@ -1,4 +1,4 @@
-"""Looks into a directory for files that are to be taken."""
+"""The scanner, which finds the files to read in a directory."""
 
 import fnmatch
 import heapq
@@ -16,58 +16,57 @@ from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 FILES_MAX = 10_000
-"""Files that are known to wait; where there are more, the others are found once these are done."""
+"""The maximum number of known files; further ones are found once these are completed."""
 
-_CERTAIN_NS = 2 * 10**9
-"""A directory that was listed so long after its last change has not changed without another time: filesystems tell
-times no more coarsely than that."""
+_MTIME_RESOLUTION_NS = 2 * 10**9
+"""If a directory is listed at least this long after its modification time, any later change gives it a new modification
+time: no filesystem has a coarser resolution."""
 
-_LIST_ANYWAY_SECONDS = 60.0
-"""Directories are listed this often even where their times tell of no change: network filesystems tell late."""
+_FORCED_LIST_SECONDS = 60.0
+"""Directories are listed at least this often, since network filesystems update modification times late."""
 
-_REST = 9
-"""Looking rests so many times as long as it took."""
+_IDLE_FACTOR = 9
+"""The pause between scans is at least this many times as long as a scan."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class Shape(NamedTuple):
-    """What tells whether a file has changed."""
+class FileStatus(NamedTuple):
+    """The attributes that show whether a file has changed."""
 
     inode: int
     size: int
     modified_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> "Shape":
+    def of(cls, status: os.stat_result) -> "FileStatus":
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class Found(NamedTuple):
-    """A file that waits."""
+class FoundFile(NamedTuple):
+    """A file to read."""
 
     path: Path
-    """Where it is."""
-    shape: Shape
-    """How it was when it was seen."""
+    status: FileStatus
+    """Its status when it was found."""
 
 
-_ORDERS: dict[str, Callable[[Found], tuple[int, str]]] = {
-    "oldest": lambda found: (found.shape.modified_ns, str(found.path)),
-    "youngest": lambda found: (-found.shape.modified_ns, str(found.path)),
+_ORDERS: dict[str, Callable[[FoundFile], tuple[int, str]]] = {
+    "oldest": lambda found: (found.status.modified_ns, str(found.path)),
+    "youngest": lambda found: (-found.status.modified_ns, str(found.path)),
     "name": lambda found: (0, str(found.path)),
 }
 
 
-class Lookout:
-    """Finds the files that are to be taken, in order.
+class DirectoryScanner:
+    """Finds the files to read, in order.
 
-    While nothing happens a look is one system call for each directory: a directory is listed when its time tells that
-    something came or went.
+    While nothing changes, a scan takes one system call for each directory: a directory is listed only when its
+    modification time has changed.
 
     Args:
-        config: Where to look, and for what.
-        clock: Seconds on a clock that only goes forward.
+        config: Where to search, and for which files.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, config: SpooldirSourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,47 +74,49 @@ class Lookout:
         self._clock = clock
         self._includes = _matcher(config.include)
         self._excludes = _matcher(config.exclude)
-        # What has these names, or lies here, is done or bad.
+        # Files with these suffixes or in these directories are completed or bad.
         self._own_suffixes = config.own_suffixes
         self._own_directories = config.own_directories
         self._key = _ORDERS[config.order]
-        self._waiting: dict[Path, tuple[Shape, float]] = {}
+        self._candidates: dict[Path, tuple[FileStatus, float]] = {}
         self._directory_times: dict[Path, int] = {}
         self._unreadable: set[Path] = set()
         self._is_list_certain = False
         self._listed_at = 0.0
-        self._look_seconds = 0.0
+        self._scan_seconds = 0.0
 
     @property
     def pause_seconds(self) -> float:
-        """After how long to look again."""
+        """The time until the next scan."""
         now = self._clock()
-        settles = [since + self._config.settle_seconds - now for _, since in self._waiting.values()]
+        settles = [since + self._config.settle_seconds - now for _, since in self._candidates.values()]
         soon = min([self._config.poll_seconds, *(seconds for seconds in settles if seconds > 0)])
-        return max(soon, _REST * self._look_seconds)
+        return max(soon, _IDLE_FACTOR * self._scan_seconds)
 
-    def look(self) -> list[Found]:
-        """The files that have not changed for long enough, in order, `FILES_MAX` at most.
+    def scan(self) -> list[FoundFile]:
+        """Returns the files that have not changed for long enough, in order, at most `FILES_MAX`.
 
         Raises:
             ComponentError: The directory cannot be read.
         """
         began = self._clock()
-        found = self._list() if self._must_list() else self._look_again()
+        found = self._list() if self._must_list() else self._recheck()
         now = self._clock()
-        waiting = {}
-        for path, shape in found:
-            known = self._waiting.get(path)
-            waiting[path] = known if known is not None and known[0] == shape else (shape, now)
-        self._waiting = waiting
+        candidates = {}
+        for path, status in found:
+            known = self._candidates.get(path)
+            candidates[path] = known if known is not None and known[0] == status else (status, now)
+        self._candidates = candidates
         settled = [
-            Found(path, shape) for path, (shape, since) in waiting.items() if now - since >= self._config.settle_seconds
+            FoundFile(path, status)
+            for path, (status, since) in candidates.items()
+            if now - since >= self._config.settle_seconds
         ]
-        self._look_seconds = self._clock() - began
+        self._scan_seconds = self._clock() - began
         return sorted(settled, key=self._key)
 
     def _must_list(self) -> bool:
-        if not self._is_list_certain or self._clock() - self._listed_at >= _LIST_ANYWAY_SECONDS:
+        if not self._is_list_certain or self._clock() - self._listed_at >= _FORCED_LIST_SECONDS:
             return True
         try:
             return any(
@@ -124,12 +125,12 @@ class Lookout:
         except OSError:
             return True
 
-    def _look_again(self) -> Iterator[Found]:
-        for path in self._waiting:
+    def _recheck(self) -> Iterator[FoundFile]:
+        for path in self._candidates:
             with suppress(OSError):
-                yield Found(path, Shape.of(path.lstat()))
+                yield FoundFile(path, FileStatus.of(path.lstat()))
 
-    def _list(self) -> list[Found]:
+    def _list(self) -> list[FoundFile]:
         self._directory_times = {}
         self._is_list_certain = True
         self._listed_at = self._clock()
@@ -139,7 +140,7 @@ class Lookout:
             found.pop()
         return found
 
-    def _files(self) -> Iterator[Found]:
+    def _files(self) -> Iterator[FoundFile]:
         pending = [self._config.directory]
         while pending:
             directory = pending.pop()
@@ -148,44 +149,44 @@ class Lookout:
             except OSError as error:
                 if directory == self._config.directory:
                     raise ComponentError(f"{directory} cannot be read: {error.strerror}") from None
-                self._tell_unreadable(directory, error)
+                self._log_unreadable(directory, error)
 
-    def _files_in(self, directory: Path, pending: list[Path]) -> Iterator[Found]:
-        # The time before the list, so that what comes meanwhile makes it another one.
+    def _files_in(self, directory: Path, pending: list[Path]) -> Iterator[FoundFile]:
+        # Taken before listing, so that changes during the listing result in another time.
         modified_ns = directory.stat().st_mtime_ns
-        self._is_list_certain &= time.time_ns() - modified_ns > _CERTAIN_NS
+        self._is_list_certain &= time.time_ns() - modified_ns > _MTIME_RESOLUTION_NS
         with os.scandir(directory) as entries:
             self._directory_times[directory] = modified_ns
             for entry in entries:
-                # Symbolic links are not followed: whoever may put files here might not be allowed to read all that the
-                # daemon may.
+                # Symbolic links are not followed: users who may put files here must not gain access to all files that
+                # the daemon may read.
                 if entry.name.startswith("."):
                     continue
                 path = Path(entry.path)
                 if entry.is_dir(follow_symlinks=False):
                     if self._config.recursive and path not in self._own_directories:
                         pending.append(path)
-                elif entry.is_file(follow_symlinks=False) and self._takes_path(path):
+                elif entry.is_file(follow_symlinks=False) and self._is_included(path):
                     with suppress(FileNotFoundError):
-                        yield Found(path, Shape.of(entry.stat(follow_symlinks=False)))
+                        yield FoundFile(path, FileStatus.of(entry.stat(follow_symlinks=False)))
 
-    def _takes_path(self, path: Path) -> bool:
+    def _is_included(self, path: Path) -> bool:
         if path.name.endswith(self._own_suffixes):
             return False
         below = str(path.relative_to(self._config.directory))
         return self._includes(path.name, below) and not self._excludes(path.name, below)
 
-    def _tell_unreadable(self, directory: Path, error: OSError) -> None:
+    def _log_unreadable(self, directory: Path, error: OSError) -> None:
         if directory not in self._unreadable and len(self._unreadable) < FILES_MAX:
             self._unreadable.add(directory)
             _log.warning("a directory cannot be read", directory=str(directory), reason=error.strerror)
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str, str], bool]:
-    """Whether a name, or the path below the directory for patterns with a slash, matches one of the patterns."""
+    """Returns a function that matches a name, or a relative path for patterns that contain a slash."""
 
     def union(chosen: Iterable[str]) -> re.Pattern[str]:
-        # Without patterns it matches nothing.
+        # Without patterns nothing matches.
         return re.compile("|".join(map(fnmatch.translate, chosen)) or "(?!)")
 
     of_names = union(pattern for pattern in patterns if "/" not in pattern)

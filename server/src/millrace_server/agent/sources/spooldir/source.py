@@ -1,4 +1,4 @@
-"""What becomes of files: done ones, and bad ones."""
+"""The source `spooldir`, and what it does with completed and bad files."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ import structlog
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
 from millrace_server.agent.sources.line_stream import ReadAhead
-from millrace_server.agent.sources.spooldir.chunks import Piece, PieceLimits, StoredRanges, open_pieces
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges, open_chunks
 from millrace_server.agent.sources.spooldir.config import (
     QUARANTINED_SUFFIX,
     REASON_SUFFIX,
@@ -25,7 +25,7 @@ from millrace_server.agent.sources.spooldir.config import (
     SpooldirSourceConfig,
 )
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
-from millrace_server.agent.sources.spooldir.scanner import FILES_MAX, Found, Lookout, Shape
+from millrace_server.agent.sources.spooldir.scanner import FILES_MAX, DirectoryScanner, FileStatus, FoundFile
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
@@ -33,26 +33,26 @@ from millrace_server.channels.stamps import Stamp
 _NAMES_MAX = 1_000
 
 
-class Disposal:
-    """Takes files away once they are done or known to be bad, and never in the place of another file.
+class FileArchiver:
+    """Renames, moves or deletes completed files and quarantines bad ones. It never overwrites another file.
 
-    All of it blocks on the filesystem.
+    All methods block on the filesystem.
     """
 
     def __init__(self, config: SpooldirSourceConfig) -> None:
         self._config = config
 
-    def prepare(self) -> None:
-        """Makes sure that files can be taken away, before the first of them is read.
+    def check_directories(self) -> None:
+        """Checks that completed files can be renamed, moved or deleted, before the first of them is read.
 
         Raises:
-            ComponentError: They cannot be; says why.
+            ComponentError: They cannot; says why.
         """
         directory, done = self._config.directory, self._config.done
         target = done.directory if isinstance(done, MoveDone) else directory
         if not directory.is_dir():
-            raise ComponentError(f"there is no directory {directory}; make it, or name another one in `directory`")
-        # With a dot, so that no other source takes it for a file.
+            raise ComponentError(f"there is no directory {directory}; create it, or name another one in `directory`")
+        # Begins with a dot, so that no other source reads it.
         trial = directory / f".millrace-{secrets.token_hex(8)}"
         try:
             if target != directory:
@@ -69,66 +69,66 @@ class Disposal:
             raise ComponentError(f"done files cannot be taken from {directory} to {target}: {error.strerror}") from None
         moved.unlink()
 
-    def finish(self, found: Found) -> None:
-        """Takes a file away all of which is stored. Does nothing where it has gone, or another has its name now.
+    def complete(self, found: FoundFile) -> None:
+        """Renames, moves or deletes a stored file. Does nothing if the file has gone or was replaced.
 
         Raises:
-            OSError: It cannot be taken away.
+            OSError: That is not possible.
         """
         path, done = found.path, self._config.done
-        if not _is_there(found):
+        if not _still_exists(found):
             return
         match done:
             case RenameDone():
-                _rename_apart(path, path.parent, done.suffix)
+                _rename_unique(path, path.parent, done.suffix)
             case DeleteDone():
                 path.unlink()
             case MoveDone():
-                _rename_apart(path, self._below(done.directory, path), "")
+                _rename_unique(path, self._below(done.directory, path), "")
 
-    def quarantine(self, found: Found, reason: str) -> Path:
-        """Takes a bad file away, and leaves a file with the reason beside it.
+    def quarantine(self, found: FoundFile, reason: str) -> Path:
+        """Moves a bad file away, and puts a file with the reason beside it.
 
         Args:
             found: The file.
-            reason: Why it is bad, for people.
+            reason: Why it is bad, in a sentence.
 
         Returns:
-            Where it is now: where it was, if it has gone or another has its name.
+            The new path; the old one if the file has gone or its name belongs to another file.
 
         Raises:
-            OSError: It cannot be taken away.
+            OSError: The file cannot be moved.
         """
         path = found.path
-        if not _is_there(found):
+        if not _still_exists(found):
             return path
         try:
-            moved = _rename_apart(path, self._below(self._config.quarantine, path), "")
+            moved = _rename_unique(path, self._below(self._config.quarantine, path), "")
         except OSError:
-            moved = _rename_apart(path, path.parent, QUARANTINED_SUFFIX)
-        # The log has the reason too; a full disk must not make more of this.
+            moved = _rename_unique(path, path.parent, QUARANTINED_SUFFIX)
+        # The reason is logged too; a full disk must not cause more trouble here.
         with suppress(OSError):
-            _write_apart(moved.parent, moved.name + REASON_SUFFIX, reason)
+            _write_unique(moved.parent, moved.name + REASON_SUFFIX, reason)
         return moved
 
     def _below(self, target: Path, path: Path) -> Path:
-        """The directory that stands below a target as a file's directory stands below the source's."""
+        """Returns the directory that corresponds to a file's directory in another tree."""
         directory = target / path.parent.relative_to(self._config.directory)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
 
-def _is_there(found: Found) -> bool:
+def _still_exists(found: FoundFile) -> bool:
     try:
-        return found.path.lstat().st_ino == found.shape.inode
+        return found.path.lstat().st_ino == found.status.inode
     except FileNotFoundError:
         return False
 
 
-def _rename_apart(path: Path, directory: Path, suffix: str) -> Path:
-    """Renames a file to a name that nobody has."""
-    for target in _free_names(directory, path.name, suffix):
-        # Renaming takes the place of what has the name; so the name is taken first, as an empty file of our own.
+def _rename_unique(path: Path, directory: Path, suffix: str) -> Path:
+    """Renames a file to an unused name."""
+    for target in _candidate_names(directory, path.name, suffix):
+        # Renaming overwrites an existing file, so the name is first claimed with an empty file.
         try:
             target.touch(exist_ok=False)
         except FileExistsError:
@@ -138,18 +138,18 @@ def _rename_apart(path: Path, directory: Path, suffix: str) -> Path:
         except BaseException:
             target.unlink()
             raise
-    raise FileExistsError(errno.EEXIST, "all names that it could have are taken", str(path))
+    raise FileExistsError(errno.EEXIST, "all candidate names are in use", str(path))
 
 
-def _write_apart(directory: Path, name: str, text: str) -> None:
-    for target in _free_names(directory, name, ""):
+def _write_unique(directory: Path, name: str, text: str) -> None:
+    for target in _candidate_names(directory, name, ""):
         with suppress(FileExistsError), target.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             return
 
 
-def _free_names(directory: Path, name: str, suffix: str) -> Iterator[Path]:
-    """Names to try, the plain one first."""
+def _candidate_names(directory: Path, name: str, suffix: str) -> Iterator[Path]:
+    """Yields names to try, the plain one first."""
     yield directory / f"{name}{suffix}"
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     yield directory / f"{name}.{moment}{suffix}"
@@ -158,16 +158,16 @@ def _free_names(directory: Path, name: str, suffix: str) -> Iterator[Path]:
 
 
 _ATTEMPTS_MAX = 3
-"""A file that so often could not be read is bad."""
+"""A file that could not be read after this many attempts is bad."""
 
-_SET_ASIDE_SECONDS = 60.0
-"""A file that could not be taken away is tried again after so long: after longer than any pause that the source makes
-for it, so that the others have their turn."""
+_DEFER_SECONDS = 60.0
+"""A file that could not be completed is retried after this time, which is longer than any back-off of the source, so
+that other files are read in between."""
 
 _UNITS = {"lines": "bytes", "blob": "events", "avro": "records"}
 """What the numbers of a file count."""
 
-_NO_FAULT_OF_THE_FILE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 ReadT = TypeVar("ReadT")
 
@@ -175,42 +175,42 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class SpooldirSource:
-    """Stores one file after another, and takes each away once all of it is stored.
+    """Stores one file after another, and completes each once all of it is stored.
 
-    Channels remember how much of a file they have stored, so that after a crash the rest follows. Nothing else needs to
-    be remembered: a file that is done has another name, or has gone.
+    Channels remember how much of a file they have stored, so that the rest follows after a crash. Nothing else must be
+    remembered: a completed file has another name, or has gone.
     """
 
     def __init__(self, name: str, config: SpooldirSourceConfig) -> None:
         self._config = config
-        self._lookout = Lookout(config)
-        self._disposal = Disposal(config)
+        self._scanner = DirectoryScanner(config)
+        self._archiver = FileArchiver(config)
         self._log = _log.bind(source=name)
         self._thread = WorkerThread(f"spooldir {name}")
         self._failed_attempts: dict[Path, int] = {}
-        self._set_aside: dict[Path, tuple[Shape, float]] = {}
+        self._deferred: dict[Path, tuple[FileStatus, float]] = {}
 
     async def run(self, writer: ChannelWriter) -> None:
         clock = asyncio.get_running_loop().time
-        await self._thread.submit(self._disposal.prepare)
+        await self._thread.submit(self._archiver.check_directories)
         while True:
-            found = await self._thread.submit(self._lookout.look)
+            found = await self._thread.submit(self._scanner.scan)
             writer.report_running()
-            # Between files it looks again, as often as it may, since what has come might have to be taken first.
-            look_again_at = clock() + self._lookout.pause_seconds
+            # Scans between files, too, since a new file may have to be read first.
+            next_scan_at = clock() + self._scanner.pause_seconds
             for each in found:
-                if not self._is_set_aside(each):
-                    await self._take(each, writer)
-                    if clock() >= look_again_at:
+                if not self._is_deferred(each):
+                    await self._process(each, writer)
+                    if clock() >= next_scan_at:
                         break
             else:
-                await asyncio.sleep(self._lookout.pause_seconds)
+                await asyncio.sleep(self._scanner.pause_seconds)
 
-    async def _take(self, found: Found, writer: ChannelWriter) -> None:
+    async def _process(self, found: FoundFile, writer: ChannelWriter) -> None:
         progress = _Progress()
         try:
             async with _opened(found, self._thread) as file:
-                await self._bring(file, writer, progress)
+                await self._deliver(file, writer, progress)
         except FileGoneError:
             return
         except BadFileError as error:
@@ -220,47 +220,47 @@ class SpooldirSource:
                 raise ComponentError(f"{found.path} cannot be read: {error.cause.strerror}") from None
             await self._quarantine(found, f"it cannot be read: {error.cause.strerror}", progress)
         else:
-            await self._take_away(found, lambda: self._disposal.finish(found))
+            await self._archive(found, lambda: self._archiver.complete(found))
         self._failed_attempts.pop(found.path, None)
 
-    async def _bring(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
-        """Stores what is not stored yet of a file."""
+    async def _deliver(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
+        """Stores the part of a file that is not stored yet."""
         producer_id = file.producer_id(self._config.format.type)
         stored = StoredRanges(writer.stored_ranges(producer_id))
         progress.position = stored.position
-        limits = PieceLimits(writer.events_max, writer.body_bytes_max)
-        pieces = self._pieces(file, stored, limits)
-        reading = ReadAhead(lambda: next(pieces, None), self._thread)
+        limits = ChunkLimits(writer.events_max, writer.body_bytes_max)
+        chunks = self._chunks(file, stored, limits)
+        reading = ReadAhead(lambda: next(chunks, None), self._thread)
         try:
-            while (piece := await _unless_unreadable(reading.next())) is not None:
-                table = EventTable(piece.bodies, self._headers(file.path, piece))
-                await writer.deliver(table, Stamp(producer_id, piece.first, piece.last))
-                progress.position = piece.last + 1
+            while (chunk := await _wrap_read_errors(reading.next())) is not None:
+                table = EventTable(chunk.bodies, self._headers(file.path, chunk))
+                await writer.deliver(table, Stamp(producer_id, chunk.first, chunk.last))
+                progress.position = chunk.last + 1
                 limits.events_max, limits.body_bytes_max = writer.events_max, writer.body_bytes_max
         finally:
             await reading.close()
 
-    def _pieces(self, file: SpoolFile, stored: StoredRanges, limits: PieceLimits) -> Iterator[Piece]:
-        """On a thread: opening them reads already."""
-        reader = open_pieces(Content(file), self._config.format, stored, limits)
-        while (piece := reader.next()) is not None:
-            yield piece
-        file.refuse_if_changed()
+    def _chunks(self, file: SpoolFile, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
+        """Runs on a thread: opening already reads."""
+        reader = open_chunks(Content(file), self._config.format, stored, limits)
+        while (chunk := reader.next()) is not None:
+            yield chunk
+        file.check_unchanged()
 
-    def _headers(self, path: Path, piece: Piece) -> dict[str, HeaderValues]:
-        headers: dict[str, HeaderValues] = {**piece.headers}
+    def _headers(self, path: Path, chunk: Chunk) -> dict[str, HeaderValues]:
+        headers: dict[str, HeaderValues] = {**chunk.headers}
         if self._config.file_header is not None:
             headers[self._config.file_header] = str(path.absolute())
         if self._config.basename_header is not None:
             headers[self._config.basename_header] = path.name
         if self._config.offset_header is not None:
-            headers[self._config.offset_header] = list(map(str, piece.offsets))
+            headers[self._config.offset_header] = list(map(str, chunk.offsets))
         return headers
 
-    async def _quarantine(self, found: Found, reason: str, progress: "_Progress") -> None:
+    async def _quarantine(self, found: FoundFile, reason: str, progress: "_Progress") -> None:
         unit = _UNITS[self._config.format.type]
-        told = f"{found.path}: {reason}.\nIts first {progress.position} {unit} are stored.\n"
-        moved = await self._take_away(found, lambda: self._disposal.quarantine(found, told))
+        text = f"{found.path}: {reason}.\nIts first {progress.position} {unit} are stored.\n"
+        moved = await self._archive(found, lambda: self._archiver.quarantine(found, text))
         self._log.warning(
             "a file is bad",
             file=str(found.path),
@@ -269,24 +269,24 @@ class SpooldirSource:
             **{f"{unit}_stored": progress.position},
         )
 
-    async def _take_away(self, found: Found, take: Callable[[], Path | None]) -> Path | None:
+    async def _archive(self, found: FoundFile, take: Callable[[], Path | None]) -> Path | None:
         try:
             return await self._thread.submit(take)
         except OSError as error:
-            # The others go on, unless there is something that concerns them too: then `prepare` finds it.
-            if len(self._set_aside) < FILES_MAX:
-                self._set_aside[found.path] = found.shape, time.monotonic() + _SET_ASIDE_SECONDS
+            # Other files are still read, unless the problem affects them too: `check_directories` detects that.
+            if len(self._deferred) < FILES_MAX:
+                self._deferred[found.path] = found.status, time.monotonic() + _DEFER_SECONDS
             raise ComponentError(f"{found.path} cannot be taken away: {error.strerror}") from None
 
-    def _is_set_aside(self, found: Found) -> bool:
-        shape, until = self._set_aside.get(found.path, (None, 0.0))
-        if shape == found.shape and time.monotonic() < until:
+    def _is_deferred(self, found: FoundFile) -> bool:
+        status, until = self._deferred.get(found.path, (None, 0.0))
+        if status == found.status and time.monotonic() < until:
             return True
-        self._set_aside.pop(found.path, None)
+        self._deferred.pop(found.path, None)
         return False
 
-    def _is_last_attempt(self, found: Found, error: OSError) -> bool:
-        if error.errno in _NO_FAULT_OF_THE_FILE:
+    def _is_last_attempt(self, found: FoundFile, error: OSError) -> bool:
+        if error.errno in _RESOURCE_ERRORS:
             return False
         if len(self._failed_attempts) >= FILES_MAX:
             self._failed_attempts.clear()
@@ -302,14 +302,14 @@ class _Progress:
 
 
 class _UnreadableError(Exception):
-    """Returned when a file cannot be read now, apart from errors of whatever stores it."""
+    """Raised when a file cannot be read at the moment, as opposed to an error of storing it."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
         self.cause = cause
 
 
-async def _unless_unreadable(reading: Awaitable[ReadT]) -> ReadT:
+async def _wrap_read_errors(reading: Awaitable[ReadT]) -> ReadT:
     try:
         return await reading
     except OSError as error:
@@ -317,12 +317,12 @@ async def _unless_unreadable(reading: Awaitable[ReadT]) -> ReadT:
 
 
 @asynccontextmanager
-async def _opened(found: Found, thread: WorkerThread) -> AsyncGenerator[SpoolFile]:
+async def _opened(found: FoundFile, thread: WorkerThread) -> AsyncGenerator[SpoolFile]:
     opening = thread.submit(lambda: SpoolFile.open(found))
     try:
-        yield await _unless_unreadable(asyncio.shield(opening))
+        yield await _wrap_read_errors(asyncio.shield(opening))
     finally:
-        # A thread that opens goes on where this is cancelled.
+        # The thread completes the opening even if this is cancelled.
         await asyncio.wait({opening})
         if opening.exception() is None:
             opening.result().close()

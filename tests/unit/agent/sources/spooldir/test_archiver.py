@@ -3,35 +3,35 @@ from typing import Any
 
 import pytest
 
-from millrace_server.agent.sources.spooldir.source import Disposal
+from millrace_server.agent.sources.spooldir.source import FileArchiver
 from millrace_server.agent.supervision import ComponentError
 from tests.spool import found_at, names_in, put, spool_config
 
 
-def disposal_on(directory: Path, **settings: Any) -> Disposal:
-    return Disposal(spool_config(directory, **settings))
+def disposal_on(directory: Path, **settings: Any) -> FileArchiver:
+    return FileArchiver(spool_config(directory, **settings))
 
 
 def test_finish_by_renaming_adds_the_suffix(tmp_path: Path) -> None:
     """The file stays where it is, under a name that is not taken any more."""
     path = put(tmp_path, "sub/a", b"x")
-    disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).finish(found_at(path))
+    disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).complete(found_at(path))
     assert names_in(tmp_path) == ["sub/a.done"]
     assert (tmp_path / "sub/a.done").read_bytes() == b"x"
 
 
 def test_finish_by_deleting_leaves_nothing(tmp_path: Path) -> None:
     """The channels have what was in it."""
-    disposal_on(tmp_path, done={"type": "delete"}).finish(found_at(put(tmp_path, "a")))
+    disposal_on(tmp_path, done={"type": "delete"}).complete(found_at(put(tmp_path, "a")))
     assert names_in(tmp_path) == []
 
 
 def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
     """Two files of one name in two directories stay apart."""
     spool, archive = tmp_path / "spool", tmp_path / "archive"
-    disposal = disposal_on(spool, done={"type": "move", "directory": str(archive)})
+    archiver = disposal_on(spool, done={"type": "move", "directory": str(archive)})
     for name in ("a", "sub/a"):
-        disposal.finish(found_at(put(spool, name, name.encode())))
+        archiver.complete(found_at(put(spool, name, name.encode())))
     assert names_in(tmp_path) == ["archive/a", "archive/sub/a"]
     assert (archive / "sub/a").read_bytes() == b"sub/a"
 
@@ -42,9 +42,9 @@ def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: s
     spool = tmp_path / "spool"
     target = tmp_path / "archive" if done == "move" else spool
     chosen = {"type": done, **({"directory": str(target)} if done == "move" else {})}
-    disposal = disposal_on(spool, done=chosen)
+    archiver = disposal_on(spool, done=chosen)
     for number in range(5):
-        disposal.finish(found_at(put(spool, "a", b"%d" % number)))
+        archiver.complete(found_at(put(spool, "a", b"%d" % number)))
     assert sorted(path.read_bytes() for path in target.iterdir()) == [b"0", b"1", b"2", b"3", b"4"]
     suffix = ".COMPLETED" if done == "rename" else ""
     assert (target / f"a{suffix}").read_bytes() == b"0"
@@ -58,12 +58,12 @@ def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, do
     found = found_at(path)
     kept = path.rename(tmp_path / "elsewhere")
     put(tmp_path, "a", b"new")
-    disposal = disposal_on(tmp_path, done={"type": done})
-    disposal.finish(found)
+    archiver = disposal_on(tmp_path, done={"type": done})
+    archiver.complete(found)
     assert names_in(tmp_path) == ["a", "elsewhere"]
     kept.unlink()
     path.unlink()
-    disposal.finish(found)
+    archiver.complete(found)
     assert names_in(tmp_path) == []
 
 
@@ -78,9 +78,9 @@ def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> N
 
 def test_quarantine_of_names_that_come_again_overwrites_none(tmp_path: Path) -> None:
     """Neither a file nor a reason, nor a file that is called like a reason."""
-    disposal = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
+    archiver = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
     for name in ("a.reason", "a", "a"):
-        disposal.quarantine(found_at(put(tmp_path, name, b"content")), f"{name} is bad")
+        archiver.quarantine(found_at(put(tmp_path, name, b"content")), f"{name} is bad")
     contents = sorted(path.read_text() for path in (tmp_path / "bad").iterdir())
     assert contents == ["a is bad", "a is bad", "a.reason is bad", "content", "content", "content"]
 
@@ -102,7 +102,7 @@ def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(PermissionError):
-        disposal_on(tmp_path).finish(found_at(path))
+        disposal_on(tmp_path).complete(found_at(path))
     assert names_in(tmp_path) == ["a"]
 
 
@@ -110,7 +110,7 @@ def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -
     """The directory for done files is made."""
     archive = tmp_path / "deep/archive"
     (tmp_path / "spool").mkdir()
-    disposal_on(tmp_path / "spool", done={"type": "move", "directory": str(archive)}).prepare()
+    disposal_on(tmp_path / "spool", done={"type": "move", "directory": str(archive)}).check_directories()
     assert archive.is_dir()
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
@@ -118,8 +118,10 @@ def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -
 def test_prepare_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
     """It is not made: whoever misspelt it would wait for ever."""
     with pytest.raises(ComponentError) as caught:
-        disposal_on(tmp_path / "nowhere").prepare()
-    assert str(caught.value) == f"there is no directory {tmp_path}/nowhere; make it, or name another one in `directory`"
+        disposal_on(tmp_path / "nowhere").check_directories()
+    assert (
+        str(caught.value) == f"there is no directory {tmp_path}/nowhere; create it, or name another one in `directory`"
+    )
 
 
 def test_prepare_where_nothing_may_be_written_names_the_directory(
@@ -132,7 +134,7 @@ def test_prepare_where_nothing_may_be_written_names_the_directory(
 
     monkeypatch.setattr(Path, "touch", refuse)
     with pytest.raises(ComponentError) as caught:
-        disposal_on(tmp_path).prepare()
+        disposal_on(tmp_path).check_directories()
     assert str(caught.value) == f"{tmp_path} cannot be written to: Read-only file system"
 
 
@@ -146,7 +148,7 @@ def test_prepare_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch
     archive = {"type": "move", "directory": str(tmp_path / "archive")}
     (tmp_path / "spool").mkdir()
     with pytest.raises(ComponentError, match=r"done files cannot be taken from .* to .*: Invalid cross-device link"):
-        disposal_on(tmp_path / "spool", done=archive).prepare()
+        disposal_on(tmp_path / "spool", done=archive).check_directories()
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
@@ -154,5 +156,5 @@ def test_finish_of_a_name_that_is_as_long_as_names_may_be_tells_the_error(tmp_pa
     """With its suffix it would be longer."""
     path = put(tmp_path, "a" * 250)
     with pytest.raises(OSError, match="File name too long"):
-        disposal_on(tmp_path).finish(found_at(path))
+        disposal_on(tmp_path).complete(found_at(path))
     assert names_in(tmp_path) == [path.name]
