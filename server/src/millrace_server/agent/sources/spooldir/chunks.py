@@ -147,8 +147,8 @@ class _LineChunks:
             count = bisect_left(offsets, boundary)
             if count == len(offsets) or offsets[count] != boundary:
                 raise BadFileError(
-                    f"some of its channels have stored its first {boundary} bytes and others have not, and the settings "
-                    "of lines were different then"
+                    f"some of its channels have stored its first {boundary} bytes and others have not, and the "
+                    "settings of lines were different then"
                 )
             yield lines.first(count)
             lines = Lines(boundary, 0, lines.bodies[count:], lines.sizes[count:])
