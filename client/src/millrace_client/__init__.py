@@ -36,9 +36,8 @@ from millrace_client.client import Client, connect
 from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
 from millrace_client.consume import Deliveries, Delivery
 from millrace_client.consumer import ConsumedEvent, Consumer
-from millrace_client.consuming.config import ConsumerConfig
+from millrace_client.consuming.config import ConsumerConfig, ConsumerHooks
 from millrace_client.consuming.core import ConsumerCloseReport
-from millrace_client.consuming.hooks import ConsumerHooks
 from millrace_client.consuming.metrics import ConsumerMetrics, ConsumerRates
 from millrace_client.consuming.threads import ConsumerDelivery
 from millrace_client.errors import (

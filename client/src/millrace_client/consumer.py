@@ -1,4 +1,4 @@
-"""The consumer, for threads."""
+"""The synchronous consumer."""
 
 import atexit
 import contextlib
@@ -12,9 +12,8 @@ from typing import Self
 from millrace_client._settings import check_endpoints
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import ConsumerCloseReport
-from millrace_client.consuming.handling import Handling
 from millrace_client.consuming.metrics import ConsumerMetrics
-from millrace_client.consuming.threads import ConsumerDelivery, ThreadedEngine
+from millrace_client.consuming.threads import ConsumerDelivery, HandlerThreads, ThreadedEngine
 from millrace_client.events import Event
 
 _EXIT_SECONDS = 5.0
@@ -22,33 +21,33 @@ _EXIT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumedEvent(Event):
-    """An event, and the delivery that it came with."""
+    """An event with its delivery."""
 
     delivery: ConsumerDelivery | None = None
-    """Tells the channel and the server; to `ack` or `nack` it settles all of its events."""
+    """Names the channel and the server; its `ack` and `nack` settle all its events."""
 
 
 class Consumer:
-    """Takes events from channels of one server or of many, and goes on through whatever time mends.
+    """Takes events from channels of one or several servers, and reconnects after temporary failures.
 
         with millrace_client.Consumer(["localhost:7070"], ["orders"]) as consumer:
             for delivery in consumer:
                 for event in delivery:
                     work_on(event)
 
-    A loop acknowledges a delivery when it asks for the next one. Where a body raises, or leaves by `break` or `return`,
-    its delivery returns to the channel and comes again, here or elsewhere; to keep it from that, `ack` it first. Loops
-    run until `stop` or `close`, or as long as `idle_seconds` says.
+    A loop acknowledges a delivery when it requests the next one. If the body raises, or leaves by `break` or `return`,
+    the delivery returns to its channel and is delivered again, to any consumer; call `ack` first to prevent that. Loops
+    run until `stop` or `close`, or as `idle_seconds` says.
 
-    Broken connections, servers that restart, replay or drain, and claims of others are waited out, each channel at each
-    server for itself, with growing pauses, or as long as the server asks for. What does not pass is raised in the loop:
-    ChannelNotFoundError (unless `waits_for_channels`), a damaged channel, a refused request. Looping on after that goes
-    on with the other channels and servers.
+    After broken connections, while servers restart, replay or drain, and while other readers hold a claim, the consumer
+    retries each channel of each server separately, with growing pauses, or after the delay that the server asks for.
+    Other errors are raised in the loop: ChannelNotFoundError (unless `waits_for_channels`), a damaged channel, a
+    malformed request. A loop that continues after that gets the deliveries of the other channels and servers.
 
-    Delivery is at least once: nothing is removed before it was acknowledged. Events of a channel come in order, but
-    those that returned come again later than what was delivered meanwhile.
+    Delivery is at least once: events are removed only after they were acknowledged. Events of a channel arrive in
+    order, but returned events are delivered again later than events that were delivered meanwhile.
 
-    Threads may share a consumer: each event goes to one of them. It connects when the first delivery is asked for. A
+    Threads may share a consumer: each event goes to one of them. It connects with the first request for a delivery. A
     process that is forked after that cannot use it (ClientForkedError).
     """
 
@@ -59,11 +58,11 @@ class Consumer:
 
         Args:
             endpoints: Servers, each `host:port`.
-            channels: Names of channels, each taken from at every server.
-            config: Limits. None: the defaults.
+            channels: Names of channels, each consumed from every server.
+            config: The limits. None: the defaults.
 
         Raises:
-            BadArgumentError: There is none of them, or too many, or an endpoint has no port.
+            BadArgumentError: There are no endpoints or channels, or too many, or an endpoint has no port.
         """
         self._engine = ThreadedEngine(check_endpoints(endpoints), channels, config or ConsumerConfig())
         _OPEN_ENGINES.add(self._engine)
@@ -72,25 +71,25 @@ class Consumer:
 
     @property
     def config(self) -> ConsumerConfig:
-        """Its limits."""
+        """The consumer's limits."""
         return self._engine.config
 
     def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for one delivery, which is the caller's to settle.
+        """Waits for one delivery, which the caller settles.
 
         Args:
             timeout_seconds: How long to wait. None: for ever. 0: not at all.
 
         Returns:
-            None where none came in time, or none will come because the consumer was stopped (`is_stopping`).
+            None if none arrived in time, or the consumer is stopping (`is_stopping`).
 
         Raises:
-            MillraceError: A channel at a server was given up.
+            MillraceError: A channel of a server has failed.
         """
         return self._engine.take(timeout_seconds)
 
     def __iter__(self) -> Iterator[ConsumerDelivery]:
-        """Deliveries as they come; see the class."""
+        """Yields deliveries as they arrive; see the class."""
         engine = self._engine
         is_automatic = engine.config.auto_ack
         while (delivery := engine.take(engine.config.idle_seconds)) is not None:
@@ -99,7 +98,7 @@ class Consumer:
             try:
                 yield delivery
             except GeneratorExit:
-                # Left by break or by an error; which of them, Python does not tell.
+                # Left by break or by an error; Python does not say by which.
                 if is_automatic:
                     engine.drop(delivery)
                 raise
@@ -107,47 +106,48 @@ class Consumer:
                 delivery.ack()
 
     def events(self) -> Iterator[ConsumedEvent]:
-        """Events as they come, one by one.
+        """Yields events as they arrive, one by one.
 
-        A delivery is acknowledged when the event after its last one is asked for, and returned as a whole where the
-        loop ends before: then its first events come again too. `delivery_events_max=1` makes that exact, and slow.
+        A delivery is acknowledged when the event after its last one is requested. If the loop ends before, the whole
+        delivery returns, and its first events are delivered again, too. `delivery_events_max=1` avoids that, but is
+        slow.
         """
         for delivery in self:
             for event in delivery:
                 if delivery.is_settled:
-                    # Returned, or lost: the rest of it comes again.
+                    # Returned or lost: its other events will be delivered again.
                     break
                 yield ConsumedEvent(event.body, event.headers, event.sequence, delivery)
 
     def run(
         self, handler: Callable[[ConsumerDelivery], object], workers: int = 1, *, ordered: bool = False
     ) -> ConsumerCloseReport:
-        """Has a function work on deliveries until `stop`, then closes; returns what was left.
+        """Calls a function with each delivery until `stop`, then closes; returns what was left.
 
-        A delivery is acknowledged when the handler returns. Where it raises, the delivery is held back for a pause that
-        grows with each failure (`retry_seconds`), then returned to come again, here or elsewhere; `delivery.attempt`
-        counts. A handler may settle its delivery itself.
+        A delivery is acknowledged when the handler returns. If the handler raises, the delivery is held back for a
+        pause that grows with each failure (`retry_seconds`), then returned to be delivered again, to any consumer;
+        `delivery.attempt` counts the attempts. A handler may settle its delivery itself.
 
         Args:
-            handler: Works on one delivery. With many workers it is called by many threads at once.
-            workers: How many. One works in the calling thread. More than `prefetch` times the number of channels and
-                servers have nothing to do.
-            ordered: With one worker: where the handler raises it is called again with the same delivery after the
-                pause, so that nothing later comes before.
+            handler: Processes one delivery. With several workers, several threads call it at once.
+            workers: The number of workers. One worker runs in the calling thread. More than `prefetch` times the number
+                of channels and servers would be idle.
+            ordered: With one worker: if the handler raises, it is called again with the same delivery after the pause,
+                so that no later delivery overtakes it.
 
         Raises:
-            MillraceError: A channel at a server was given up; the others' deliveries in hand were finished before.
-            BadArgumentError: Not so many workers.
+            MillraceError: A channel of a server has failed; other deliveries in hand were finished first.
+            BadArgumentError: The number of workers is not allowed.
         """
-        handling = Handling(self._engine, handler, ordered=ordered)
+        threads = HandlerThreads(self._engine, handler, ordered=ordered)
         try:
-            handling.run(checked_workers(workers, ordered=ordered))
+            threads.run(checked_workers(workers, ordered=ordered))
         finally:
             report = self.close()
         return report
 
     def stop(self) -> None:
-        """Ends loops and `run` as soon as what is in hand is done. Does not wait.
+        """Ends loops and `run` once deliveries in hand are finished. Does not wait.
 
         May be called from anywhere: another thread, a loop's body, a handler, a signal handler.
         """
@@ -155,29 +155,29 @@ class Consumer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was stopped or closed."""
+        """Whether the consumer was stopped or closed."""
         return self._engine.is_stopping
 
     def close(self, timeout_seconds: float | None = None) -> ConsumerCloseReport:
-        """Ends in order: nothing new is handed out, what is in hand may be settled, then acks are done and all ends.
+        """Closes cleanly: hands out no more deliveries, waits for those in hand, sends the acks, and disconnects.
 
-        What waited to be handed out, or was held back, returns to its channel. May be called often, and from many
-        threads. From a loop's body or a handler call `stop` instead: what the caller itself works on is not waited for.
-        What was got by `receive` is waited for, since another thread may have it; but not where a `with` block is left
-        by an error.
+        Deliveries that were not handed out or are held back return to their channels. May be called several times and
+        from several threads. From a loop's body or a handler call `stop` instead: the caller's own delivery is not
+        waited for. Deliveries from `receive` are waited for, since another thread may have them, but not when a `with`
+        block ends with an error.
 
         Args:
-            timeout_seconds: How long that may take, in all; then it returns all the same. None: `close_seconds`.
+            timeout_seconds: How long that may take in all. None: `close_seconds`.
 
         Returns:
-            What was left. Its events return to their channels, and come again.
+            What was left. Its events return to their channels and will be delivered again.
         """
         seconds = self.config.close_seconds if timeout_seconds is None else max(timeout_seconds, 0.0)
         self._finalizer.detach()
         return self._engine.close(seconds)
 
     def metrics(self) -> ConsumerMetrics:
-        """What it has done, and what it holds."""
+        """Returns the consumer's current metrics."""
         return self._engine.metrics()
 
     def __enter__(self) -> Self:
@@ -190,11 +190,11 @@ class Consumer:
         self._engine.close(self.config.close_seconds, after_error=error is not None)
 
     def __repr__(self) -> str:
-        return f"<Consumer of {', '.join(lane.name for lane in self._engine.lanes)}>"
+        return f"<Consumer of {', '.join(subscription.name for subscription in self._engine.subscriptions)}>"
 
 
 def _end_in_background(engine: ThreadedEngine) -> None:
-    """Closes what nobody keeps any more. A finalizer may run anywhere, and must not wait."""
+    """Closes the engine of an abandoned consumer. A finalizer may run in any thread and must not wait."""
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=engine.close, args=(_EXIT_SECONDS,), name="millrace-consumer-end").start()
 
@@ -204,7 +204,7 @@ _OPEN_ENGINES: "weakref.WeakSet[ThreadedEngine]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Acks that were made are done before the program ends, though nobody closed the consumer."""
+    """Closes the engines of open consumers when the program exits, so that their acks are sent."""
     for engine in list(_OPEN_ENGINES):
         engine.end_at_exit(_EXIT_SECONDS)
 

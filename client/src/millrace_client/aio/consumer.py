@@ -1,4 +1,4 @@
-"""The consumer, for asyncio."""
+"""The asyncio consumer."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,7 @@ from millrace_client._settings import check_endpoints
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import ConsumerCloseReport
 from millrace_client.consuming.metrics import ConsumerMetrics
-from millrace_client.consuming.task_handling import TaskHandling
-from millrace_client.consuming.tasks import ConsumerDelivery, TaskEngine
+from millrace_client.consuming.tasks import ConsumerDelivery, HandlerTasks, TaskEngine
 from millrace_client.events import Event
 
 _END_SECONDS = 5.0
@@ -22,22 +21,22 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumedEvent(Event):
-    """An event, and the delivery that it came with."""
+    """An event with its delivery."""
 
     delivery: ConsumerDelivery | None = None
-    """Tells the channel and the server; to `ack` or `nack` it settles all of its events."""
+    """Names the channel and the server; its `ack` and `nack` settle all its events."""
 
 
 class AsyncConsumer:
-    """Takes events from channels of one server or of many; see `millrace_client.Consumer`. For the tasks of one loop.
+    """Takes events from channels of one or several servers; see `millrace_client.Consumer`. For one event loop.
 
     async with aio.AsyncConsumer(["localhost:7070"], ["orders"]) as consumer:
         async for delivery in consumer:
             for event in delivery:
                 await work_on(event)
 
-    Python ends asynchronous loops late where they are left by `break` or by an error; so a delivery whose body was left
-    returns a little later, at the latest when the consumer is closed.
+    Python closes an asynchronous generator late if its loop is left by `break` or by an error; so the delivery of such
+    a loop returns a little later, at the latest when the consumer is closed.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class AsyncConsumer:
 
     @property
     def config(self) -> ConsumerConfig:
-        """Its limits."""
+        """The consumer's limits."""
         return self._engine.config
 
     async def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for one delivery, which is the caller's to settle; see `millrace_client.Consumer.receive`."""
+        """Waits for one delivery, which the caller settles; see `millrace_client.Consumer.receive`."""
         return await self._engine.take(timeout_seconds)
 
     def __aiter__(self) -> AsyncIterator[ConsumerDelivery]:
-        """Deliveries as they come; see the class."""
+        """Yields deliveries as they arrive; see the class."""
         return self._deliveries()
 
     async def _deliveries(self) -> AsyncGenerator[ConsumerDelivery]:
@@ -70,7 +69,7 @@ class AsyncConsumer:
             try:
                 yield delivery
             except GeneratorExit:
-                # Left by break or by an error; which of them, Python does not tell.
+                # Left by break or by an error; Python does not say by which.
                 if is_automatic:
                     engine.drop(delivery)
                 raise
@@ -78,53 +77,53 @@ class AsyncConsumer:
                 await delivery.ack()
 
     async def events(self) -> AsyncGenerator[ConsumedEvent]:
-        """Events as they come, one by one; see `millrace_client.Consumer.events`."""
+        """Yields events as they arrive, one by one; see `millrace_client.Consumer.events`."""
         async with aclosing(self._deliveries()) as deliveries:
             async for delivery in deliveries:
                 for event in delivery:
                     if delivery.is_settled:
-                        # Returned, or lost: the rest of it comes again.
+                        # Returned or lost: its other events will be delivered again.
                         break
                     yield ConsumedEvent(event.body, event.headers, event.sequence, delivery)
 
     async def run(
         self, handler: Callable[[ConsumerDelivery], Awaitable[object]], workers: int = 1, *, ordered: bool = False
     ) -> ConsumerCloseReport:
-        """Has a coroutine function work on deliveries until `stop`, then closes; see `millrace_client.Consumer.run`.
+        """Calls a coroutine function with each delivery until `stop`, then closes; see `millrace_client.Consumer.run`.
 
         Args:
-            handler: Works on one delivery. With many workers it is called by many tasks at once.
-            workers: How many tasks.
-            ordered: With one worker: where the handler raises it is called again with the same delivery.
+            handler: Processes one delivery. With several workers, several tasks call it at once.
+            workers: The number of tasks.
+            ordered: With one worker: if the handler raises, it is called again with the same delivery.
 
         Raises:
-            MillraceError: A channel at a server was given up; the others' deliveries in hand were finished before.
-            BadArgumentError: Not so many workers.
+            MillraceError: A channel of a server has failed; other deliveries in hand were finished first.
+            BadArgumentError: The number of workers is not allowed.
         """
-        handling = TaskHandling(self._engine, handler, ordered=ordered)
+        tasks = HandlerTasks(self._engine, handler, ordered=ordered)
         try:
-            await handling.run(checked_workers(workers, ordered=ordered))
+            await tasks.run(checked_workers(workers, ordered=ordered))
         finally:
             report = await self.close()
         return report
 
     def stop(self) -> None:
-        """Ends loops and `run` as soon as what is in hand is done. Does not wait, and may be called from anywhere."""
+        """Ends loops and `run` once deliveries in hand are finished. Does not wait; may be called from any thread."""
         self._engine.stop()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was stopped or closed."""
+        """Whether the consumer was stopped or closed."""
         return self._engine.is_stopping
 
     async def close(self, timeout_seconds: float | None = None) -> ConsumerCloseReport:
-        """Ends in order, within so long; see `millrace_client.Consumer.close`."""
+        """Closes cleanly, within the timeout; see `millrace_client.Consumer.close`."""
         seconds = self.config.close_seconds if timeout_seconds is None else max(timeout_seconds, 0.0)
         self._finalizer.detach()
         return await self._engine.close(seconds)
 
     def metrics(self) -> ConsumerMetrics:
-        """What it has done, and what it holds."""
+        """Returns the consumer's current metrics."""
         return self._engine.metrics()
 
     async def __aenter__(self) -> Self:
@@ -137,12 +136,12 @@ class AsyncConsumer:
         await self._engine.close(self.config.close_seconds, after_error=error is not None)
 
     def __repr__(self) -> str:
-        return f"<AsyncConsumer of {', '.join(lane.name for lane in self._engine.lanes)}>"
+        return f"<AsyncConsumer of {', '.join(subscription.name for subscription in self._engine.subscriptions)}>"
 
 
 def _end_in_background(engine: TaskEngine) -> None:
-    """Closes what nobody keeps any more. A finalizer may run anywhere, and cannot await."""
-    # A loop that is closed has ended its tasks.
+    """Closes the engine of an abandoned consumer. A finalizer may run in any thread and cannot await."""
+    # A closed loop has ended its tasks.
     with contextlib.suppress(RuntimeError):
         engine.close_soon(_END_SECONDS)
 

@@ -1,1 +1,1 @@
-"""What consumers are made of. The parts are the same for threads and for asyncio; only the engines differ."""
+"""The engines of `Consumer` and `AsyncConsumer`."""

@@ -1,4 +1,4 @@
-"""Limits of one consumer."""
+"""The limits of a consumer, and its hooks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,60 +8,86 @@ from typing import Final
 import grpc
 
 from millrace_client._calls import ConsumeLimits
+from millrace_client._delivered import DeliveredEvents
 from millrace_client._settings import ConnectionSettings
-from millrace_client.consuming.hooks import ConsumerHooks
 from millrace_client.errors import BadArgumentError
 
 MIB: Final = 1 << 20
-LANES_MAX: Final = 1_000
-"""Channels times servers. Each is a stream, and for threads a thread too."""
+SUBSCRIPTIONS_MAX: Final = 1_000
+"""Channels times servers. Each has a stream, and in the synchronous API a thread."""
 PREFETCH_MAX: Final = 1_000
-"""As many deliveries as the server lets be out on a stream."""
+"""The most unsettled deliveries that a server allows on a stream."""
 WORKERS_MAX: Final = 1_000
+
+
+class ConsumerHooks:
+    """Called by a consumer as it works; override what is needed.
+
+    Hooks run in the thread or task that does the work, so they must be quick and must not block. A hook that raises is
+    logged.
+    """
+
+    def delivered(self, delivery: DeliveredEvents) -> None:
+        """Called when a delivery has arrived."""
+
+    def settled(self, delivery: DeliveredEvents, work_seconds: float, *, is_ack: bool) -> None:
+        """Called when a delivery was acknowledged or returned, so many seconds after it was handed out."""
+
+    def lost(self, delivery: DeliveredEvents) -> None:
+        """Called when a delivery's stream broke before it was settled: its events will be delivered again."""
+
+    def handler_failed(self, delivery: DeliveredEvents, error: Exception, retry_seconds: float) -> None:
+        """Called when a handler raised; the delivery is tried again after `retry_seconds`."""
+
+    def disconnected(self, endpoint: str, channel: str, error: Exception, retry_seconds: float) -> None:
+        """Called when a stream broke or could not be started; it is started again after `retry_seconds`."""
+
+    def failed(self, endpoint: str, channel: str, error: Exception) -> None:
+        """Called when a channel of a server has failed; the consumer's loop raises the error, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """Limits of one consumer, and how patient it is.
+    """The limits and times of one consumer.
 
     Raises:
-        BadArgumentError: A value is not allowed; says which, what it was and what is allowed.
+        BadArgumentError: A value is not allowed; the message says which one and what is allowed.
     """
 
     delivery_events_max: int = 0
-    """Most events of a delivery. 0: the channel's transaction capacity."""
+    """The most events of a delivery. 0: the channel's transaction capacity."""
     delivery_bytes_max: int = 0
-    """Most bytes of bodies of a delivery; a first event that is larger comes alone. 0: what `prefetch_bytes_max` makes
-    of it."""
+    """The most bytes of bodies of a delivery; a larger first event is delivered alone. 0: a share of
+    `prefetch_bytes_max`."""
     prefetch: int = 8
-    """Deliveries of each channel at each server that may be out and not settled, at most 1,000."""
+    """The most unsettled deliveries of each channel of each server, at most 1,000."""
     prefetch_bytes_max: int = 32 * MIB
-    """Bytes of all deliveries together that are here and not settled. Each channel at each server may always have one
-    delivery out, so that single large events go through, and none starves."""
+    """The most bytes of all unsettled deliveries together. Each channel of each server may always have one unsettled
+    delivery, so that large events are delivered and no channel starves."""
     auto_ack: bool = True
-    """Whether loops acknowledge what their body was done with. False: `ack` and `nack` are up to the caller."""
+    """Whether loops acknowledge a delivery after their body. False: the caller calls `ack` and `nack`."""
     idle_seconds: float | None = None
-    """Loops end when nothing has come for so long. None: they wait for ever."""
+    """Loops end when nothing was delivered for so long. None: they wait for ever."""
     waits_for_channels: bool = False
     """Whether to wait for a channel that does not exist. False: ChannelNotFoundError."""
     reconnect_seconds: float = 0.1
-    """Pause before a broken stream is begun anew; doubled each time, and shortened by chance down to a half of that."""
+    """The pause before a broken stream is started again; it doubles each time, with random jitter down to a half."""
     reconnect_seconds_max: float = 10.0
-    """Longest such pause, unless the server asks for a longer one."""
+    """The longest such pause, unless the server asks for a longer one."""
     retry_seconds: float = 1.0
-    """How long a delivery is held back whose handler raised; doubled each time, and shortened by chance."""
+    """How long a delivery is held back after its handler raised; it doubles each time, with random jitter."""
     retry_seconds_max: float = 60.0
-    """Longest such time."""
+    """The longest such time."""
     close_seconds: float = 30.0
-    """How long the end of a `with` block, and of `run`, waits for what is being worked on."""
+    """How long the end of a `with` block, or of `run`, waits for deliveries in hand."""
     timeout_seconds: float = 20.0
     """How long a server may take to answer; see `connect`."""
     credentials: grpc.ChannelCredentials | None = None
     """For TLS. None: plain text."""
     options: Sequence[tuple[str, str | int]] = ()
-    """Options of the gRPC channels, which win over the client's own."""
+    """Options of the gRPC channels; they override the client's own."""
     hooks: ConsumerHooks = field(default_factory=ConsumerHooks)
-    """Is told what happens."""
+    """Called as the consumer works."""
 
     def __post_init__(self) -> None:
         _within("delivery_events_max", self.delivery_events_max, 0, (1 << 32) - 1)
@@ -75,14 +101,14 @@ class ConsumerConfig:
         _seconds("timeout_seconds", self.timeout_seconds)
         _seconds("close_seconds", self.close_seconds, is_zero_allowed=True)
 
-    def limits(self, lane_count: int) -> ConsumeLimits:
-        """What each of so many streams asks for: its share of the bytes, cut into deliveries."""
-        share = max(1, self.prefetch_bytes_max // (lane_count * self.prefetch))
+    def limits(self, subscription_count: int) -> ConsumeLimits:
+        """Returns the limits of each of so many streams: its share of the bytes, divided by its deliveries."""
+        share = max(1, self.prefetch_bytes_max // (subscription_count * self.prefetch))
         bytes_max = min(self.delivery_bytes_max, share) if self.delivery_bytes_max else share
         return ConsumeLimits(self.delivery_events_max, bytes_max, self.prefetch)
 
     def connection(self, endpoint: str) -> ConnectionSettings:
-        """How to reach a server."""
+        """Returns how to reach a server."""
         return ConnectionSettings(
             endpoint=endpoint,
             timeout_seconds=self.timeout_seconds,
@@ -93,10 +119,10 @@ class ConsumerConfig:
 
 
 def names(field_name: str, given: str | Iterable[str]) -> list[str]:
-    """The names that were given, each once, in order; a string is one name.
+    """Returns the given names without repeats, in order; a string is one name.
 
     Raises:
-        BadArgumentError: There is none.
+        BadArgumentError: There are none.
     """
     found = list(dict.fromkeys([given] if isinstance(given, str) else given))
     if not found:
@@ -104,27 +130,27 @@ def names(field_name: str, given: str | Iterable[str]) -> list[str]:
     return found
 
 
-def lane_names(endpoints: str | Iterable[str], channels: str | Iterable[str]) -> list[tuple[str, str]]:
-    """Each endpoint with each channel; servers take turns, so that the first turns go to all of them.
+def subscriptions_of(endpoints: str | Iterable[str], channels: str | Iterable[str]) -> list[tuple[str, str]]:
+    """Returns each endpoint with each channel, ordered so that the first ones include every server.
 
     Raises:
         BadArgumentError: There are none, or too many.
     """
     servers = names("endpoints", endpoints)
-    lanes = [(endpoint, channel) for channel in names("channels", channels) for endpoint in servers]
-    if len(lanes) > LANES_MAX:
-        raise BadArgumentError(f"channels: {len(lanes)} with their servers; at most {LANES_MAX} are allowed")
-    return lanes
+    pairs = [(endpoint, channel) for channel in names("channels", channels) for endpoint in servers]
+    if len(pairs) > SUBSCRIPTIONS_MAX:
+        raise BadArgumentError(f"channels: {len(pairs)} with their servers; at most {SUBSCRIPTIONS_MAX} are allowed")
+    return pairs
 
 
 def checked_workers(workers: int, *, ordered: bool) -> int:
-    """The number of workers, where it is allowed."""
+    """Returns the number of workers; raises BadArgumentError if it is not allowed."""
     _within("workers", workers, 1, 1 if ordered else WORKERS_MAX)
     return workers
 
 
 def checked_delay(seconds: float) -> float:
-    """The delay of a nack, where it is allowed."""
+    """Returns the delay of a nack; raises BadArgumentError if it is not allowed."""
     _seconds("delay_seconds", seconds, is_zero_allowed=True)
     return seconds
 

@@ -1,4 +1,4 @@
-"""What both engines decide alike: what becomes of broken streams, of failures, of the end."""
+"""The part of a consumer that both engines share: broken streams, failed handlers, and closing."""
 
 import logging
 import random
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from millrace_client.consuming.backoff import Backoff
-from millrace_client.consuming.config import ConsumerConfig, lane_names
-from millrace_client.consuming.intake import Intake
-from millrace_client.consuming.lanes import DeliveryT, Lane, LaneState
-from millrace_client.consuming.metrics import ConsumerMetrics, metrics_of
+from millrace_client._backoff import Backoff
+from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
+from millrace_client.consuming.delivery_buffer import DeliveryBuffer
+from millrace_client.consuming.metrics import ConsumerMetrics
+from millrace_client.consuming.subscription import DeliveryT, Subscription, SubscriptionState
 from millrace_client.errors import ChannelNotFoundError, MillraceError, RetryAdvice, UnavailableError
 
 LOG = logging.getLogger("millrace_client.consumer")
@@ -23,14 +23,14 @@ _CLOSING_SECONDS_MAX = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerCloseReport:
-    """What closing a consumer has left."""
+    """What was left when a consumer was closed."""
 
     unsettled_deliveries: int
-    """Deliveries that were in hand and not settled in time: their events return."""
+    """Deliveries in hand that were not settled in time; their events return."""
     unsettled_events: int
-    """Their events."""
+    """The number of their events."""
     errors: tuple[Exception, ...]
-    """Why streams did not end in order: of what was acknowledged last down these, some may come again."""
+    """Why streams did not end cleanly: events that were acknowledged last on these may be delivered again."""
 
     @property
     def is_clean(self) -> bool:
@@ -39,12 +39,12 @@ class ConsumerCloseReport:
 
 
 class ConsumerCore(Generic[DeliveryT]):
-    """The part of an engine that waits for nothing. Holds no lock; see `Intake`.
+    """The part of an engine that never waits. Not locked; see `DeliveryBuffer`.
 
     Attributes:
         config: The consumer's limits.
-        intake: What has come.
-        is_stopping: Whether nothing more is handed out, nor taken in.
+        buffer: The unsettled deliveries.
+        is_stopping: Whether no more deliveries are accepted or handed out.
     """
 
     def __init__(
@@ -57,142 +57,151 @@ class ConsumerCore(Generic[DeliveryT]):
     ) -> None:
         self.config = config
         self.is_stopping = False
-        lanes: list[Lane[DeliveryT]] = [
-            Lane(endpoint, channel, Backoff(config.reconnect_seconds, config.reconnect_seconds_max, chance))
-            for endpoint, channel in lane_names(endpoints, channels)
+        subscriptions: list[Subscription[DeliveryT]] = [
+            Subscription(endpoint, channel, Backoff(config.reconnect_seconds, config.reconnect_seconds_max, chance))
+            for endpoint, channel in subscriptions_of(endpoints, channels)
         ]
-        self.intake = Intake(lanes, config.prefetch_bytes_max, clock, config.hooks)
-        self.limits = config.limits(len(lanes))
+        self.buffer = DeliveryBuffer(subscriptions, config.prefetch_bytes_max, clock, config.hooks)
+        self.limits = config.limits(len(subscriptions))
         self._clock = clock
         self._retries = Backoff(config.retry_seconds, config.retry_seconds_max, chance)
-        self._untold: deque[Exception] = deque()
-        self._left: list[DeliveryT] = []
+        self._unraised: deque[Exception] = deque()
+        self._unfinished: list[DeliveryT] = []
         self._closing_errors: list[Exception] = []
 
     @property
-    def lanes(self) -> Sequence[Lane[DeliveryT]]:
-        """All channels at all servers."""
-        return self.intake.lanes
+    def subscriptions(self) -> Sequence[Subscription[DeliveryT]]:
+        """All channels of all servers."""
+        return self.buffer.subscriptions
 
     def metrics(self) -> ConsumerMetrics:
-        """The figures as they are."""
-        return metrics_of(self.intake, self._clock())
+        """Returns the consumer's metrics."""
+        return self.buffer.metrics(self._clock())
 
     def take(self) -> DeliveryT | None:
-        """The next delivery; None where none is here, or none is wanted any more.
+        """Returns the next delivery; None if none is queued, or the consumer is stopping.
 
         Raises:
-            MillraceError: A channel at a server was given up. Told once, and again and again where none is left.
+            MillraceError: A channel of a server has failed. Raised once, and every time if no channel is left.
         """
         if self.is_stopping:
             return None
-        if self._untold:
-            error = self._untold.popleft()
-            if not self._untold and all(lane.is_over for lane in self.lanes):
-                self._untold.append(error)
+        if self._unraised:
+            error = self._unraised.popleft()
+            if not self._unraised and all(subscription.is_over for subscription in self.subscriptions):
+                self._unraised.append(error)
             raise error
-        return self.intake.take()
+        return self.buffer.take()
 
-    def may_read(self, lane: Lane[DeliveryT]) -> bool:
-        """Whether a lane may read on: there is room, or what comes is left alone and only the end is waited for."""
-        return self.is_stopping or self.intake.has_room(lane)
+    def may_read(self, subscription: Subscription[DeliveryT]) -> bool:
+        """Whether a subscription may read on: the buffer has room, or the consumer only waits for the stream's end."""
+        return self.is_stopping or self.buffer.has_room(subscription)
 
-    def took_in(self, delivery: DeliveryT) -> bool:
-        """Queues what has come; False where it is not wanted any more, and returns when its stream ends."""
+    def accept(self, delivery: DeliveryT) -> bool:
+        """Queues a delivery. Returns False if the consumer is stopping: then its events return when the stream ends."""
         if self.is_stopping:
             return False
-        delivery.lane.backoff.reset()
-        self.intake.add(delivery)
+        delivery.subscription.backoff.reset()
+        self.buffer.add(delivery)
         return True
 
-    def broke(
-        self, lane: Lane[DeliveryT], stream: object, error: Exception | None, lived_seconds: float
+    def note_stream_end(
+        self, subscription: Subscription[DeliveryT], stream: object, error: Exception | None, lived_seconds: float
     ) -> float | None:
-        """Notes that a lane's stream has ended.
+        """Notes that a subscription's stream has ended.
 
         Args:
-            lane: Whose it was.
-            stream: What its deliveries know it by.
-            error: Why; None where the server ended it in order.
-            lived_seconds: How long it was there.
+            subscription: The subscription.
+            stream: The stream that its deliveries refer to.
+            error: Why it ended; None if the server ended it cleanly.
+            lived_seconds: How long it lasted.
 
         Returns:
-            After how long to begin it anew; None: not at all.
+            After how long to start it again; None: not at all.
         """
-        self.intake.lose(lane, stream)
+        self.buffer.lose(subscription, stream)
         if self.is_stopping:
             if error is not None:
                 self._closing_errors.append(error)
-            lane.move(LaneState.ENDED)
+            subscription.move(SubscriptionState.ENDED)
             return None
         if error is None:
-            error = UnavailableError(f"{lane.endpoint} has ended the deliveries", channel=lane.channel)
-        lane.error = error
+            error = UnavailableError(f"{subscription.endpoint} has ended the stream", channel=subscription.channel)
+        subscription.error = error
         if not isinstance(error, MillraceError) or not passes(error, waits_for_channels=self.config.waits_for_channels):
-            self._give_up(lane, error)
+            self._fail(subscription, error)
             return None
-        return self._pause(lane, error, lived_seconds)
+        return self._pause(subscription, error, lived_seconds)
 
-    def _pause(self, lane: Lane[DeliveryT], error: MillraceError, lived_seconds: float) -> float:
-        # A channel may be silent for long, so that a stream lived is a success too.
+    def _pause(self, subscription: Subscription[DeliveryT], error: MillraceError, lived_seconds: float) -> float:
+        # A channel may be silent for long, so a stream that lasted is a success, too.
         if lived_seconds > self.config.reconnect_seconds_max:
-            lane.backoff.reset()
-        seconds = lane.backoff.next_seconds(error.retry_delay_seconds)
-        lane.move(LaneState.WAITING)
-        self.intake.counters.reconnects += 1
-        # What lasts is told once.
-        level = logging.WARNING if lane.backoff.failure_count == 1 else logging.DEBUG
-        self.intake.notes.add(
-            LOG.log, level, "deliveries of %s ended, and begin anew in %.1f s: %s", lane.name, seconds, error
+            subscription.backoff.reset()
+        seconds = subscription.backoff.next_seconds(error.retry_delay_seconds)
+        subscription.move(SubscriptionState.WAITING)
+        self.buffer.counters.reconnects += 1
+        # A lasting failure is logged once.
+        level = logging.WARNING if subscription.backoff.failure_count == 1 else logging.DEBUG
+        self.buffer.deferred.add(
+            LOG.log,
+            level,
+            "the stream of %s ended and is started again in %.1f s: %s",
+            subscription.name,
+            seconds,
+            error,
         )
-        self.intake.notes.add(self.config.hooks.disconnected, lane.endpoint, lane.channel, error, seconds)
+        self.buffer.deferred.add(
+            self.config.hooks.disconnected, subscription.endpoint, subscription.channel, error, seconds
+        )
         return seconds
 
-    def _give_up(self, lane: Lane[DeliveryT], error: Exception) -> None:
-        lane.move(LaneState.FAILED)
-        self._untold.append(error)
-        self.intake.notes.add(self.config.hooks.failed, lane.endpoint, lane.channel, error)
+    def _fail(self, subscription: Subscription[DeliveryT], error: Exception) -> None:
+        subscription.move(SubscriptionState.FAILED)
+        self._unraised.append(error)
+        self.buffer.deferred.add(self.config.hooks.failed, subscription.endpoint, subscription.channel, error)
 
     def note_handler_failure(self, delivery: DeliveryT, error: Exception) -> float:
-        """Counts a handler that raised; returns after how long the delivery may be tried again."""
-        self.intake.counters.handler_failures += 1
+        """Counts a handler that raised; returns after how long to try the delivery again."""
+        self.buffer.counters.handler_failures += 1
         if delivery.is_settled:
-            self.intake.notes.add(LOG.error, "the handler failed on %r, settled before", delivery, exc_info=error)
+            self.buffer.deferred.add(
+                LOG.error, "the handler failed on %r, which was settled before", delivery, exc_info=error
+            )
             return 0.0
-        failures = self.intake.attempts.note_failure(delivery.lane.name, delivery.first_sequence)
+        failures = self.buffer.attempts.note_failure(delivery.subscription.name, delivery.first_sequence)
         seconds = self._retries.seconds_after(failures)
-        self.intake.notes.add(
+        self.buffer.deferred.add(
             LOG.error,
-            "the handler failed on %r of %s, which comes again in %.1f s",
+            "the handler failed on %r of %s, which is tried again in %.1f s",
             delivery,
-            delivery.lane.name,
+            delivery.subscription.name,
             seconds,
             exc_info=error,
         )
-        self.intake.notes.add(self.config.hooks.handler_failed, delivery, error, seconds)
+        self.buffer.deferred.add(self.config.hooks.handler_failed, delivery, error, seconds)
         return seconds
 
-    def in_others_hands(self, taker: object, *, takers_only: bool) -> bool:
-        """Whether anything is in hand that somebody else than this thread or task may still settle.
+    def is_held_by_others(self, taker: object, *, takers_only: bool) -> bool:
+        """Whether a delivery is in hand that another thread or task than this one may still settle.
 
         Args:
             taker: The thread or task.
-            takers_only: Count only what loops and handlers have, of which it is known who works on it.
+            takers_only: Consider only deliveries of loops and handlers, which are known to be worked on.
         """
         return any(
             delivery.taken_by is not taker and not (takers_only and delivery.taken_by is None)
-            for delivery in self.intake.in_hand()
+            for delivery in self.buffer.in_hand()
         )
 
-    def note_left(self) -> None:
-        """Notes what is in hand, where no more time is given to settle it."""
-        self._left = self.intake.in_hand()
+    def note_unfinished(self) -> None:
+        """Records the deliveries in hand when the time to settle them is over."""
+        self._unfinished = self.buffer.in_hand()
 
     def report(self) -> ConsumerCloseReport:
-        """What was left, where all lanes have ended or were cut off."""
+        """Returns what was left, once all streams have ended or were cancelled."""
         return ConsumerCloseReport(
-            unsettled_deliveries=len(self._left),
-            unsettled_events=sum(delivery.count for delivery in self._left),
+            unsettled_deliveries=len(self._unfinished),
+            unsettled_events=sum(delivery.count for delivery in self._unfinished),
             errors=tuple(self._closing_errors),
         )
 
@@ -205,5 +214,5 @@ def passes(error: MillraceError, *, waits_for_channels: bool) -> bool:
 
 
 def work_seconds_of(close_seconds: float) -> float:
-    """How much of the time for closing goes to what is being worked on; the rest is kept for ending the streams."""
+    """Returns how much of the time for closing is for deliveries in hand; the rest is for ending the streams."""
     return close_seconds - min(close_seconds * _CLOSING_SHARE, _CLOSING_SECONDS_MAX)

@@ -1,33 +1,97 @@
-"""A consumer's figures, as an object."""
+"""The metrics of a consumer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
 
-from millrace_client.consuming.intake import Intake
-from millrace_client.consuming.lanes import LaneState
-from millrace_client.consuming.latency import LatencySummary
+from millrace_client.consuming.subscription import SubscriptionState
+
+LATENCY_BOUNDS_SECONDS = tuple(1e-4 * 2.0**power for power in range(23))
+"""Upper bounds of all latency buckets but the last: from 0.1 ms, doubling, to 7 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """A distribution of durations."""
+
+    count: int
+    """The number of durations."""
+    sum_seconds: float
+    """Their sum."""
+    max_seconds: float
+    """The longest; 0 if there are none."""
+    bucket_counts: tuple[int, ...]
+    """The number in each bucket of `LATENCY_BOUNDS_SECONDS`, and in one more bucket for longer ones."""
+
+    def quantile(self, fraction: float) -> float:
+        """Returns an upper bound of this quantile, at most twice too high; 0 if there are no durations."""
+        wanted = fraction * self.count
+        for bound, total in zip(LATENCY_BOUNDS_SECONDS, accumulate(self.bucket_counts), strict=False):
+            if total >= wanted:
+                return min(bound, self.max_seconds)
+        return self.max_seconds
+
+
+class LatencyHistogram:
+    """Counts durations. Not locked."""
+
+    def __init__(self) -> None:
+        self._bucket_counts = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+        self._sum_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Counts a duration."""
+        self._bucket_counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+        self._sum_seconds += seconds
+        self._max_seconds = max(self._max_seconds, seconds)
+
+    def summary(self) -> LatencySummary:
+        """Returns the distribution so far."""
+        return LatencySummary(
+            sum(self._bucket_counts), self._sum_seconds, self._max_seconds, tuple(self._bucket_counts)
+        )
+
+
+@dataclass(slots=True)
+class ConsumerCounters:
+    """Counts since the consumer was made; see `ConsumerMetrics`, which tells them."""
+
+    delivered_deliveries: int = 0
+    delivered_events: int = 0
+    delivered_bytes: int = 0
+    acked_deliveries: int = 0
+    acked_events: int = 0
+    nacked_deliveries: int = 0
+    nacked_events: int = 0
+    lost_deliveries: int = 0
+    lost_events: int = 0
+    handler_failures: int = 0
+    reconnects: int = 0
+    work: LatencyHistogram = field(default_factory=LatencyHistogram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneMetrics:
-    """One channel at one server."""
+class SubscriptionMetrics:
+    """One channel of one server."""
 
     endpoint: str
     channel: str
-    state: LaneState
-    """How its stream is."""
+    state: SubscriptionState
+    """The state of its stream."""
     error: Exception | None
-    """What ended its last stream; None where nothing did."""
+    """What ended its last stream; None if nothing did."""
     queued_deliveries: int
     """Deliveries that wait to be handed out."""
     unsettled_deliveries: int
-    """Deliveries that are out, the queued ones included."""
+    """Deliveries that are not settled, including queued ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerRates:
-    """What a consumer did in a time."""
+    """The rates of a consumer over a period."""
 
     seconds: float
     events_per_second: float
@@ -35,48 +99,48 @@ class ConsumerRates:
     deliveries_per_second: float
     """Deliveries acknowledged."""
     bytes_per_second: float
-    """Bytes that came."""
+    """Bytes delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerMetrics:
-    """What a consumer has done since it was made, and what it holds now."""
+    """The state of a consumer at one moment. Counters start at 0 with the consumer."""
 
     time: float
-    """When this was so, on the monotonic clock."""
+    """The moment, on the monotonic clock."""
     queued_deliveries: int
     """Deliveries that wait to be handed out."""
     queued_bytes: int
     """Their bytes."""
     unsettled_deliveries: int
-    """Deliveries that are out: queued, in hand, or held back after a nack."""
+    """Deliveries that are not settled: queued, in hand, or held back after a nack."""
     unsettled_bytes: int
-    """Their bytes; what `prefetch_bytes_max` bounds."""
+    """Their bytes, which `prefetch_bytes_max` bounds."""
     delivered_deliveries: int
     delivered_events: int
     delivered_bytes: int
     acked_deliveries: int
-    """Acknowledged. Where a connection broke at that moment, some may come again all the same."""
+    """Deliveries acknowledged. If the connection broke at that moment, some may be delivered again."""
     acked_events: int
     nacked_deliveries: int
-    """Returned."""
+    """Deliveries returned."""
     nacked_events: int
     lost_deliveries: int
-    """Handed out, and come to nothing, because their stream broke before they were settled."""
+    """Deliveries handed out whose stream broke before they were settled."""
     lost_events: int
     handler_failures: int
     """Handlers that raised."""
     reconnects: int
-    """Streams that broke, or could not be begun."""
+    """Streams that broke, or could not be started."""
     work: LatencySummary
     """How long deliveries were in hand."""
-    lanes: Sequence[LaneMetrics]
-    """Each channel at each server."""
+    lanes: Sequence[SubscriptionMetrics]
+    """Each channel of each server."""
 
     def rates_since(self, earlier: "ConsumerMetrics") -> ConsumerRates:
-        """What was done since an earlier look."""
+        """Returns the rates since an earlier state."""
         seconds = self.time - earlier.time
-        # Two looks at the same moment show nothing done.
+        # Two states of the same moment show no progress.
         share = 1.0 / seconds if seconds > 0 else 0.0
         return ConsumerRates(
             seconds=seconds,
@@ -86,36 +150,39 @@ class ConsumerMetrics:
         )
 
 
-def metrics_of(intake: Intake[Any], now: float) -> ConsumerMetrics:
-    """The figures as they are."""
-    counters = intake.counters
-    return ConsumerMetrics(
-        time=now,
-        queued_deliveries=intake.queued_count,
-        queued_bytes=intake.queued_bytes,
-        unsettled_deliveries=intake.unsettled_count,
-        unsettled_bytes=intake.unsettled_bytes,
-        delivered_deliveries=counters.delivered_deliveries,
-        delivered_events=counters.delivered_events,
-        delivered_bytes=counters.delivered_bytes,
-        acked_deliveries=counters.acked_deliveries,
-        acked_events=counters.acked_events,
-        nacked_deliveries=counters.nacked_deliveries,
-        nacked_events=counters.nacked_events,
-        lost_deliveries=counters.lost_deliveries,
-        lost_events=counters.lost_events,
-        handler_failures=counters.handler_failures,
-        reconnects=counters.reconnects,
-        work=counters.work.summary(),
-        lanes=[
-            LaneMetrics(
-                endpoint=lane.endpoint,
-                channel=lane.channel,
-                state=lane.state,
-                error=lane.error,
-                queued_deliveries=len(lane.queued),
-                unsettled_deliveries=len(lane.unsettled),
-            )
-            for lane in intake.lanes
-        ],
-    )
+class ReportsMetrics(Protocol):
+    """A `Consumer` or an `AsyncConsumer`."""
+
+    def metrics(self) -> ConsumerMetrics:
+        """Returns the current state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric, as monitoring systems know it."""
+
+    name: str
+    """Its name, without the prefix."""
+    help: str
+    """Its description."""
+    is_counter: bool
+    """Whether it only grows."""
+    read: Callable[[ConsumerMetrics], Any]
+    """Its value."""
+
+
+METRICS = (
+    Metric("queued_deliveries", "Deliveries that wait to be handed out.", False, lambda it: it.queued_deliveries),
+    Metric("queued_bytes", "Bytes of these.", False, lambda it: it.queued_bytes),
+    Metric("unsettled_deliveries", "Deliveries that are out.", False, lambda it: it.unsettled_deliveries),
+    Metric("unsettled_bytes", "Bytes of these.", False, lambda it: it.unsettled_bytes),
+    Metric("delivered_events", "Events delivered.", True, lambda it: it.delivered_events),
+    Metric("delivered_bytes", "Bytes delivered.", True, lambda it: it.delivered_bytes),
+    Metric("delivered_deliveries", "Deliveries that arrived.", True, lambda it: it.delivered_deliveries),
+    Metric("acked_events", "Events acknowledged.", True, lambda it: it.acked_events),
+    Metric("nacked_events", "Events returned.", True, lambda it: it.nacked_events),
+    Metric("lost_events", "Events handed out whose stream broke before.", True, lambda it: it.lost_events),
+    Metric("handler_failures", "Handlers that raised.", True, lambda it: it.handler_failures),
+    Metric("reconnects", "Streams that broke, or could not be begun.", True, lambda it: it.reconnects),
+)
+"""All metrics that are single numbers."""

@@ -1,4 +1,4 @@
-"""Consumers' figures for OpenTelemetry; needs the extra `opentelemetry`.
+"""Metrics of consumers for OpenTelemetry; needs the extra `opentelemetry`.
 
 from opentelemetry.metrics import get_meter
 from millrace_client.consuming.opentelemetry import observe
@@ -11,31 +11,31 @@ from collections.abc import Callable, Iterable, Mapping
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from millrace_client._units import unit_name
-from millrace_client.consuming.measures import MEASURES, Measure, Measured
+from millrace_client.consuming.metrics import METRICS, Metric, ReportsMetrics
 
 _PREFIX = "millrace.consumer."
 
 
-def observe(consumer: Measured, meter: Meter, attributes: Mapping[str, str] | None = None) -> None:
-    """Has a meter observe a consumer's figures for as long as the meter lives.
+def observe(consumer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str] | None = None) -> None:
+    """Registers a consumer's metrics with a meter, for as long as the meter lives.
 
     Args:
-        consumer: Whose figures.
-        meter: Observes them.
-        attributes: What the observations bear, such as the consumer's name where there are several.
+        consumer: The consumer to observe.
+        meter: The meter that observes it.
+        attributes: The attributes of the observations, such as the consumer's name.
     """
-    for measure in MEASURES:
-        create = meter.create_observable_counter if measure.is_counter else meter.create_observable_up_down_counter
+    for metric in METRICS:
+        create = meter.create_observable_counter if metric.is_counter else meter.create_observable_up_down_counter
         create(
-            _PREFIX + measure.name,
-            callbacks=[_observation(consumer, measure, dict(attributes or {}))],
-            # A name's last word is what it counts.
-            unit=unit_name(measure.name.rpartition("_")[2]),
-            description=measure.help,
+            _PREFIX + metric.name,
+            callbacks=[_observation(consumer, metric, dict(attributes or {}))],
+            # The last word of a name is its unit.
+            unit=unit_name(metric.name.rpartition("_")[2]),
+            description=metric.help,
         )
 
 
 def _observation(
-    consumer: Measured, measure: Measure, attributes: dict[str, str]
+    consumer: ReportsMetrics, metric: Metric, attributes: dict[str, str]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _options: [Observation(measure.read(consumer.metrics()), attributes)]
+    return lambda _options: [Observation(metric.read(consumer.metrics()), attributes)]

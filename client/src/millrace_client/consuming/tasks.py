@@ -1,4 +1,4 @@
-"""The engine of the consumer for asyncio."""
+"""The engine of the asyncio consumer."""
 
 import asyncio
 import contextlib
@@ -14,57 +14,59 @@ from millrace_client._delivered import Settlement
 from millrace_client._forks import forked_error
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import ConsumeStream
-from millrace_client.consuming.bell import Bell
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
 from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, work_seconds_of
-from millrace_client.consuming.lanes import Lane, LaneState
 from millrace_client.consuming.metrics import ConsumerMetrics
-from millrace_client.consuming.tracked import DeliveryState, TrackedDelivery
+from millrace_client.consuming.subscription import DeliveryState, Subscription, SubscriptionState, TrackedDelivery
 from millrace_client.errors import CancelledError, StreamEndedError
 
 
 class Stream(Protocol):
-    """What an engine needs of a Consume stream; see `millrace_client.aio.consume.ConsumeStream`."""
+    """A Consume stream as the engine needs it; see `millrace_client.aio.consume.ConsumeStream`."""
 
     async def next_answer(self) -> pb.ConsumeResponse | None:
-        """Waits for the next delivery; None at the end."""
+        """Waits for the next delivery; returns None at the end of the stream."""
 
     async def settle(self, settlement: Settlement) -> None:
-        """Tells what is to become of a delivery."""
+        """Settles a delivery."""
 
     async def finish(self, timeout_seconds: float | None = None) -> None:
-        """Ends it in order, or by force after so long."""
+        """Ends the stream, by force after so long."""
 
 
 class ConsumerDelivery(TrackedDelivery):
-    """Events to work on, then to `ack` or `nack` as a whole; see `millrace_client.ConsumerDelivery`."""
+    """Events to process, then to `ack` or `nack` together; see `millrace_client.ConsumerDelivery`."""
 
     __slots__ = ("_engine",)
 
     def __init__(
-        self, engine: "TaskEngine", lane: "Lane[ConsumerDelivery]", stream: Stream, answer: pb.ConsumeResponse
+        self,
+        engine: "TaskEngine",
+        subscription: "Subscription[ConsumerDelivery]",
+        stream: Stream,
+        answer: pb.ConsumeResponse,
     ) -> None:
-        super().__init__(lane, stream, answer)
+        super().__init__(subscription, stream, answer)
         self._engine = engine
 
     async def ack(self) -> bool:
         """Removes the events from the channel; waits until that is sent. Repeating it is harmless.
 
         Returns:
-            False where it is too late: the delivery was returned before, or is lost (`is_lost`) because its stream
-            broke; then its events come again.
+            False if it is too late: the delivery was returned before, or is lost (`is_lost`) because its stream broke;
+            then its events will be delivered again.
         """
         return await self._engine.settle(self, DeliveryState.ACKED)
 
     async def nack(self, delay_seconds: float = 0.0) -> bool:
-        """Returns the events to their places in the channel; they will be delivered again, here or elsewhere.
+        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
 
         Args:
-            delay_seconds: How long this consumer keeps them back before. They count as out for so long: towards
-                `prefetch`, and towards `prefetch_bytes_max`. They return at once where the stream ends before that.
+            delay_seconds: How long this consumer holds them back first. Meanwhile they count towards `prefetch` and
+                `prefetch_bytes_max`. They return at once if the stream ends before.
 
         Returns:
-            False where it is too late: the delivery was acknowledged before, or is lost.
+            False if it is too late: the delivery was acknowledged before, or is lost.
         """
         return await self._engine.nack(self, checked_delay(delay_seconds))
 
@@ -80,10 +82,50 @@ class ConsumerDelivery(TrackedDelivery):
             await self.nack()
 
 
-class TaskEngine:
-    """Reads all lanes, each with a task of its own, and hands out what they bring. For the tasks of one event loop.
+class Notifier:
+    """Wakes waiting tasks, each of which checks its own condition. For one event loop."""
 
-    The tasks know the engine, never the consumer, so that a consumer that nobody keeps can be found and closed.
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def notify_all(self) -> None:
+        """Wakes all tasks that wait now."""
+        for waiter in self._waiting:
+            _wake(waiter)
+
+    async def wait(self, deadline: float | None) -> bool:
+        """Waits for the next notification.
+
+        Args:
+            deadline: When to stop waiting, on the loop's clock. None: never.
+
+        Returns:
+            False once the deadline has passed.
+        """
+        loop = asyncio.get_running_loop()
+        if deadline is not None and deadline <= loop.time():
+            return False
+        waiter = loop.create_future()
+        self._waiting.add(waiter)
+        timer = None if deadline is None else loop.call_at(deadline, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+        return True
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class TaskEngine:
+    """Reads each subscription in a task of its own, and hands out the deliveries. For the tasks of one event loop.
+
+    The tasks refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
     """
 
     def __init__(
@@ -92,20 +134,24 @@ class TaskEngine:
         channels: str | Iterable[str],
         config: ConsumerConfig,
         *,
-        open_stream: "Callable[[Lane[ConsumerDelivery]], Awaitable[Stream]] | None" = None,
+        open_stream: "Callable[[Subscription[ConsumerDelivery]], Awaitable[Stream]] | None" = None,
         chance: random.Random | None = None,
     ) -> None:
         self._core: ConsumerCore[ConsumerDelivery] = ConsumerCore(endpoints, channels, config, self._now, chance)
         self._open_stream = open_stream or self._opened_stream
-        self._connections = {lane.endpoint: Connection(config.connection(lane.endpoint)) for lane in self._core.lanes}
-        self._starts = {
-            lane.channel: _calls.consume_start(lane.channel, self._core.limits) for lane in self._core.lanes
+        self._connections = {
+            subscription.endpoint: Connection(config.connection(subscription.endpoint))
+            for subscription in self._core.subscriptions
         }
-        self._streams: dict[Lane[ConsumerDelivery], Stream] = {}
+        self._starts = {
+            subscription.channel: _calls.consume_start(subscription.channel, self._core.limits)
+            for subscription in self._core.subscriptions
+        }
+        self._streams: dict[Subscription[ConsumerDelivery], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._settling: set[asyncio.Task[bool]] = set()
         self._held: dict[ConsumerDelivery, asyncio.TimerHandle] = {}
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process_id = 0
         self._closing: asyncio.Task[None] | None = None
@@ -117,54 +163,54 @@ class TaskEngine:
         return self._core.config
 
     @property
-    def lanes(self) -> Sequence[Lane[ConsumerDelivery]]:
-        """All channels at all servers."""
-        return self._core.lanes
+    def subscriptions(self) -> Sequence[Subscription[ConsumerDelivery]]:
+        """All channels of all servers."""
+        return self._core.subscriptions
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nothing more is handed out."""
+        """Whether no more deliveries are handed out."""
         return self._core.is_stopping
 
     async def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for the next delivery; None where none came in time, or none comes any more. May be cancelled.
+        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
 
         Raises:
-            MillraceError: A channel at a server was given up.
-            ClientForkedError: The consumer belongs to the process that this one was forked from.
+            MillraceError: A channel of a server has failed.
+            ClientForkedError: The consumer belongs to the parent process.
         """
-        loop = self._begin()
-        give_up_at = None if timeout_seconds is None else loop.time() + timeout_seconds
+        loop = self._start()
+        deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
         while not self._core.is_stopping:
             if (delivery := self._core.take()) is not None:
                 return delivery
-            if not await self._bell.wait(give_up_at):
+            if not await self._notifier.wait(deadline):
                 return None
         return None
 
     async def settle(self, delivery: ConsumerDelivery, target: DeliveryState) -> bool:
-        """Acknowledges or returns a delivery; tells whether that is what became of it."""
-        self._refuse_fork()
-        if self._core.intake.settle(delivery, target):
-            await self._tell_server(delivery)
-        self._ring()
+        """Acknowledges or returns a delivery; returns whether it is in that state now."""
+        self._check_process()
+        if self._core.buffer.settle(delivery, target):
+            await self._inform_server(delivery)
+        self._notify()
         return delivery.state is target
 
-    async def _tell_server(self, delivery: ConsumerDelivery) -> None:
+    async def _inform_server(self, delivery: ConsumerDelivery) -> None:
         is_ack = delivery.state is DeliveryState.ACKED
         try:
             await delivery.stream.settle(Settlement(delivery.delivery_id, is_ack=is_ack))
         except StreamEndedError:
-            self._core.intake.note_lost(delivery)
+            self._core.buffer.note_lost(delivery)
 
     async def nack(self, delivery: ConsumerDelivery, delay_seconds: float) -> bool:
-        """Returns a delivery, perhaps later; tells whether that is what becomes of it."""
+        """Returns a delivery, perhaps after a delay; returns whether it is in that state now."""
         if delay_seconds <= 0:
             return await self.settle(delivery, DeliveryState.NACKED)
-        self._refuse_fork()
-        if self._core.intake.settle(delivery, DeliveryState.HELD):
+        self._check_process()
+        if self._core.buffer.settle(delivery, DeliveryState.HELD):
             self._held[delivery] = asyncio.get_running_loop().call_later(delay_seconds, self._end_hold, delivery)
-        self._ring()
+        self._notify()
         return delivery.state is DeliveryState.HELD
 
     def _end_hold(self, delivery: ConsumerDelivery) -> None:
@@ -177,66 +223,66 @@ class TaskEngine:
         settling.add_done_callback(self._settling.discard)
 
     def drop(self, delivery: ConsumerDelivery) -> None:
-        """Returns a delivery from a finalizer, which may run anywhere and cannot await."""
-        # A loop that is closed has ended its streams.
-        assert self._loop is not None, "it came from one"
+        """Returns a delivery. For a finalizer, which may run in any thread and cannot await."""
+        assert self._loop is not None, "the delivery came from a stream"
+        # A closed loop has ended its streams.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle_apart, delivery, DeliveryState.NACKED)
 
     async def fail(self, delivery: ConsumerDelivery, error: Exception) -> None:
-        """Returns a delivery on which work has failed, after a pause that grows with each time."""
+        """Returns a delivery after a failed handler, with a delay that grows with each failure."""
         await self.nack(delivery, self._core.note_handler_failure(delivery, error))
 
     def note_failure(self, delivery: ConsumerDelivery, error: Exception) -> float:
-        """Counts a failure on a delivery that stays in hand; returns after how long to try again."""
+        """Counts a failed handler of a delivery that stays in hand; returns after how long to try again."""
         seconds = self._core.note_handler_failure(delivery, error)
         delivery.attempt += 1
-        self._ring()
+        self._notify()
         return seconds
 
     async def wait_for_stop(self, seconds: float) -> bool:
-        """Waits for so long, unless it is stopped before; tells whether it is."""
+        """Waits for so long, or until the consumer is stopped; returns whether it is stopped."""
         return await self._wait_until(lambda: self._core.is_stopping, self._now() + seconds)
 
-    async def _wait_until(self, is_so: Callable[[], bool], give_up_at: float | None) -> bool:
+    async def _wait_until(self, is_so: Callable[[], bool], deadline: float | None) -> bool:
         while not is_so():
-            if not await self._bell.wait(give_up_at):
+            if not await self._notifier.wait(deadline):
                 return is_so()
         return True
 
-    def _ring(self) -> None:
-        """Lets all look again who wait for something; hooks and the log are told what happened."""
-        self._bell.ring()
-        self._core.intake.notes.pass_on()
+    def _notify(self) -> None:
+        """Wakes all waiting tasks, and makes the deferred calls of hooks and the log."""
+        self._notifier.notify_all()
+        self._core.buffer.deferred.run()
 
     def metrics(self) -> ConsumerMetrics:
-        """The figures as they are."""
+        """Returns the consumer's metrics."""
         return self._core.metrics()
 
     def stop(self) -> None:
-        """Hands out nothing more. Does not wait; may be called from anywhere, threads and signal handlers too."""
+        """Stops to hand out deliveries. Does not wait; may be called from any thread, also from a signal handler."""
         self._core.is_stopping = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.ring)
+            self._loop.call_soon_threadsafe(self._notifier.notify_all)
 
     async def close(self, seconds: float, *, after_error: bool = False) -> ConsumerCloseReport:
-        """Ends everything, within so long; see `millrace_client.consuming.threads`."""
+        """Closes the engine; see `millrace_client.consuming.threads`."""
         if self._process_id not in (0, os.getpid()):
-            # The parent's loop is not here.
+            # The parent's event loop does not run here.
             return ConsumerCloseReport(unsettled_deliveries=0, unsettled_events=0, errors=())
         self._core.is_stopping = True
-        self._ring()
+        self._notify()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(
                 self._end(seconds, asyncio.current_task(), takers_only=after_error)
             )
-        # Whoever waits may be cancelled; the end goes on.
+        # The caller may be cancelled; closing continues.
         await asyncio.wait((self._closing,))
         self._closing.result()
         return self._core.report()
 
     def close_soon(self, seconds: float) -> None:
-        """Begins to close, from any thread."""
+        """Starts to close. For any thread."""
         if self._loop is not None and self._process_id == os.getpid():
             self._loop.call_soon_threadsafe(self._close_apart, seconds)
 
@@ -246,93 +292,161 @@ class TaskEngine:
             self._closing = asyncio.get_running_loop().create_task(self._end(seconds, None, takers_only=False))
 
     async def _end(self, seconds: float, closer: object, *, takers_only: bool) -> None:
-        give_up_at = self._now() + seconds
+        deadline = self._now() + seconds
         work_until = self._now() + work_seconds_of(seconds)
         if self._settling:
             await asyncio.wait(self._settling, timeout=work_seconds_of(seconds))
-        await self._wait_until(lambda: not self._core.in_others_hands(closer, takers_only=takers_only), work_until)
-        self._core.note_left()
+        await self._wait_until(lambda: not self._core.is_held_by_others(closer, takers_only=takers_only), work_until)
+        self._core.note_unfinished()
         self._ends_streams = True
         for timer in self._held.values():
-            # What is held back returns with its stream.
+            # Deliveries that are held back return when their stream ends.
             timer.cancel()
         self._held.clear()
-        seconds_left = max(give_up_at - self._now(), 0.0)
+        seconds_left = max(deadline - self._now(), 0.0)
         endings = [asyncio.ensure_future(stream.finish(seconds_left)) for stream in self._streams.values()]
-        # A stream that fails to end tells so to the task that reads it, too.
+        # The task that reads a stream sees its failure to end, too.
         await asyncio.gather(*endings, return_exceptions=True)
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=max(give_up_at - self._now(), 0.0))
+            _, late = await asyncio.wait(self._tasks, timeout=max(deadline - self._now(), 0.0))
             for task in late:
-                # It sees to its deliveries before it ends.
+                # It settles its deliveries before it ends.
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         for connection in self._connections.values():
             await connection.close()
-        self._ring()
+        self._notify()
 
     def _now(self) -> float:
-        # Figures are read by other threads, too.
+        # Other threads read metrics, too.
         return time.monotonic() if self._loop is None else self._loop.time()
 
-    def _begin(self) -> asyncio.AbstractEventLoop:
-        """Starts the tasks, with the first delivery that is asked for, in the loop that asks."""
-        self._refuse_fork()
+    def _start(self) -> asyncio.AbstractEventLoop:
+        """Starts the tasks with the first `take`, in the event loop of the caller."""
+        self._check_process()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._process_id = os.getpid()
             if not self._core.is_stopping:
-                self._tasks = [self._loop.create_task(self._run_lane(lane)) for lane in self._core.lanes]
+                self._tasks = [
+                    self._loop.create_task(self._run_subscription(subscription))
+                    for subscription in self._core.subscriptions
+                ]
         return self._loop
 
-    def _refuse_fork(self) -> None:
+    def _check_process(self) -> None:
         if self._process_id not in (0, os.getpid()):
             raise forked_error(self._process_id)
 
-    async def _opened_stream(self, lane: Lane[ConsumerDelivery]) -> Stream:
-        stream = ConsumeStream(self._connections[lane.endpoint], lane.channel, None)
-        await stream.start(self._starts[lane.channel])
+    async def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
+        stream = ConsumeStream(self._connections[subscription.endpoint], subscription.channel, None)
+        await stream.start(self._starts[subscription.channel])
         return stream
 
-    # What a lane's task does.
+    # In a subscription's task.
 
-    async def _run_lane(self, lane: Lane[ConsumerDelivery]) -> None:
+    async def _run_subscription(self, subscription: Subscription[ConsumerDelivery]) -> None:
         pause_seconds: float | None = 0.0
         while pause_seconds is not None and not await self.wait_for_stop(pause_seconds):
-            pause_seconds = await self._run_stream(lane)
-        if not lane.is_over:
-            lane.move(LaneState.ENDED)
+            pause_seconds = await self._run_stream(subscription)
+        if not subscription.is_over:
+            subscription.move(SubscriptionState.ENDED)
 
-    async def _run_stream(self, lane: Lane[ConsumerDelivery]) -> float | None:
-        """Reads one stream to its end; returns after how long to begin the next."""
-        began_at = self._now()
+    async def _run_stream(self, subscription: Subscription[ConsumerDelivery]) -> float | None:
+        """Reads one stream to its end; returns after how long to start the next one."""
+        started_at = self._now()
         stream: Stream | None = None
         error: Exception | None = None
-        lane.move(LaneState.READING)
+        subscription.move(SubscriptionState.READING)
         try:
-            stream = self._streams[lane] = await self._open_stream(lane)
+            stream = self._streams[subscription] = await self._open_stream(subscription)
             if self._ends_streams:
                 await stream.finish(0.0)
-            await self._read(lane, stream)
+            await self._read(subscription, stream)
         except asyncio.CancelledError:
-            # Either this task is cancelled, as loops do with all tasks in the end, or its stream was cut off.
-            error = CancelledError(f"the deliveries of {lane.name} were cut off", channel=lane.channel)
-        except Exception as broken:  # noqa: BLE001 - where it is a bug, whoever waits for deliveries must hear of it
+            # Either this task is cancelled, as a loop does with all tasks when it ends, or its stream was cancelled.
+            error = CancelledError(
+                f"the deliveries of {subscription.name} were cancelled", channel=subscription.channel
+            )
+        except Exception as broken:  # noqa: BLE001 - even a bug must reach the caller that waits for deliveries
             error = broken
-        self._streams.pop(lane, None)
+        self._streams.pop(subscription, None)
         for delivery in [held for held in self._held if held.stream is stream]:
             self._held.pop(delivery).cancel()
-        pause_seconds = self._core.broke(lane, stream, error, self._now() - began_at)
-        self._ring()
+        pause_seconds = self._core.note_stream_end(subscription, stream, error, self._now() - started_at)
+        self._notify()
         if (task := asyncio.current_task()) and task.cancelling():
             raise asyncio.CancelledError
         return pause_seconds
 
-    async def _read(self, lane: Lane[ConsumerDelivery], stream: Stream) -> None:
+    async def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
         while True:
-            await self._wait_until(lambda: self._core.may_read(lane), None)
-            # While the consumer stops, what comes is left alone; reading goes on, to see the stream's end.
+            await self._wait_until(lambda: self._core.may_read(subscription), None)
+            # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.
             if (answer := await stream.next_answer()) is None:
                 return
-            if self._core.took_in(ConsumerDelivery(self, lane, stream, answer)):
-                self._ring()
+            if self._core.accept(ConsumerDelivery(self, subscription, stream, answer)):
+                self._notify()
+
+
+Handler = Callable[[ConsumerDelivery], Awaitable[object]]
+
+
+class HandlerTasks:
+    """Runs a handler in tasks."""
+
+    def __init__(self, engine: TaskEngine, handler: Handler, *, ordered: bool) -> None:
+        self._engine = engine
+        self._handle = self._handle_in_order if ordered else self._handle_once
+        self._handler = handler
+
+    async def run(self, workers: int) -> None:
+        """Runs the handler until the engine stops.
+
+        Raises:
+            BaseException: A channel has failed, or a handler raised something other than an Exception.
+        """
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._work(), name=f"millrace-worker-{number}") for number in range(1, workers + 1)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            # After a failure the other tasks finish their deliveries.
+            self._engine.stop()
+            await asyncio.wait(tasks)
+        finally:
+            # Cancelling the run cancels its handlers; their deliveries return.
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+
+    async def _work(self) -> None:
+        me = asyncio.current_task()
+        while (delivery := await self._engine.take()) is not None:
+            delivery.taken_by = me
+            try:
+                await self._handle(delivery)
+            finally:
+                # The handler may have been cancelled, or have raised something other than an Exception.
+                if not delivery.is_settled:
+                    await delivery.nack()
+
+    async def _handle_once(self, delivery: ConsumerDelivery) -> None:
+        try:
+            await self._handler(delivery)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; the engine reports it
+            await self._engine.fail(delivery, error)
+        else:
+            await delivery.ack()
+
+    async def _handle_in_order(self, delivery: ConsumerDelivery) -> None:
+        while not delivery.is_settled:
+            try:
+                await self._handler(delivery)
+            except Exception as error:  # noqa: BLE001 - as above
+                if await self._engine.wait_for_stop(self._engine.note_failure(delivery, error)):
+                    return
+            else:
+                await delivery.ack()

@@ -1,4 +1,4 @@
-"""The engine of the consumer for threads."""
+"""The engine of the synchronous consumer."""
 
 import contextlib
 import os
@@ -18,67 +18,71 @@ from millrace_client._watchdog import Watch, Watchdog
 from millrace_client.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
 from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, work_seconds_of
-from millrace_client.consuming.lanes import Lane, LaneState
 from millrace_client.consuming.metrics import ConsumerMetrics
-from millrace_client.consuming.tracked import DeliveryState, TrackedDelivery
+from millrace_client.consuming.subscription import DeliveryState, Subscription, SubscriptionState, TrackedDelivery
 from millrace_client.errors import StreamEndedError
 
 _LATE_SECONDS = 1.0
-"""How long a stream has to end that was opened while the consumer closed."""
+"""How long a stream may take to end that was opened while the consumer was closing."""
 
 
 class Stream(Protocol):
-    """What an engine needs of a Consume stream; see `ConsumeStream`."""
+    """A Consume stream as the engine needs it; see `ConsumeStream`."""
 
     def next_answer(self) -> pb.ConsumeResponse | None:
-        """Waits for the next delivery; None at the end."""
+        """Waits for the next delivery; returns None at the end of the stream."""
 
     def settle(self, settlement: Settlement) -> None:
-        """Tells what is to become of a delivery; does not wait."""
+        """Settles a delivery; does not wait."""
 
     def end_sending(self, seconds: float) -> None:
-        """Ends it in order, or by force after so long; does not wait."""
+        """Closes the sending side, and cancels the stream after so long; does not wait."""
 
 
 class ConsumerDelivery(TrackedDelivery):
-    """Events to work on, then to `ack` or `nack` as a whole. May be handed to another thread.
+    """Events to process, then to `ack` or `nack` together. May be passed to another thread.
 
-    Iterating gives `Event`s, oldest first; `bodies()` gives the bare bodies quicker. In a `with` statement it is
-    acknowledged at the end of the block, and returned where that raises; then it comes again after a growing pause.
+    Iteration yields `Event`s, oldest first; `bodies()` returns the bodies faster. A `with` statement acknowledges the
+    delivery at the end of the block, and returns it if the block raises; it is then delivered again after a growing
+    pause.
 
-    Delivery is at least once: where the connection breaks, what was not acknowledged comes again, and so may what was
-    acknowledged just then.
+    Delivery is at least once: when the connection breaks, events that were not acknowledged are delivered again, and
+    so may be those that were acknowledged at that moment.
 
     Attributes:
-        attempt: 1, and one more for each time that this consumer's handlers failed on the same first event.
+        attempt: 1 plus the number of times that this consumer's handlers failed on the same first event.
     """
 
     __slots__ = ("_engine",)
 
     def __init__(
-        self, engine: "ThreadedEngine", lane: "Lane[ConsumerDelivery]", stream: Stream, answer: pb.ConsumeResponse
+        self,
+        engine: "ThreadedEngine",
+        subscription: "Subscription[ConsumerDelivery]",
+        stream: Stream,
+        answer: pb.ConsumeResponse,
     ) -> None:
-        super().__init__(lane, stream, answer)
+        super().__init__(subscription, stream, answer)
         self._engine = engine
 
     def ack(self) -> bool:
         """Removes the events from the channel. Returns at once; repeating it is harmless.
 
         Returns:
-            False where it is too late: the delivery was returned before, or is lost (`is_lost`) because its stream
-            broke; then its events come again.
+            False if it is too late: the delivery was returned before, or is lost (`is_lost`) because its stream broke;
+            then its events will be delivered again.
         """
         return self._engine.settle(self, DeliveryState.ACKED)
 
     def nack(self, delay_seconds: float = 0.0) -> bool:
-        """Returns the events to their places in the channel; they will be delivered again, here or elsewhere.
+        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
 
         Args:
-            delay_seconds: How long this consumer keeps them back before. They count as out for so long: towards
-                `prefetch`, and towards `prefetch_bytes_max`. They return at once where the stream ends before that.
+            delay_seconds: How long this consumer holds them back first. Meanwhile they count towards `prefetch` and
+                `prefetch_bytes_max`. They return at once if the stream ends before.
 
         Returns:
-            False where it is too late: the delivery was acknowledged before, or is lost.
+            False if it is too late: the delivery was acknowledged before, or is lost.
         """
         return self._engine.nack(self, checked_delay(delay_seconds))
 
@@ -95,9 +99,9 @@ class ConsumerDelivery(TrackedDelivery):
 
 
 class ThreadedEngine:
-    """Reads all lanes, each with a thread of its own, and hands out what they bring. Threads may share it.
+    """Reads each subscription in a thread of its own, and hands out the deliveries. Threads may share it.
 
-    The threads know the engine, never the consumer, so that a consumer that nobody keeps can be found and closed.
+    The threads refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
     """
 
     def __init__(
@@ -106,25 +110,29 @@ class ThreadedEngine:
         channels: str | Iterable[str],
         config: ConsumerConfig,
         *,
-        open_stream: "Callable[[Lane[ConsumerDelivery]], Stream] | None" = None,
+        open_stream: "Callable[[Subscription[ConsumerDelivery]], Stream] | None" = None,
         chance: random.Random | None = None,
     ) -> None:
-        # Guards the core. Nobody does I/O, or calls strangers' code, while holding it.
+        # Guards the core. No I/O is done and no user code is called while it is held.
         lock = threading.RLock()
-        # Of one lock: for those that wait for deliveries, and for those that wait for anything else.
+        # Two conditions of one lock: for callers that wait for deliveries, and for all other waits.
         self._arrived = threading.Condition(lock)
         self._changed = threading.Condition(lock)
         self._core: ConsumerCore[ConsumerDelivery] = ConsumerCore(endpoints, channels, config, time.monotonic, chance)
         self._open_stream = open_stream or self._opened_stream
-        self._connections = {lane.endpoint: Connection(config.connection(lane.endpoint)) for lane in self._core.lanes}
-        self._starts = {
-            lane.channel: _calls.consume_start(lane.channel, self._core.limits) for lane in self._core.lanes
+        self._connections = {
+            subscription.endpoint: Connection(config.connection(subscription.endpoint))
+            for subscription in self._core.subscriptions
         }
-        self._streams: dict[Lane[ConsumerDelivery], Stream] = {}
+        self._starts = {
+            subscription.channel: _calls.consume_start(subscription.channel, self._core.limits)
+            for subscription in self._core.subscriptions
+        }
+        self._streams: dict[Subscription[ConsumerDelivery], Stream] = {}
         self._threads: list[threading.Thread] = []
         self._watchdog = Watchdog()
         self._held: dict[ConsumerDelivery, Watch] = {}
-        # What loops dropped. A finalizer may put into it, whatever locks are held around it.
+        # Deliveries that loops dropped. A finalizer may add to it, whatever locks are held at that moment.
         self._dropped: queue.SimpleQueue[ConsumerDelivery] = queue.SimpleQueue()
         self._process_id: int | None = None
         self._is_closing = False
@@ -137,30 +145,30 @@ class ThreadedEngine:
         return self._core.config
 
     @property
-    def lanes(self) -> "Sequence[Lane[ConsumerDelivery]]":
-        """All channels at all servers."""
-        return self._core.lanes
+    def subscriptions(self) -> "Sequence[Subscription[ConsumerDelivery]]":
+        """All channels of all servers."""
+        return self._core.subscriptions
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nothing more is handed out."""
+        """Whether no more deliveries are handed out."""
         return self._core.is_stopping
 
     def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for the next delivery; None where none came in time, or none comes any more.
+        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
 
         Raises:
-            MillraceError: A channel at a server was given up.
-            ClientForkedError: The consumer belongs to the process that this one was forked from.
+            MillraceError: A channel of a server has failed.
+            ClientForkedError: The consumer belongs to the parent process.
         """
-        self._begin()
-        give_up_at = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._start()
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._locked():
             while not self._core.is_stopping:
                 self._return_dropped()
                 if (delivery := self._core.take()) is not None:
                     return delivery
-                remaining = None if give_up_at is None else give_up_at - time.monotonic()
+                remaining = None if deadline is None else deadline - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     return None
                 self._arrived.wait(remaining)
@@ -168,34 +176,34 @@ class ThreadedEngine:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds the lock; afterwards hooks and the log are told what happened."""
+        """Holds the lock; afterwards makes the deferred calls of hooks and the log."""
         with self._changed:
             yield
-        self._core.intake.notes.pass_on()
+        self._core.buffer.deferred.run()
 
     def settle(self, delivery: ConsumerDelivery, target: DeliveryState) -> bool:
-        """Acknowledges or returns a delivery; tells whether that is what became of it."""
-        self._refuse_fork()
+        """Acknowledges or returns a delivery; returns whether it is in that state now."""
+        self._check_process()
         with self._locked():
             return self._settle(delivery, target)
 
     def _settle(self, delivery: ConsumerDelivery, target: DeliveryState) -> bool:
-        if self._core.intake.settle(delivery, target) and target is not DeliveryState.HELD:
-            self._tell_server(delivery)
-        # There may be room now, and somebody may wait for what is in hand.
+        if self._core.buffer.settle(delivery, target) and target is not DeliveryState.HELD:
+            self._inform_server(delivery)
+        # There may be room now, and another thread may wait for deliveries in hand.
         self._changed.notify_all()
         return delivery.state is target
 
-    def _tell_server(self, delivery: ConsumerDelivery) -> None:
+    def _inform_server(self, delivery: ConsumerDelivery) -> None:
         is_ack = delivery.state is DeliveryState.ACKED
         try:
             delivery.stream.settle(Settlement(delivery.delivery_id, is_ack=is_ack))
         except StreamEndedError:
-            self._core.intake.note_lost(delivery)
+            self._core.buffer.note_lost(delivery)
 
     def nack(self, delivery: ConsumerDelivery, delay_seconds: float) -> bool:
-        """Returns a delivery, perhaps later; tells whether that is what becomes of it."""
-        self._refuse_fork()
+        """Returns a delivery, perhaps after a delay; returns whether it is in that state now."""
+        self._check_process()
         with self._locked():
             return self._nack(delivery, delay_seconds)
 
@@ -217,26 +225,26 @@ class ThreadedEngine:
                 self._settle(delivery, DeliveryState.NACKED)
 
     def fail(self, delivery: ConsumerDelivery, error: Exception) -> None:
-        """Returns a delivery on which work has failed, after a pause that grows with each time."""
-        self._refuse_fork()
+        """Returns a delivery after a failed handler, with a delay that grows with each failure."""
+        self._check_process()
         with self._locked():
             self._nack(delivery, self._core.note_handler_failure(delivery, error))
 
     def note_failure(self, delivery: ConsumerDelivery, error: Exception) -> float:
-        """Counts a failure on a delivery that stays in hand; returns after how long to try again."""
+        """Counts a failed handler of a delivery that stays in hand; returns after how long to try again."""
         with self._locked():
             delivery.attempt += 1
             return self._core.note_handler_failure(delivery, error)
 
     def wait_for_stop(self, seconds: float) -> bool:
-        """Waits for so long, unless it is stopped before; tells whether it is."""
+        """Waits for so long, or until the consumer is stopped; returns whether it is stopped."""
         with self._changed:
             return self._changed.wait_for(lambda: self._core.is_stopping, seconds)
 
     def drop(self, delivery: ConsumerDelivery) -> None:
-        """Returns a delivery from a finalizer, which may run anywhere and must not wait."""
+        """Returns a delivery. For a finalizer, which may run in any thread and must not wait."""
         self._dropped.put(delivery)
-        # All others may be waiting for just this delivery. At the program's end, closing sees to it.
+        # All other threads may be waiting for this delivery. When the program exits, closing returns it.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._settle_dropped, name="millrace-consumer-drop", daemon=True).start()
 
@@ -250,14 +258,14 @@ class ThreadedEngine:
                 self._settle(self._dropped.get_nowait(), DeliveryState.NACKED)
 
     def metrics(self) -> ConsumerMetrics:
-        """The figures as they are."""
+        """Returns the consumer's metrics."""
         with self._changed:
             return self._core.metrics()
 
     def stop(self) -> None:
-        """Hands out nothing more. Does not wait; may be called from anywhere, signal handlers too."""
+        """Stops to hand out deliveries. Does not wait; may be called from anywhere, also from a signal handler."""
         self._core.is_stopping = True
-        # A signal handler may run between another's look and its wait; only a thread that needs the lock is heard then.
+        # A signal handler may run between a check and a wait of its own thread; only another thread can wake that one.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._wake_all, name="millrace-consumer-stop", daemon=True).start()
 
@@ -267,69 +275,70 @@ class ThreadedEngine:
             self._changed.notify_all()
 
     def close(self, seconds: float, *, after_error: bool = False) -> ConsumerCloseReport:
-        """Ends everything, within so long; see `Consumer.close`.
+        """Closes the engine; see `Consumer.close`.
 
         Args:
             seconds: How long that may take.
-            after_error: Wait only for loops and handlers of others, not for what somebody received and may have left.
+            after_error: Wait only for other loops and handlers, not for deliveries from `receive`, which may be
+                abandoned.
         """
         if self._process_id not in (None, os.getpid()):
-            # The parent's threads are not here, and its locks may be held for ever.
+            # The parent's threads do not exist here, and its locks may be held for ever.
             return ConsumerCloseReport(unsettled_deliveries=0, unsettled_events=0, errors=())
-        give_up_at = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         with self._changed:
             self._core.is_stopping = True
             self._wake_all()
             is_first, self._is_closing = not self._is_closing, True
         if is_first:
-            self._end(seconds, give_up_at, takers_only=after_error)
+            self._end(seconds, deadline, takers_only=after_error)
         else:
             self._closed.wait(seconds)
         with self._changed:
             return self._core.report()
 
     def end_at_exit(self, seconds: float) -> None:
-        """Closes where that was not done, as the program ends: nobody works on anything any more."""
+        """Closes an open engine when the program exits: no delivery is being processed any more."""
         if self._process_id != os.getpid():
             return
         with self._changed:
-            for delivery in self._core.intake.in_hand():
+            for delivery in self._core.buffer.in_hand():
                 delivery.taken_by = threading.current_thread()
         self.close(seconds)
 
-    def _end(self, seconds: float, give_up_at: float, *, takers_only: bool) -> None:
+    def _end(self, seconds: float, deadline: float, *, takers_only: bool) -> None:
         me = threading.current_thread()
         try:
             with self._locked():
                 self._return_dropped()
                 self._changed.wait_for(
-                    lambda: not self._core.in_others_hands(me, takers_only=takers_only), work_seconds_of(seconds)
+                    lambda: not self._core.is_held_by_others(me, takers_only=takers_only), work_seconds_of(seconds)
                 )
             for stream in self._last_streams():
-                stream.end_sending(max(give_up_at - time.monotonic(), 0.0))
+                stream.end_sending(max(deadline - time.monotonic(), 0.0))
             for thread in self._threads:
                 if thread is not me:
-                    thread.join(max(give_up_at - time.monotonic(), 0.0))
+                    thread.join(max(deadline - time.monotonic(), 0.0))
         finally:
             for connection in self._connections.values():
-                # Cuts off what did not end in time.
+                # Cancels the streams that did not end in time.
                 connection.close()
             self._closed.set()
 
     def _last_streams(self) -> list[Stream]:
-        """The streams that are to be ended; those that a thread is just opening find it out for themselves."""
+        """Returns the streams to be ended. A thread that is just opening one checks `_ends_streams` itself."""
         with self._changed:
-            self._core.note_left()
+            self._core.note_unfinished()
             self._ends_streams = True
-            # What is held back returns with its stream.
+            # Deliveries that are held back return when their stream ends.
             for watch in self._held.values():
                 watch.close()
             self._held.clear()
             return list(self._streams.values())
 
-    def _begin(self) -> None:
-        """Starts the threads, with the first delivery that is asked for, in the process that asks."""
-        self._refuse_fork()
+    def _start(self) -> None:
+        """Starts the threads with the first `take`, in the process of the caller."""
+        self._check_process()
         if self._process_id is None:
             with self._changed:
                 self._start_threads()
@@ -338,46 +347,48 @@ class ThreadedEngine:
         if self._process_id is not None or self._core.is_stopping:
             return
         self._process_id = os.getpid()
-        for lane in self._core.lanes:
-            name = f"millrace-consumer-{lane.name}"
-            thread = threading.Thread(target=self._run_lane, args=(lane,), name=name, daemon=True)
+        for subscription in self._core.subscriptions:
+            name = f"millrace-consumer-{subscription.name}"
+            thread = threading.Thread(target=self._run_subscription, args=(subscription,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _refuse_fork(self) -> None:
+    def _check_process(self) -> None:
         if self._process_id not in (None, os.getpid()):
             raise forked_error(self._process_id)
 
-    def _opened_stream(self, lane: Lane[ConsumerDelivery]) -> Stream:
-        return ConsumeStream(self._connections[lane.endpoint], lane.channel, self._starts[lane.channel], None)
+    def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
+        return ConsumeStream(
+            self._connections[subscription.endpoint], subscription.channel, self._starts[subscription.channel], None
+        )
 
-    # What a lane's thread does.
+    # In a subscription's thread.
 
-    def _run_lane(self, lane: Lane[ConsumerDelivery]) -> None:
+    def _run_subscription(self, subscription: Subscription[ConsumerDelivery]) -> None:
         pause_seconds: float | None = 0.0
         while pause_seconds is not None and not self.wait_for_stop(pause_seconds):
-            pause_seconds = self._run_stream(lane)
+            pause_seconds = self._run_stream(subscription)
         with self._changed:
-            if not lane.is_over:
-                lane.move(LaneState.ENDED)
+            if not subscription.is_over:
+                subscription.move(SubscriptionState.ENDED)
 
-    def _run_stream(self, lane: Lane[ConsumerDelivery]) -> float | None:
-        """Reads one stream to its end; returns after how long to begin the next."""
-        began_at = time.monotonic()
+    def _run_stream(self, subscription: Subscription[ConsumerDelivery]) -> float | None:
+        """Reads one stream to its end; returns after how long to start the next one."""
+        started_at = time.monotonic()
         stream: Stream | None = None
         error: Exception | None = None
         with self._changed:
-            lane.move(LaneState.READING)
+            subscription.move(SubscriptionState.READING)
         try:
-            stream = self._open_stream(lane)
-            self._note_stream(lane, stream)
-            self._read(lane, stream)
-        except Exception as broken:  # noqa: BLE001 - where it is a bug, whoever waits for deliveries must hear of it
+            stream = self._open_stream(subscription)
+            self._note_stream(subscription, stream)
+            self._read(subscription, stream)
+        except Exception as broken:  # noqa: BLE001 - even a bug must reach the caller that waits for deliveries
             error = broken
         with self._locked():
-            self._streams.pop(lane, None)
+            self._streams.pop(subscription, None)
             self._forget_held(stream)
-            pause_seconds = self._core.broke(lane, stream, error, time.monotonic() - began_at)
+            pause_seconds = self._core.note_stream_end(subscription, stream, error, time.monotonic() - started_at)
             self._wake_all()
         return pause_seconds
 
@@ -385,21 +396,96 @@ class ThreadedEngine:
         for delivery in [held for held in self._held if held.stream is stream]:
             self._held.pop(delivery).close()
 
-    def _note_stream(self, lane: Lane[ConsumerDelivery], stream: Stream) -> None:
+    def _note_stream(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
         with self._changed:
-            self._streams[lane] = stream
+            self._streams[subscription] = stream
             is_late = self._ends_streams
         if is_late:
             stream.end_sending(_LATE_SECONDS)
 
-    def _read(self, lane: Lane[ConsumerDelivery], stream: Stream) -> None:
+    def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._core.may_read(lane))
-            # While the consumer stops, what comes is left alone; reading goes on, to see the stream's end.
+                self._changed.wait_for(lambda: self._core.may_read(subscription))
+            # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.
             if (answer := stream.next_answer()) is None:
                 return
-            delivery = ConsumerDelivery(self, lane, stream, answer)
+            delivery = ConsumerDelivery(self, subscription, stream, answer)
             with self._locked():
-                if self._core.took_in(delivery):
+                if self._core.accept(delivery):
                     self._arrived.notify()
+
+
+Handler = Callable[[ConsumerDelivery], object]
+
+
+class HandlerThreads:
+    """Runs a handler in threads."""
+
+    def __init__(self, engine: ThreadedEngine, handler: Handler, *, ordered: bool) -> None:
+        self._engine = engine
+        self._handle = self._handle_in_order if ordered else self._handle_once
+        self._handler = handler
+        self._failures: list[BaseException] = []
+
+    def run(self, workers: int) -> None:
+        """Runs the handler until the engine stops.
+
+        Raises:
+            BaseException: A channel has failed, or a handler raised something other than an Exception.
+        """
+        if workers == 1:
+            self._work()
+            return
+        # Daemons: a handler that never returns must not keep the program from ending.
+        threads = [
+            threading.Thread(target=self._work_apart, name=f"millrace-worker-{number}", daemon=True)
+            for number in range(1, workers + 1)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            # Ctrl-C, for example: deliveries in hand are finished within the time for closing.
+            self._engine.stop()
+            raise
+        if self._failures:
+            raise self._failures[0]
+
+    def _work_apart(self) -> None:
+        try:
+            self._work()
+        except BaseException as failure:  # noqa: BLE001 - raised again by run
+            self._failures.append(failure)
+            self._engine.stop()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while (delivery := self._engine.take()) is not None:
+            delivery.taken_by = me
+            try:
+                self._handle(delivery)
+            finally:
+                # The handler may have raised something other than an Exception.
+                if not delivery.is_settled:
+                    delivery.nack()
+
+    def _handle_once(self, delivery: ConsumerDelivery) -> None:
+        try:
+            self._handler(delivery)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; the engine reports it
+            self._engine.fail(delivery, error)
+        else:
+            delivery.ack()
+
+    def _handle_in_order(self, delivery: ConsumerDelivery) -> None:
+        while not delivery.is_settled:
+            try:
+                self._handler(delivery)
+            except Exception as error:  # noqa: BLE001 - as above
+                if self._engine.wait_for_stop(self._engine.note_failure(delivery, error)):
+                    return
+            else:
+                delivery.ack()

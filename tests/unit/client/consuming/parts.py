@@ -8,9 +8,8 @@ from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig, ConsumerHooks, MillraceError, StreamEndedError
 from millrace_client._delivered import DeliveredEvents, Settlement
-from millrace_client.consuming.lanes import Lane
+from millrace_client.consuming.subscription import Subscription, TrackedDelivery
 from millrace_client.consuming.tasks import ConsumerDelivery, TaskEngine
-from millrace_client.consuming.tracked import TrackedDelivery
 
 
 def answer_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:
@@ -65,8 +64,8 @@ class ScriptedStream:
         read_count: How many deliveries were read.
     """
 
-    def __init__(self, lane: Lane[ConsumerDelivery]) -> None:
-        self.lane = lane
+    def __init__(self, subscription: Subscription[ConsumerDelivery]) -> None:
+        self.subscription = subscription
         self.opened_at = asyncio.get_running_loop().time()
         self.settled: list[tuple[int, bool]] = []
         self.read_count = 0
@@ -125,10 +124,10 @@ class World:
             chance=Certain(),
         )
 
-    async def _open(self, lane: Lane[ConsumerDelivery]) -> ScriptedStream:
+    async def _open(self, subscription: Subscription[ConsumerDelivery]) -> ScriptedStream:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.streams.append(ScriptedStream(lane))
+        self.streams.append(ScriptedStream(subscription))
         return self.streams[-1]
 
     async def take(self, seconds: float | None = None) -> ConsumerDelivery:

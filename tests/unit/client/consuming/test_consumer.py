@@ -308,7 +308,11 @@ def test_unreachable_server_leaves_the_others(face: Face, server: FakeServer) ->
             assert delivery.ack()
 
         def away_error() -> Any:
-            [error] = [lane.error for lane in consumer.metrics().lanes if lane.endpoint == "127.0.0.1:1"]
+            [error] = [
+                subscription.error
+                for subscription in consumer.metrics().lanes
+                if subscription.endpoint == "127.0.0.1:1"
+            ]
             return error
 
         # That it is away may be found out after all has come from the other.

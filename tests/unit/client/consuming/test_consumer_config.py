@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from millrace_client import BadArgumentError, Consumer, ConsumerConfig
-from millrace_client.consuming.config import LANES_MAX, lane_names
+from millrace_client.consuming.config import SUBSCRIPTIONS_MAX, subscriptions_of
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,13 @@ def test_limits_share_the_bytes_among_lanes(config: ConsumerConfig, lane_count: 
 
 def test_names_given_as_one_string_are_one() -> None:
     """A string is not taken letter by letter, and what is given twice counts once."""
-    assert lane_names("a:1", "orders") == [("a:1", "orders")]
-    assert lane_names(["a:1", "b:1", "a:1"], ["x", "y"]) == [("a:1", "x"), ("b:1", "x"), ("a:1", "y"), ("b:1", "y")]
+    assert subscriptions_of("a:1", "orders") == [("a:1", "orders")]
+    assert subscriptions_of(["a:1", "b:1", "a:1"], ["x", "y"]) == [
+        ("a:1", "x"),
+        ("b:1", "x"),
+        ("a:1", "y"),
+        ("b:1", "y"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_names_given_as_one_string_are_one() -> None:
     [
         ([], ["orders"], "endpoints: is empty"),
         (["a:1"], [], "channels: is empty"),
-        (["a:1"], [str(number) for number in range(LANES_MAX + 1)], "channels: 1001 with their servers"),
+        (["a:1"], [str(number) for number in range(SUBSCRIPTIONS_MAX + 1)], "channels: 1001 with their servers"),
     ],
 )
 def test_consumer_of_nothing_is_refused(endpoints: list[str], channels: list[str], says: str) -> None:

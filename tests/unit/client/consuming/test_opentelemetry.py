@@ -1,7 +1,7 @@
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from millrace_client.consuming.measures import MEASURES
+from millrace_client.consuming.metrics import METRICS
 from millrace_client.consuming.opentelemetry import observe
 from tests.opentelemetry_figures import observed
 from tests.unit.client.consuming.parts import World, answer_of
@@ -17,7 +17,7 @@ async def test_observe_tells_opentelemetry_all_figures() -> None:
     world.streams[0].deliver(answer_of(1, b"a", b"b"))
     assert await (await world.take()).ack()
     told = observed(reader)
-    assert len(told) == len(MEASURES)
+    assert len(told) == len(METRICS)
     assert told["millrace.consumer.acked_events"] == ("{events}", True, 2, {"consumer": "orders"})
     assert told["millrace.consumer.queued_bytes"] == ("By", False, 0, {"consumer": "orders"})
     await world.engine.close(1.0)

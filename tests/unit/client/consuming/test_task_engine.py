@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from millrace_client.consuming.lanes import LaneState
-from millrace_client.consuming.task_handling import TaskHandling
-from millrace_client.consuming.tasks import ConsumerDelivery
+from millrace_client.consuming.subscription import SubscriptionState
+from millrace_client.consuming.tasks import ConsumerDelivery, HandlerTasks
 from millrace_client.errors import ChannelClaimedError, ChannelNotFoundError, CorruptError, UnavailableError
 from tests.unit.client.consuming.parts import World, answer_of, ids
 from tests.virtual_clock import now, settle, started
@@ -53,7 +52,7 @@ async def test_streams_take_turns() -> None:
     """Every channel at every server has a stream, and none waits for another's backlog."""
     world = World("one two", "a b")
     await begin(world)
-    assert [stream.lane.name for stream in world.streams] == ["one/a", "two/a", "one/b", "two/b"]
+    assert [stream.subscription.name for stream in world.streams] == ["one/a", "two/a", "one/b", "two/b"]
     for stream in world.streams:
         stream.deliver(*map(answer_of, (1, 2)))
     await settle()
@@ -211,7 +210,10 @@ async def test_refusal_that_lasts_is_raised_once() -> None:
     with pytest.raises(ChannelNotFoundError, match="none called so"):
         await world.engine.take()
     await settle()
-    assert [lane.state for lane in world.engine.lanes] == [LaneState.FAILED, LaneState.READING]
+    assert [subscription.state for subscription in world.engine.subscriptions] == [
+        SubscriptionState.FAILED,
+        SubscriptionState.READING,
+    ]
     world.streams[0].deliver(answer_of(1))
     assert (await world.take()).endpoint == "two"
     assert [told[:2] for told in world.told.of("failed")] == [("one", "orders")]
@@ -264,7 +266,7 @@ async def test_close_waits_for_what_is_in_hand() -> None:
     assert now() == 3
     assert world.streams[0].settled == [(1, True)]
     assert world.streams[0].is_finished
-    assert [lane.state for lane in world.engine.lanes] == [LaneState.ENDED]
+    assert [subscription.state for subscription in world.engine.subscriptions] == [SubscriptionState.ENDED]
 
 
 async def test_close_after_its_time_says_what_was_left() -> None:
@@ -363,7 +365,7 @@ async def test_handler_that_raises_holds_its_delivery_back() -> None:
         if delivery.first_sequence == 10 and delivery.attempt < 3:
             raise ValueError("not yet")
 
-    running = await started(TaskHandling(world.engine, handle, ordered=False).run(1))
+    running = await started(HandlerTasks(world.engine, handle, ordered=False).run(1))
     stream = world.streams[0]
     stream.deliver(answer_of(1), answer_of(2))
     await asyncio.sleep(1)
@@ -394,7 +396,7 @@ async def test_handler_in_order_is_called_again_before_anything_later() -> None:
         if delivery.delivery_id == 1 and delivery.attempt < 3:
             raise ValueError("not yet")
 
-    running = await started(TaskHandling(world.engine, handle, ordered=True).run(1))
+    running = await started(HandlerTasks(world.engine, handle, ordered=True).run(1))
     world.streams[0].deliver(answer_of(1), answer_of(2))
     await asyncio.sleep(10)
     assert seen == [(0, 1, 1), (1, 1, 2), (3, 1, 3), (3, 2, 1)]
@@ -414,7 +416,7 @@ async def test_handler_in_order_leaves_what_was_lost() -> None:
         if len(seen) == 1:
             raise ValueError("not yet")
 
-    running = await started(TaskHandling(world.engine, handle, ordered=True).run(1))
+    running = await started(HandlerTasks(world.engine, handle, ordered=True).run(1))
     world.streams[0].deliver(answer_of(1))
     await settle()
     world.streams[0].break_off(None)
@@ -440,7 +442,7 @@ async def test_run_that_is_stopped_finishes_what_is_in_hand() -> None:
         await asyncio.sleep(delivery.delivery_id)
         done.append(delivery.delivery_id)
 
-    running = await started(TaskHandling(world.engine, handle, ordered=False).run(3))
+    running = await started(HandlerTasks(world.engine, handle, ordered=False).run(3))
     world.streams[0].deliver(*map(answer_of, range(1, 9)))
     await running.answer()
     assert len(done) <= 3
@@ -457,7 +459,7 @@ async def test_run_when_a_channel_is_given_up_finishes_and_raises() -> None:
         await asyncio.sleep(5)
         done.append(delivery.delivery_id)
 
-    running = await started(TaskHandling(world.engine, handle, ordered=False).run(2))
+    running = await started(HandlerTasks(world.engine, handle, ordered=False).run(2))
     world.streams[0].deliver(answer_of(1))
     await settle()
     world.streams[1].break_off(CorruptError("damaged"))
@@ -475,7 +477,7 @@ async def test_run_that_is_cancelled_returns_what_is_in_hand() -> None:
     async def handle(delivery: ConsumerDelivery) -> None:
         await asyncio.sleep(1000)
 
-    running = await started(TaskHandling(world.engine, handle, ordered=False).run(2))
+    running = await started(HandlerTasks(world.engine, handle, ordered=False).run(2))
     world.streams[0].deliver(answer_of(1), answer_of(2))
     await settle()
     running.cancel()
@@ -494,7 +496,7 @@ async def test_error_of_a_handler_that_settled_before_is_told(caplog: pytest.Log
         world.engine.stop()
         raise ValueError("afterwards")
 
-    running = await started(TaskHandling(world.engine, handle, ordered=False).run(1))
+    running = await started(HandlerTasks(world.engine, handle, ordered=False).run(1))
     world.streams[0].deliver(answer_of(1))
     await running.answer()
     assert world.streams[0].settled == [(1, True)]

@@ -1,15 +1,15 @@
-from millrace_client.consuming.latency import BOUNDS_SECONDS, Latency
+from millrace_client.consuming.metrics import LATENCY_BOUNDS_SECONDS, LatencyHistogram
 
 
 def test_summary_of_nothing_is_zero() -> None:
     """Before anything was observed all is zero."""
-    summary = Latency().summary()
+    summary = LatencyHistogram().summary()
     assert (summary.count, summary.sum_seconds, summary.max_seconds, summary.quantile(0.99)) == (0, 0.0, 0.0, 0.0)
 
 
 def test_quantile_is_a_bound_at_most_twice_too_high() -> None:
     """A fraction of all took no longer than the quantile says."""
-    latency = Latency()
+    latency = LatencyHistogram()
     seconds = [0.001 * number for number in range(1, 1001)]
     for each in seconds:
         latency.observe(each)
@@ -22,8 +22,8 @@ def test_quantile_is_a_bound_at_most_twice_too_high() -> None:
 
 def test_what_is_beyond_all_bounds_counts_as_the_longest() -> None:
     """The last bucket has no bound, so the longest stands for it."""
-    latency = Latency()
-    latency.observe(BOUNDS_SECONDS[-1] * 10)
+    latency = LatencyHistogram()
+    latency.observe(LATENCY_BOUNDS_SECONDS[-1] * 10)
     summary = latency.summary()
     assert summary.bucket_counts[-1] == 1
-    assert summary.quantile(0.5) == BOUNDS_SECONDS[-1] * 10
+    assert summary.quantile(0.5) == LATENCY_BOUNDS_SECONDS[-1] * 10
