@@ -73,7 +73,7 @@ bench: setup ## measures against a bare gRPC echo, or another checkout: make ben
 	@$(BIN)/python tests/bench/run.py $(if $(AGAINST),--against "$(AGAINST)")
 
 torture: setup ## runs the tests that take long: crashes, and random histories
-	@$(BIN)/python -m pytest $(TESTS) -m torture --timeout 3600
+	@$(BIN)/python -m pytest $(TESTS) -m "torture or hypothesis" --hypothesis-profile torture --timeout 3600
 
 fuzz: setup ## feeds random input: make fuzz [FUZZ_SECONDS=60]
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest $(TESTS) -m fuzz --timeout 3600

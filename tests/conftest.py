@@ -17,7 +17,10 @@ from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, uses_shared_spark
 
 # How long one example takes says nothing on a machine that does other things too; pytest's timeout bounds the test.
-settings.register_profile("millrace", parent=settings.get_profile(settings.get_current_profile_name()), deadline=None)
+# `make torture` tries many more examples.
+_DEFAULTS = settings.get_profile(settings.get_current_profile_name())
+settings.register_profile("millrace", parent=_DEFAULTS, deadline=None, max_examples=40)
+settings.register_profile("torture", parent=_DEFAULTS, deadline=None, max_examples=1_000)
 settings.load_profile("millrace")
 
 # Tests start hundreds of processes; without kept bytecode each of them would compile all modules again.

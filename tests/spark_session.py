@@ -9,10 +9,10 @@ from millrace_spark import ensure_java
 
 
 def small_spark() -> SparkSession:
-    """A session on two cores, with little memory and no web pages."""
+    """A session on two cores, with little memory and no web pages, which tries each task twice, as a cluster does."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("millrace-tests")
+    builder = SparkSession.builder.master("local[2,2]").appName("millrace-tests")
     for name, value in (
         ("spark.driver.bindAddress", "127.0.0.1"),
         ("spark.driver.host", "127.0.0.1"),

@@ -97,7 +97,6 @@ class Scene:
     servers: Sequence[RestartedServer]
     networks: Sequence[TornNetwork]
     chance: random.Random
-    has_notes: bool
     sent: list[bytes] = field(default_factory=list)
     kill_counts: Counter[str] = field(default_factory=Counter)
     _driver: subprocess.Popen[bytes] | None = None
@@ -264,13 +263,11 @@ class Scene:
             target_options={"endpoints": endpoints, "channel": NOTES},
             checkpoint=str(self.folder / "checkpoint-writing"),
         )
-        return [landing, copying, *([writing] if self.has_notes else [])]
+        return [landing, copying, writing]
 
 
 @contextmanager
-def spark_scene(
-    folder: Path, chance: random.Random, *, server_count: int, is_torn: bool, has_notes: bool
-) -> Iterator[Scene]:
+def spark_scene(folder: Path, chance: random.Random, *, server_count: int, is_torn: bool) -> Iterator[Scene]:
     """A scene without a driver, whose feed begins at once.
 
     Args:
@@ -278,7 +275,6 @@ def spark_scene(
         chance: What decides what happens.
         server_count: How many servers hold each channel.
         is_torn: Whether connections of Spark are cut and replies lost.
-        has_notes: Whether there is also a query that only writes to a channel.
     """
     with ExitStack() as ending:
         servers = []
@@ -291,7 +287,7 @@ def spark_scene(
         networks = [
             ending.enter_context(torn_network(server.grpc, chance.getrandbits(32), tears)) for server in servers
         ]
-        scene = Scene(folder, servers, networks, chance, has_notes)
+        scene = Scene(folder, servers, networks, chance)
         feeding = threading.Thread(target=scene.feed, name="feed")
         feeding.start()
         ending.callback(feeding.join)

@@ -10,8 +10,7 @@ from tests.crash.spark_scene import COPIES, NOTES, Account, Scene, spark_scene
 
 pytestmark = pytest.mark.spark
 
-# Each costs some twenty seconds. The suite kills two more drivers: that of the main job, and a landing.
-_KILLS_IN_THE_SUITE = 2
+# Each costs some twenty seconds, too many for the suite, which kills one driver: that of the main job.
 _KILLS_OF_THE_DRIVER = 50
 _TORN_KILLS = 20
 _DELAY_SECONDS_MAX = 1.5
@@ -22,8 +21,7 @@ def _kill_at_random(scene: Scene, kill_count: int, *, kills_servers: bool) -> li
     """Kills the driver so often, each time somewhere in its work or, seldom, in its start; returns what notes say."""
     notes: list[bytes] = []
     for number in range(kill_count):
-        if scene.has_notes:
-            notes += scene.write_note(number)
+        notes += scene.write_note(number)
         scene.start_driver()
         if scene.chance.random() < 0.2:
             time.sleep(scene.chance.uniform(0.0, _START_SECONDS_MAX))
@@ -60,18 +58,11 @@ def test_account_of_what_went_wrong_tells_of_it() -> None:
     assert Account.of([b"1", b"2", b"3"], [b"1", b"1", b"3", b"4"]) == Account(3, [b"2"], [b"1"], [b"4"])
 
 
-@pytest.mark.timeout(900)
-def test_queries_of_a_killed_driver_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
-    """From a channel to Parquet and from channel to channel, through kills of the driver anywhere in its work."""
-    with spark_scene(tmp_path, chance, server_count=1, is_torn=False, has_notes=False) as scene:
-        _settle(scene, _kill_at_random(scene, _KILLS_IN_THE_SUITE, kills_servers=False))
-
-
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_queries_of_a_driver_killed_50_times_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
-    """The same for longer, on two servers, and a query that only writes to a channel."""
-    with spark_scene(tmp_path, chance, server_count=2, is_torn=False, has_notes=True) as scene:
+    """From a channel to Parquet, from channel to channel, and from files to a channel, on two servers."""
+    with spark_scene(tmp_path, chance, server_count=2, is_torn=False) as scene:
         _settle(scene, _kill_at_random(scene, _KILLS_OF_THE_DRIVER, kills_servers=False))
 
 
@@ -79,5 +70,5 @@ def test_queries_of_a_driver_killed_50_times_bring_each_event_once(tmp_path: Pat
 @pytest.mark.timeout(3600)
 def test_queries_on_a_torn_network_bring_each_event_once(tmp_path: Path, chance: random.Random) -> None:
     """Replies are lost and connections cut, servers are killed and come back, and so does the driver."""
-    with spark_scene(tmp_path, chance, server_count=2, is_torn=True, has_notes=True) as scene:
+    with spark_scene(tmp_path, chance, server_count=2, is_torn=True) as scene:
         _settle(scene, _kill_at_random(scene, _TORN_KILLS, kills_servers=True))

@@ -245,7 +245,7 @@ class FileChannelModel(ChannelModel):
         self.opened.abandon()
 
 
-_FILE_SETTINGS = settings(SETTINGS, max_examples=60)
+_FILE_SETTINGS = settings(SETTINGS, max_examples=30)
 
 
 def test_file_channel_driven_at_random_keeps_its_account() -> None:

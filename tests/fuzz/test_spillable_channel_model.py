@@ -189,7 +189,7 @@ class SpillableChannelModel(FileChannelModel):
         channel.commits = witness
 
 
-_SETTINGS = settings(SETTINGS, max_examples=60)
+_SETTINGS = settings(SETTINGS, max_examples=30)
 
 
 def test_spillable_channel_driven_at_random_keeps_its_account() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import StartMillraced
 from tests.daemon_flows import component_of, stored_bodies, stored_count, wait_until
 from tests.millraced import Millraced
-from tests.process_figures import cpu_seconds, is_running, resident_bytes
+from tests.process_figures import is_running, resident_bytes
 
 FILE_CHANNEL_TOML = """
 [channels.lines]
@@ -134,10 +134,8 @@ def test_command_that_writes_more_than_is_taken_is_held_up(start_millraced: Star
     wait_until(lambda: stored_count(server) == 1_000)
     wait_until(lambda: component_of(server, "in")["State"] == "backing off")
     before = resident_bytes(server.process.pid)
-    spent = cpu_seconds(server.process.pid)
     wait_until(lambda: component_of(server, "in")["FailureCount"] >= 2)
     assert resident_bytes(server.process.pid) - before < 8 * MIB
-    assert cpu_seconds(server.process.pid) - spent < 0.5
     assert server.stop() == 0
 
 

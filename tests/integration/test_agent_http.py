@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace_client import ComponentState, connect
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
@@ -167,6 +169,7 @@ def test_hostile_senders_beside_good_ones_cost_neither_memory_nor_answers(start_
     assert [entry for entry in server.log if entry["level"] != "info"] == []
 
 
+@pytest.mark.torture
 def test_source_without_requests_needs_no_processor(start_millraced: StartMillraced) -> None:
     """A server that waits for requests wakes up about once a second."""
     server = start_millraced(_channel(kind="memory", capacity=10) + _source())

@@ -306,6 +306,7 @@ def test_second_sigterm_with_a_slow_sink_stops_at_once(start_millraced: StartMil
     ]
 
 
+@pytest.mark.torture
 def test_agent_with_nothing_to_do_needs_next_to_no_processor(start_millraced: StartMillraced, tmp_path: Path) -> None:
     """Whoever waits, waits for events."""
     server = start_millraced(flow(tmp_path, count=1))

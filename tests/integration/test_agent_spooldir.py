@@ -176,6 +176,7 @@ def test_large_compressed_file_needs_little_memory(start_millraced: StartMillrac
     assert highest - before < 100 * MIB
 
 
+@pytest.mark.torture
 def test_idle_source_with_many_done_files_costs_next_to_nothing(
     start_millraced: StartMillraced, tmp_path: Path
 ) -> None:

@@ -265,6 +265,7 @@ def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, t
     assert stored_bodies(server) == [*expected, b" no more"]
 
 
+@pytest.mark.torture
 def test_many_idle_files_cost_next_to_nothing(start_millraced: StartMillraced, logs: Path) -> None:
     """Where nothing is written, looking at hundreds of files takes a small part of a processor."""
     for number in range(300):

@@ -22,6 +22,7 @@ def _bench(scratch: Path, *names: str, seconds_max: float = 100.0) -> tuple[str,
     return result.stdout, json.loads(saved.read_text())
 
 
+@pytest.mark.torture
 def test_bench_in_a_hurry_reports_and_saves(tmp_path: Path) -> None:
     """The benchmark still runs: it shows a table, and writes the same as JSON."""
     shown, report = _bench(tmp_path, "small_calls")
@@ -91,6 +92,7 @@ def test_bench_of_spark_tells_of_batches_and_streams(tmp_path: Path) -> None:
     assert all(line["value"] > 0 for section in report["spark"] for line in section["lines"])
 
 
+@pytest.mark.torture
 def test_bench_without_peers_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer is measured all the same, and what it costs a program."""
     monkeypatch.setenv("PATH", str(tmp_path))

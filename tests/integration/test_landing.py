@@ -1,4 +1,4 @@
-"""`millrace-spark land` against real servers, killed on its way."""
+"""`millrace-spark land` against real servers, followed until Ctrl-C, and killed on its way."""
 
 import json
 import os
@@ -26,8 +26,8 @@ from tests.millraced import Millraced
 
 PAGE = Path(__file__).parents[2] / "docs" / "landing.md"
 CHANNELS = 'channels.web.type = "file"\nchannels.rejected-web.type = "file"'
-EVENTS = 2_500
-BAD_EVERY = 400
+EVENTS_MAX = 10_000
+BAD_EVERY = 100
 RUN_SECONDS_MAX = 240.0
 
 # Short runs gain nothing from the second compiler.
@@ -55,14 +55,17 @@ class LandProgram:
             config = config.replace(f"mill-{number}:7070", server.grpc)
         (folder / "web.toml").write_text(config, encoding="utf-8")
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "millrace_spark.cli", *arguments],
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    def kill_in_a_batch(self, land: Sequence[str]) -> None:
+        """Starts the command, and kills it once it writes its second batch."""
+        small_batches = ("--set", "source.events_per_batch_max=1000")
+        command = [sys.executable, "-m", "millrace_spark.cli", *land, *SMALL, *small_batches]
+        with subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as killed:
+            try:
+                wait_until(killed, lambda: max(self.staged_batches(), default=0) >= 1)
+            finally:
+                killed.kill()
+            errors = killed.communicate()[1]
+        assert killed.returncode == -signal.SIGKILL, errors
 
     def staged_batches(self) -> set[int]:
         """The numbers of batches that are being written."""
@@ -88,31 +91,32 @@ def queued(servers: Sequence[Millraced], channel: str) -> int:
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
-    start_millraced: StartMillraced, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("event_count", "is_killed"), [(300, False), pytest.param(2_500, True, marks=pytest.mark.torture)]
+)
+def test_land_followed_until_ctrl_c_lands_each_line_once(  # noqa: PLR0913 - fixtures and parameters
+    start_millraced: StartMillraced,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    event_count: int,
+    is_killed: bool,
 ) -> None:
-    """The page's commands: killed with -9, then followed until Ctrl-C; each row and bad line is there once."""
+    """The page's commands land each row and each bad line once, also after one that was killed in a batch."""
     servers = [start_millraced(CHANNELS) for _ in range(2)]
     for server in servers:
         server.wait_for("channel opened")
         with millrace.connect(server.grpc) as client:
-            client.channel("web").append([line(number) for number in range(EVENTS)])
+            client.channel("web").append([line(number) for number in range(event_count)])
     program = LandProgram(tmp_path, servers)
     check, land = (command.split()[1:] for command in blocks_of(PAGE, "shell")[0].splitlines())
-    checked = program.start(*check)
-    assert b"web.toml: valid; lands web in" in checked.communicate(timeout=RUN_SECONDS_MAX)[0]
-
-    small_batches = ("--set", "source.events_per_batch_max=1000")
-    with program.start(*land, *SMALL, *small_batches) as killed:
-        try:
-            wait_until(killed, lambda: max(program.staged_batches(), default=0) >= 1)
-        finally:
-            killed.kill()
-        told = killed.communicate()[1]
-    assert killed.returncode == -signal.SIGKILL, told
-    assert queued(servers, "web") > 0
-
     monkeypatch.chdir(tmp_path)
+    assert "web.toml: valid; lands web in" in CliRunner().invoke(app, check).output
+    if is_killed:
+        program.kill_in_a_batch(land)
+        assert queued(servers, "web") > 0
+
     monkeypatch.setattr(commands, "spark_session", lambda *_, **__: nullcontext(spark))
     at_once = ("--set", "run.trigger_seconds=0", "--json")
     with interrupted_when(lambda: queued(servers, "web") == 0):
@@ -120,10 +124,10 @@ def test_land_killed_in_a_batch_and_started_again_lands_each_line_once(
     assert followed.exit_code == 0, followed.output
     report = json.loads(followed.stdout)
     assert report["outcome"] == "stopped"
-    assert 0 < report["events"] <= 2 * EVENTS
+    assert 0 < report["events"] <= 2 * event_count
 
-    bad = {number for number in range(EVENTS) if number % BAD_EVERY == 0}
-    wanted = {(server.grpc, number + 1) for server in servers for number in range(EVENTS) if number not in bad}
+    bad = {number for number in range(event_count) if number % BAD_EVERY == 0}
+    wanted = {(server.grpc, number + 1) for server in servers for number in range(event_count) if number not in bad}
     landed = ds.dataset(tmp_path / "landed" / "web", partitioning="hive").to_table()
     rows = Counter(zip(landed["endpoint"].to_pylist(), landed["sequence"].to_pylist(), strict=True))
     assert rows == Counter(wanted)
@@ -160,7 +164,7 @@ def rejected(servers: Sequence[Millraced]) -> list[bytes]:
     bodies = []
     for server in servers:
         with millrace.connect(server.grpc) as client:
-            for batch in client.channel("rejected-web").peek(1, EVENTS):
+            for batch in client.channel("rejected-web").peek(1, EVENTS_MAX):
                 for event in batch:
                     assert event.headers["millrace.dead_letter.reason"] == "is not a line of an access log"
                     assert event.headers["millrace.dead_letter.channel"] == "web"

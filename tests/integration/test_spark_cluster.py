@@ -111,7 +111,8 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
         yield running
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.torture
+@pytest.mark.timeout(600)
 def test_stream_on_a_cluster_that_loses_an_executor_brings_each_event_once(
     cluster: StandaloneCluster, shared_server: Millraced, tmp_path: Path
 ) -> None:

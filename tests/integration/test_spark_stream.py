@@ -5,12 +5,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
 from pyspark.sql.streaming.query import StreamingQuery
 
 import millrace_client as millrace
@@ -173,6 +175,36 @@ def test_restart_repeats_exactly_what_was_not_committed(
     assert queued_count(client, channel.name) == 18
     query = pipeline.drain()
     assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [5, 3]
+    assert sorted(pipeline.landed()) == sorted(bodies)
+    assert queued_count(client, channel.name) == 0
+
+
+class InterruptedPipeline(Pipeline):
+    """A pipeline whose first task to come half-way fails there."""
+
+    def events(self, **options: str | int) -> DataFrame:
+        passes = F.udf(partial(fails_once, str(self.folder / "failed")), "boolean", useArrow=False)
+        return super().events(**options).where(passes("sequence"))
+
+
+def fails_once(mark: str, sequence: int) -> bool:
+    if sequence % 20 == 0:
+        try:
+            open(mark, "x").close()  # noqa: PTH123 - goes to the workers without its imports
+        except FileExistsError:
+            return True
+        raise OSError("this worker is lost")
+    return True
+
+
+def test_task_that_fails_half_way_and_is_tried_again_lands_each_event_once(
+    spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
+) -> None:
+    """The second attempt reads the same events, and the batch is acknowledged once."""
+    pipeline = InterruptedPipeline(spark, tmp_path, client.endpoint, channel.name)
+    bodies = fill(channel, 90)
+    pipeline.drain(maxEventsPerPartition=30)
+    assert (tmp_path / "failed").exists()
     assert sorted(pipeline.landed()) == sorted(bodies)
     assert queued_count(client, channel.name) == 0
 

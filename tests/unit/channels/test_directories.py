@@ -517,7 +517,8 @@ def crash_points(
     """
     first, is_whole = 0, False
     while not is_whole:
-        for second in (*range(CALLS_MAX), None) if is_thorough else (0, source.randrange(CALLS_MAX), None):
+        some = source.choice((0, source.randrange(CALLS_MAX), None))
+        for second in (*range(CALLS_MAX), None) if is_thorough else (some,):
             prepare()
             disk.adopt()
             is_whole = lived(disk, life, first)
