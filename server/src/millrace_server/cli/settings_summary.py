@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from millrace_server.agent.sinks.sink import TakingSinkConfig
+from millrace_server.agent.sinks.sink import NonRejectingSinkConfig
 from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import complain
@@ -41,7 +41,7 @@ def _show_flows(settings: Settings) -> None:
         typer.echo(f"Source {name}: {source.type}, fills {' and '.join(source.channels)}{through}.")
     for name, sink in settings.sinks.items():
         rejected = "; rejected events are delivered again and again"
-        if isinstance(sink, TakingSinkConfig):
+        if isinstance(sink, NonRejectingSinkConfig):
             rejected = ""
         elif sink.dead_letter_channel:
             rejected = f"; after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"

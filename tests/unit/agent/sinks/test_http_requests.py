@@ -3,8 +3,7 @@ import random
 
 import pytest
 
-from millrace_server.agent.sinks.http_requests import encode, idempotency_key
-from millrace_server.agent.sinks.http_sink import HttpProgress
+from millrace_server.agent.sinks.http_requests import RequestPlanner, encode, idempotency_key
 from millrace_server.agent.sources.http.events import read_events
 from millrace_server.channels.batches import StoredBatch, Window
 from tests.channel_events import batch, numbered, stored_rows
@@ -38,49 +37,49 @@ def test_encode_of_any_events_is_what_the_source_reads(form: str, content_type: 
         for _ in range(99)
     ]
     batches = [StoredBatch(1, Window.whole(stored_rows(rows)))]
-    body = encode(batches, "json" if form == "json" else "json_lines", is_packed=False)
+    body = encode(batches, "json" if form == "json" else "json_lines", is_compressed=False)
     assert read_events(content_type, body, 1_000) == rows
 
 
 def test_encode_of_one_event_alone_is_its_body() -> None:
     """Without its headers, as it is."""
-    assert encode([batch(1, b"\xff\n")], "single", is_packed=False) == b"\xff\n"
-    assert json.loads(encode([batch(1, b"a")], "json", is_packed=False)) == [{"headers": {}, "body": "a"}]
+    assert encode([batch(1, b"\xff\n")], "single", is_compressed=False) == b"\xff\n"
+    assert json.loads(encode([batch(1, b"a")], "json", is_compressed=False)) == [{"headers": {}, "body": "a"}]
 
 
-def requests_of(progress: HttpProgress, *batches: StoredBatch, channel_id: str = "channel") -> list[list[int]]:
-    return [[sequence for sequence, _ in numbered(request)] for request in progress.requests(channel_id, batches)]
+def requests_of(planner: RequestPlanner, *batches: StoredBatch, channel_id: str = "channel") -> list[list[int]]:
+    return [[sequence for sequence, _ in numbered(request)] for request in planner.requests(channel_id, batches)]
 
 
 def test_requests_with_some_events_accepted_leave_these_out() -> None:
     """Exactly these, wherever they are."""
-    progress = HttpProgress(is_single=False)
+    planner = RequestPlanner(is_single=False)
     whole = batch(1, *[b""] * 10)
-    assert requests_of(progress, whole) == [[*range(1, 11)]]
-    progress.note_accepted((whole.part(2, 4), whole.part(8, 10)))
-    assert requests_of(progress, whole) == [[1, 2, 5, 6, 7, 8]]
-    assert requests_of(progress, whole, channel_id="made anew") == [[*range(1, 11)]]
+    assert requests_of(planner, whole) == [[*range(1, 11)]]
+    planner.record_accepted((whole.part(2, 4), whole.part(8, 10)))
+    assert requests_of(planner, whole) == [[1, 2, 5, 6, 7, 8]]
+    assert requests_of(planner, whole, channel_id="made anew") == [[*range(1, 11)]]
 
 
 def test_requests_after_one_in_doubt_repeat_it_where_they_can() -> None:
     """The same events are a request of their own, unless they are not all there."""
-    progress = HttpProgress(is_single=False)
+    planner = RequestPlanner(is_single=False)
     whole = batch(1, *[b""] * 10)
-    assert requests_of(progress, whole) == [[*range(1, 11)]]
-    progress.begins((whole.part(0, 3), whole.part(3, 6)))
-    assert requests_of(progress, whole) == [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10]]
-    assert requests_of(progress, whole.part(0, 6)) == [[1, 2, 3, 4, 5, 6]]
-    assert requests_of(progress, whole.part(0, 5)) == [[1, 2, 3, 4, 5]]
-    assert requests_of(progress, whole.part(1, 10)) == [[*range(2, 11)]]
-    progress.note_refused()
-    assert requests_of(progress, whole) == [[*range(1, 11)]]
+    assert requests_of(planner, whole) == [[*range(1, 11)]]
+    planner.record_sent((whole.part(0, 3), whole.part(3, 6)))
+    assert requests_of(planner, whole) == [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10]]
+    assert requests_of(planner, whole.part(0, 6)) == [[1, 2, 3, 4, 5, 6]]
+    assert requests_of(planner, whole.part(0, 5)) == [[1, 2, 3, 4, 5]]
+    assert requests_of(planner, whole.part(1, 10)) == [[*range(2, 11)]]
+    planner.record_rejected()
+    assert requests_of(planner, whole) == [[*range(1, 11)]]
 
 
 def test_requests_of_very_many_ranges_remember_a_bounded_number() -> None:
     """Memory does not grow with how others take from the channel."""
-    progress = HttpProgress(is_single=True)
+    planner = RequestPlanner(is_single=True)
     for number in range(5_000):
         one = batch(2 * number + 1, b"")
-        assert requests_of(progress, one) == [[2 * number + 1]]
-        progress.note_accepted((one,))
-    assert len(progress._accepted) <= 1_001
+        assert requests_of(planner, one) == [[2 * number + 1]]
+        planner.record_accepted((one,))
+    assert len(planner._accepted) <= 1_001

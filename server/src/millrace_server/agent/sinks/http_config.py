@@ -1,4 +1,4 @@
-"""The table of a sink of type `http`."""
+"""Settings of the sink `http`."""
 
 import re
 from typing import Annotated, Literal
@@ -19,15 +19,15 @@ _Status = Annotated[str, Field(pattern=r"^(?:[2-5](?:[0-9]{2}|xx))$")]
 _HeaderName = Annotated[str, Field(pattern=r"^(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")]
 _HeaderValue = Annotated[str, Field(pattern=r"^(?:[!-~]([ -~]*[!-~])?)$")]
 
-# These tell of the address, of credentials or of the moment, and nothing about the events.
+# Statuses about the address, the credentials or a temporary condition, not about the events.
 _RETRIED = {401, 403, 404, 405, 407, 408, 425, 429}
 
 
 def split_url(text: str) -> SplitResult:
-    """The parts of a URL.
+    """Returns the parts of a URL.
 
     Raises:
-        ValueError: It is none, or not one of HTTP; a sentence for the configuration's problems.
+        ValueError: It is no HTTP URL; the message is a sentence for the configuration's problems.
     """
     parts = _split(text) if _URL.fullmatch(text) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "#" in text:
@@ -35,7 +35,7 @@ def split_url(text: str) -> SplitResult:
             f'is {shown_value(text)}; it must be a URL of HTTP in ASCII, such as "https://example.com/events"'
         )
     if parts.username is not None:
-        # Nothing of the URL is shown here: it holds a secret.
+        # The URL is not shown here: it contains a secret.
         raise ValueError("has a user name before its host; use headers.Authorization for credentials")
     return parts
 
@@ -43,11 +43,11 @@ def split_url(text: str) -> SplitResult:
 def _split(text: str) -> SplitResult | None:
     try:
         parts = urlsplit(text)
-        # Looking at the port is what checks it.
-        is_good = parts.port is None or parts.port > 0
+        # Reading the port validates it.
+        is_valid = parts.port is None or parts.port > 0
     except ValueError:
         return None
-    return parts if is_good else None
+    return parts if is_valid else None
 
 
 def _check_url(text: str) -> str:
@@ -58,30 +58,30 @@ def _check_url(text: str) -> str:
 class HttpSinkConfig(SinkConfig):
     """A sink that posts events to a URL.
 
-    Each request has an `Idempotency-Key` that names its events for ever. Events whose request was answered well are not
-    sent again, and a request without an answer is sent again as it was. So a receiver that remembers keys stores each
-    event once; one that does not may store some again. After the sink's own server was killed, those that were on their
-    way may come in requests of other events, and be stored again in either case.
+    Each request has an `Idempotency-Key` that identifies its events. Events of an accepted request are not sent again,
+    and a request without an answer is repeated unchanged. So a receiver that remembers keys stores each event once; one
+    that does not may store some twice. After a crash of the sink's own server, events that were being sent may be
+    repeated in other requests, and be stored twice in either case.
     """
 
     type: Literal["http"]
     """Posts events to a URL."""
 
     url: Annotated[str, AfterValidator(_check_url)]
-    """Where; redirects are not followed."""
+    """The URL; redirects are not followed."""
 
     format: Format = "json"
     """`json`: an array of all events of a delivery, as a source of type `http` takes it. `json_lines`: the same, one
-    event a line. `single`: each event's body by itself, without its headers."""
+    event per line. `single`: a request for each event, with its body only."""
 
     headers: dict[_HeaderName, _HeaderValue] = Field(default_factory=dict)
     """Headers of each request, such as `Authorization` or another `Content-Type`."""
 
     compression: Literal["none", "gzip"] = "none"
-    """How the requests' bodies are packed."""
+    """How the requests' bodies are compressed."""
 
     request_bytes_max: int = Field(1024 * 1024, ge=1, le=1024 * 1024 * 1024)
-    """Bytes of bodies in a request, before they are written as JSON; a larger event goes alone."""
+    """Bytes of the events' bodies in a request, before encoding; a larger event is sent alone."""
 
     connect_seconds_max: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
     """How long connecting may take."""
@@ -90,15 +90,15 @@ class HttpSinkConfig(SinkConfig):
     """How long a request may take, from its first byte to the last byte of its answer."""
 
     statuses: dict[_Status, Verdict] = Field(default_factory=dict)
-    """What an answer's status, such as `409` or `5xx`, means where that is not the usual.
+    """The meaning of an answer's status, such as `409` or `5xx`, if it differs from the default.
 
-    `settle`: the events are safe. `retry`: they are sent again, after `Retry-After` (at most 30 seconds) where the
-    answer has it. `reject`: the receiver will never take them; see `deliveries_max`. Usually 2xx settles, 4xx rejects
-    but for 401, 403, 404, 405, 407, 408, 425 and 429, and these and all others retry.
+    `settle`: the events are safe. `retry`: they are sent again, after `Retry-After` (at most 30 seconds) if the answer
+    has it. `reject`: the receiver will never take them; see `deliveries_max`. By default 2xx settles, 4xx rejects
+    except for 401, 403, 404, 405, 407, 408, 425 and 429, and all others retry.
     """
 
     ca_file: str | None = Field(None, min_length=1)
-    """The certificates that vouch for the receiver's, in PEM; those of the system without it."""
+    """The certificate authorities for the receiver's certificate, in PEM; by default those of the system."""
 
     @field_validator("headers")
     @classmethod
@@ -111,7 +111,7 @@ class HttpSinkConfig(SinkConfig):
         return headers
 
     def verdict(self, status: int) -> Verdict:
-        """What becomes of the events of a request that was answered so."""
+        """Returns what happens to the events of a request that was answered with a status."""
         named = self.statuses.get(str(status)) or self.statuses.get(f"{status // 100}xx")
         if named is not None:
             return named
@@ -123,7 +123,7 @@ class HttpSinkConfig(SinkConfig):
             case _:
                 return "retry"
 
-    def make(self, _place: SinkContext) -> Sink:
+    def make(self, _context: SinkContext) -> Sink:
         from millrace_server.agent.sinks.http_sink import HttpSink
 
         return HttpSink(self)

@@ -1,17 +1,10 @@
-"""Events as the bodies of requests."""
+"""Requests of the sink `http`: their bodies, their idempotency keys, and which events they must carry."""
 
-import asyncio
 import gzip
 import json
-import ssl
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from hashlib import blake2b
-from typing import NamedTuple
-from urllib.parse import SplitResult
-
-import h11
 
 from millrace_server.agent.sinks.http_config import Format
 from millrace_server.channels.batches import StoredBatch
@@ -25,35 +18,32 @@ CONTENT_TYPES: dict[Format, str] = {
 
 _GZIP_LEVEL = 5
 _KEY_LENGTH_MAX = 128
+_INTERVALS_MAX = 1_000
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def encode(batches: Sequence[StoredBatch], form: Format, *, is_packed: bool) -> bytes:
-    """The body of a request with these events; with one only where the form is `single`."""
+def encode(batches: Sequence[StoredBatch], form: Format, *, is_compressed: bool) -> bytes:
+    """Returns the body of a request with these events; for `single` there is one event."""
     if form == "single":
         [(_, body)] = _rows(batches)
     elif form == "json_lines":
         body = b"".join(_json(headers, body) + b"\n" for headers, body in _rows(batches))
     else:
         body = b"[" + b",".join(_json(headers, body) for headers, body in _rows(batches)) + b"]"
-    return gzip.compress(body, _GZIP_LEVEL, mtime=0) if is_packed else body
+    return gzip.compress(body, _GZIP_LEVEL, mtime=0) if is_compressed else body
 
 
 def idempotency_key(channel_id: str, batches: Sequence[StoredBatch]) -> str:
-    """Names these events for ever: no others ever have this key."""
-    ranges = ",".join(f"{first}-{last}" for first, last in _ranges(batches))
-    key = f"{channel_id}:{ranges}"
-    return (
-        key if len(key) <= _KEY_LENGTH_MAX else f"{channel_id}:{blake2b(ranges.encode(), digest_size=16).hexdigest()}"
-    )
-
-
-def _ranges(batches: Sequence[StoredBatch]) -> list[tuple[int, int]]:
-    """The events' sequences, first and last of each range: the same however they were cut into batches."""
+    """Returns the key of these events; no other events ever have it."""
+    # The same ranges however the events were cut into batches.
     sequences = IntervalSet()
     for batch in batches:
         sequences.add(batch.first_sequence, batch.end_sequence - 1)
-    return list(sequences)
+    ranges = ",".join(f"{first}-{last}" for first, last in sequences)
+    key = f"{channel_id}:{ranges}"
+    if len(key) <= _KEY_LENGTH_MAX:
+        return key
+    return f"{channel_id}:{blake2b(ranges.encode(), digest_size=16).hexdigest()}"
 
 
 def _rows(batches: Sequence[StoredBatch]) -> Iterator[tuple[dict[str, str], bytes]]:
@@ -69,150 +59,62 @@ def _json(headers: dict[str, str], body: bytes) -> bytes:
     return _ENCODER.encode(event).encode()
 
 
-_READ_BYTES = 64 * 1024
-_ANSWER_HEAD_BYTES_MAX = 64 * 1024
-_ANSWER_BODY_BYTES_MAX = 1024 * 1024
-_SHOWN_BYTES = 200
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+class RequestPlanner:
+    """Cuts deliveries into requests, and leaves out events that the receiver has accepted already.
 
-
-class HttpAnswer(NamedTuple):
-    """What a server says to a request."""
-
-    status: int
-    retry_after: str | None
-    """The header, if it is there."""
-    beginning: bytes
-    """Of the body."""
-
-
-class HttpConnectionError(Exception):
-    """Returned when there is no answer, for a reason that the message says. What became of the request is not known."""
-
-
-class _ClosedError(HttpConnectionError):
-    """Returned when a connection was closed before a byte of an answer had come."""
-
-
-class HttpConnection:
-    """Posts to one URL, one request after the other.
+    Remembers the outcomes of one channel's requests for the life of the process.
 
     Args:
-        url: Where.
-        connect_seconds_max: How long connecting may take.
-        tls: For https.
+        is_single: Whether each request has one event.
     """
 
-    def __init__(self, url: SplitResult, connect_seconds_max: float, tls: ssl.SSLContext | None) -> None:
-        assert url.hostname is not None, "checked with the configuration"
-        self._host = url.hostname
-        self._port = url.port or _DEFAULT_PORTS[url.scheme]
-        self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-        self._host_header = url.netloc
-        self._connect_seconds_max = connect_seconds_max
-        self._tls = tls
-        self._open: _OpenConnection | None = None
+    def __init__(self, *, is_single: bool) -> None:
+        self._is_single = is_single
+        self._channel_id = ""
+        self._accepted = IntervalSet()
+        self._in_doubt: tuple[int, int] | None = None
 
-    async def post(self, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
-        """Sends a request and reads the answer. Whoever cancels it must close the connection.
+    def requests(self, channel_id: str, batches: Sequence[StoredBatch]) -> Iterator[Sequence[StoredBatch]]:
+        """Yields the events of each request.
 
-        Raises:
-            HttpConnectionError: There is no answer.
+        A request without a response is repeated with the same events if they are all there, so that the receiver
+        recognizes its key.
         """
-        is_kept = self._open is not None
-        try:
-            return await self._exchange(headers, body)
-        except _ClosedError:
-            if not is_kept:
-                raise
-            # The server has closed a connection that was idle, as it may at any time.
-            return await self._exchange(headers, body)
+        if channel_id != self._channel_id or len(self._accepted) > _INTERVALS_MAX:
+            self._channel_id = channel_id
+            self._accepted = IntervalSet()
+            self._in_doubt = None
+        rest = [part for batch in batches for part in self._unaccepted(batch)]
+        if self._is_single:
+            yield from ((batch.part(index, index + 1),) for batch in rest for index in range(batch.count))
+            return
+        repeated, new = self._split_in_doubt(rest)
+        yield from (part for part in (repeated, new) if part)
 
-    async def _exchange(self, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
-        if self._open is None:
-            self._open = await self._connect()
-        request = h11.Request(
-            method="POST",
-            target=self._target,
-            headers=[("Host", self._host_header), ("Content-Length", str(len(body))), *headers],
-        )
-        try:
-            answer = await self._open.exchange(request, body)
-        except HttpConnectionError:
-            self.close()
-            raise
-        if not self._open.can_go_on():
-            self.close()
-        return answer
+    def _unaccepted(self, batch: StoredBatch) -> Iterator[StoredBatch]:
+        for first, last in self._accepted.gaps(batch.first_sequence, batch.end_sequence - 1):
+            yield batch.between(first, last + 1)
 
-    async def _connect(self) -> "_OpenConnection":
-        try:
-            async with asyncio.timeout(self._connect_seconds_max):
-                return _OpenConnection(*await asyncio.open_connection(self._host, self._port, ssl=self._tls))
-        except TimeoutError:
-            raise HttpConnectionError(f"connecting took longer than {self._connect_seconds_max:g} seconds") from None
-        except (OSError, ssl.SSLError, UnicodeError) as error:
-            raise HttpConnectionError(f"cannot connect: {error}") from None
+    def _split_in_doubt(self, rest: Sequence[StoredBatch]) -> tuple[Sequence[StoredBatch], Sequence[StoredBatch]]:
+        if not rest or self._in_doubt is None:
+            return (), rest
+        first, last = self._in_doubt
+        if rest[0].first_sequence != first or rest[-1].end_sequence <= last:
+            return (), rest
+        repeated = [part.between(first, last + 1) for part in rest if part.first_sequence <= last]
+        new = [part.between(last + 1, part.end_sequence) for part in rest if part.end_sequence > last + 1]
+        return repeated, new
 
-    def close(self) -> None:
-        """Closes the connection; the next request has a new one."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+    def record_sent(self, request: Sequence[StoredBatch]) -> None:
+        """Records that a request is being sent; from now on its outcome is in doubt."""
+        self._in_doubt = (request[0].first_sequence, request[-1].end_sequence - 1)
 
+    def record_rejected(self) -> None:
+        """Records that the receiver has rejected the request."""
+        self._in_doubt = None
 
-class _OpenConnection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_ANSWER_HEAD_BYTES_MAX)
-        self._has_answered = False
-
-    async def exchange(self, request: h11.Request, body: bytes) -> HttpAnswer:
-        self._has_answered = False
-        if self._writer.is_closing():
-            # It broke while nobody looked; uvloop's transports take it for a bug to write to them then.
-            raise _ClosedError("the connection was closed before the request was sent")
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            # Nobody waits until all is sent: a server may answer, and refuse, before it has read everything.
-            self._writer.write(self._http.send(event) or b"")
-        try:
-            return await self._read_answer()
-        except h11.RemoteProtocolError as error:
-            if not self._has_answered:
-                raise _ClosedError("the connection was closed before an answer came") from None
-            raise HttpConnectionError(f"the answer is not HTTP: {error}") from None
-        except OSError as error:
-            kind = HttpConnectionError if self._has_answered else _ClosedError
-            raise kind(f"the connection broke: {error}") from None
-
-    async def _read_answer(self) -> HttpAnswer:
-        response = await self._next_event()
-        while not isinstance(response, h11.Response):
-            # Such as 103 Early Hints.
-            response = await self._next_event()
-        beginning = b""
-        byte_count = 0
-        while byte_count <= _ANSWER_BODY_BYTES_MAX and isinstance(part := await self._next_event(), h11.Data):
-            beginning += part.data[: _SHOWN_BYTES - len(beginning)]
-            byte_count += len(part.data)
-        retry_after = dict(response.headers).get(b"retry-after")
-        return HttpAnswer(response.status_code, retry_after.decode("latin-1") if retry_after else None, beginning)
-
-    async def _next_event(self) -> object:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = await self._reader.read(_READ_BYTES)
-            self._has_answered = self._has_answered or bool(data)
-            self._http.receive_data(data)
-        return event
-
-    def can_go_on(self) -> bool:
-        """Whether another request may follow."""
-        if self._reader.at_eof() or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._writer.transport.abort()
+    def record_accepted(self, request: Sequence[StoredBatch]) -> None:
+        """Records that the receiver has accepted the request."""
+        self._in_doubt = None
+        for batch in request:
+            self._accepted.add(batch.first_sequence, batch.end_sequence - 1)

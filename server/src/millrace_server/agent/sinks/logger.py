@@ -1,4 +1,4 @@
-"""The sink `logger`: events in the server's log, for those who try things out."""
+"""The sink `logger`: writes events to the server's log, for trying things out."""
 
 import asyncio
 import time
@@ -8,26 +8,26 @@ from typing import Literal
 import structlog
 from pydantic import Field
 
-from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkContext, TakingSinkConfig
+from millrace_server.agent.sinks.sink import BatchSink, NonRejectingSinkConfig, Sink, SinkContext
 from millrace_server.channels.batches import StoredBatch
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class LoggerSinkConfig(TakingSinkConfig):
-    """A sink that logs what it takes."""
+class LoggerSinkConfig(NonRejectingSinkConfig):
+    """A sink that logs its events."""
 
     type: Literal["logger"]
-    """Logs each event: its sequence, its headers, and how its body begins."""
+    """Logs each event: its sequence, its headers, and the start of its body."""
 
     bytes_max: int = Field(256, ge=0, le=1_000)
-    """So much of a body is logged."""
+    """Bytes of a body that are logged."""
 
     events_per_second_max: int | None = Field(None, ge=1, le=1_000_000)
-    """More events than that are not logged, only counted; they leave the channel all the same."""
+    """Further events are only counted; they leave the channel as well."""
 
-    def make(self, place: SinkContext) -> Sink:
-        return LoggerSink(place.name, self)
+    def make(self, context: SinkContext) -> Sink:
+        return LoggerSink(context.name, self)
 
 
 class LoggerSink(BatchSink):
@@ -36,7 +36,7 @@ class LoggerSink(BatchSink):
     Args:
         name: The sink's.
         config: What is logged.
-        clock: Seconds that only grow.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, name: str, config: LoggerSinkConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,14 +45,14 @@ class LoggerSink(BatchSink):
         self._clock = clock
         self._second = 0
         self._logged_in_second = 0
-        self._unlogged_count = 0
+        self._suppressed_count = 0
 
     async def write(self, batches: Sequence[StoredBatch]) -> None:
-        # The log may be a pipe whose reader is slow.
+        # On a thread, since the log may be a pipe with a slow reader.
         await asyncio.to_thread(self._log_all, batches)
 
     async def close(self) -> None:
-        self._tell_unlogged()
+        self._log_suppressed()
 
     def _log_all(self, batches: Sequence[StoredBatch]) -> None:
         for sequence, headers, body in _events(batches):
@@ -60,7 +60,7 @@ class LoggerSink(BatchSink):
                 beginning = body[: self._config.bytes_max].decode(errors="backslashreplace")
                 self._log.info("an event", sequence=sequence, headers=headers, body=beginning, body_bytes=len(body))
             else:
-                self._unlogged_count += 1
+                self._suppressed_count += 1
 
     def _may_log(self) -> bool:
         if self._config.events_per_second_max is None:
@@ -68,14 +68,14 @@ class LoggerSink(BatchSink):
         if (second := int(self._clock())) != self._second:
             self._second = second
             self._logged_in_second = 0
-            self._tell_unlogged()
+            self._log_suppressed()
         self._logged_in_second += 1
         return self._logged_in_second <= self._config.events_per_second_max
 
-    def _tell_unlogged(self) -> None:
-        if self._unlogged_count:
-            self._log.info("events were not logged", count=self._unlogged_count)
-            self._unlogged_count = 0
+    def _log_suppressed(self) -> None:
+        if self._suppressed_count:
+            self._log.info("events were not logged", count=self._suppressed_count)
+            self._suppressed_count = 0
 
 
 def _events(batches: Sequence[StoredBatch]) -> Iterator[tuple[int, dict[str, str], bytes]]:

@@ -1,4 +1,4 @@
-"""What every sink is."""
+"""The interface of all sinks, and the two smallest ones: `custom` and `null`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,43 +14,43 @@ from millrace_server.channels.batches import StoredBatch
 
 
 class SinkContext(NamedTuple):
-    """Where a sink is."""
+    """What a sink is created with beside its configuration."""
 
     name: str
     """Its name in the configuration."""
     directory: Path
-    """A directory for what it must remember; it may not be there yet."""
+    """A directory for its own state, which may not exist yet."""
 
 
 class Sink(Protocol):
-    """Takes events on."""
+    """Delivers events to somewhere else."""
 
     async def run(self, reader: ChannelReader) -> None:
-        """Takes deliveries and settles them, until the reader has no more to give.
+        """Takes deliveries and settles them until the reader returns None.
 
-        A delivery that is neither settled nor given back when this ends is given back. It may be cancelled when the
-        time for stopping is over, and may be run again after it has raised or was cancelled.
+        Deliveries that are neither settled nor nacked when this ends are nacked. It is cancelled if it does not stop
+        in time, and may be run again after it has raised or was cancelled.
 
         Raises:
-            ComponentError: It cannot do its work now; it is run again later.
-            ComponentFailedError: It cannot do its work until somebody changes something.
+            ComponentError: It cannot work now; it is run again later.
+            ComponentFailedError: It cannot work until an operator changes something.
         """
 
 
 class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
-    """What sinks of every type have."""
+    """Settings of sinks of every type."""
 
     channel: KnownChannelName
     """The channel that it empties."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
-    """At most so many events in a delivery; fewer where the channel's `transaction_capacity` is smaller."""
+    """The most events of a delivery; fewer if the channel's `transaction_capacity` is smaller."""
 
     deliveries_max: int = Field(5, ge=1, le=1_000_000)
-    """So often an event is delivered that the sink rejects; then it goes to the dead-letter channel."""
+    """How often an event that the sink rejects is delivered before it goes to the dead-letter channel."""
 
     dead_letter_channel: KnownChannelName | None = None
-    """Where events go that were rejected `deliveries_max` times. Without it they are delivered for ever."""
+    """The channel for events that were rejected `deliveries_max` times. Without it they are delivered without end."""
 
     @field_validator("dead_letter_channel")
     @classmethod
@@ -60,21 +60,21 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return dead_letter_channel
 
     @abstractmethod
-    def make(self, place: SinkContext) -> Sink:
-        """The sink."""
+    def make(self, context: SinkContext) -> Sink:
+        """Creates the sink."""
 
 
-class TakingSinkConfig(SinkConfig, ABC):
-    """What sinks have that never reject an event."""
+class NonRejectingSinkConfig(SinkConfig, ABC):
+    """Settings of sinks that never reject an event."""
 
     @field_validator("deliveries_max", "dead_letter_channel")
     @classmethod
-    def _refuse_what_has_no_use(cls, _value: object) -> None:
+    def _refuse_unused(cls, _value: object) -> None:
         raise ValueError("has no use here; a sink of this type rejects no event")
 
 
 class BatchSink(ABC):
-    """A sink that is done with each delivery before it takes the next."""
+    """A sink that completes each delivery before it takes the next."""
 
     async def run(self, reader: ChannelReader) -> None:
         await self.open()
@@ -90,48 +90,48 @@ class BatchSink(ABC):
             await self.close()
 
     async def open(self) -> None:  # noqa: B027 - most sinks have nothing to open
-        """Gets ready; raises ComponentError where that cannot be."""
+        """Prepares for `write`; raises ComponentError if that is not possible."""
 
     @abstractmethod
     async def write(self, batches: Sequence[StoredBatch]) -> None:
-        """Has the events be safe elsewhere; they leave the channel once this returns.
+        """Makes the events safe elsewhere; they leave the channel once this returns.
 
         Raises:
-            EventsRejectedError: Some of the events will never be taken; they are found out and set aside.
-            ComponentError: None of them can be taken now.
+            EventsRejectedError: Some events can never be written; these are found and stored as dead letters.
+            ComponentError: No events can be written now.
         """
 
     async def close(self) -> None:  # noqa: B027 - most sinks have nothing to close
-        """Gives back what it has opened."""
+        """Releases what `open` has acquired."""
 
 
 class CustomSinkConfig(SinkConfig):
-    """A sink that is made by a factory of the user's."""
+    """A sink that is created by a user's factory."""
 
     type: Literal["custom"]
     """A user's own."""
 
     factory: FactoryPath
-    """Called with the sink's place and `options`, returns the sink."""
+    """Called with the sink's context (`name`, `directory`) and `options`; returns the sink."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the factory gets as keyword arguments."""
+    """Keyword arguments of the factory."""
 
-    def make(self, place: SinkContext) -> Sink:
-        sink: Sink = load_factory(self.factory)(place, **self.options)
+    def make(self, context: SinkContext) -> Sink:
+        sink: Sink = load_factory(self.factory)(context, **self.options)
         return sink
 
 
-class NullSinkConfig(TakingSinkConfig):
-    """A sink that drops what it takes."""
+class NullSinkConfig(NonRejectingSinkConfig):
+    """A sink that drops its events."""
 
     type: Literal["null"]
     """Drops all events."""
 
-    def make(self, _place: SinkContext) -> Sink:
+    def make(self, _context: SinkContext) -> Sink:
         return _NullSink()
 
 
 class _NullSink(BatchSink):
     async def write(self, batches: Sequence[StoredBatch]) -> None:
-        """Nothing is to be done."""
+        """Drops the events."""

@@ -58,7 +58,7 @@ def test_read_time_of_anything_else_is_none(text: str) -> None:
 )
 def test_show_in_a_zone_uses_its_clocks(zone: str, strftime_format: str, shown: str) -> None:
     """A time is shown as clocks in the zone show it."""
-    assert TimeRule(ZoneInfo(zone), 1).show(NOON, strftime_format) == shown
+    assert TimeRule(ZoneInfo(zone), 1).format(NOON, strftime_format) == shown
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_show_rounded_goes_down_to_the_clocks_own_multiples(round_seconds: int, 
     """Rounding is by the clock on the wall, also where that is 45 minutes beside UTC."""
     moment = datetime(2026, 1, 1, 17, 59, 37, tzinfo=ZoneInfo("Asia/Kathmandu"))
     rule = TimeRule(ZoneInfo("Asia/Kathmandu"), round_seconds)
-    assert rule.show(int(moment.timestamp()), "%H:%M:%S") == shown
+    assert rule.format(int(moment.timestamp()), "%H:%M:%S") == shown
 
 
 def test_show_rounded_to_a_day_begins_at_midnight() -> None:
     """A day is the zone's own."""
-    assert TimeRule(ZoneInfo("Pacific/Auckland"), 86_400).show(NOON, "%d %H:%M") == "02 00:00"
+    assert TimeRule(ZoneInfo("Pacific/Auckland"), 86_400).format(NOON, "%d %H:%M") == "02 00:00"
 
 
 @pytest.mark.parametrize("text", [str(10**15), "9999-12-31T23:59:59", "0001-01-01T00:00:00", "2" + "0" * 40])
@@ -88,7 +88,7 @@ def test_show_of_any_time_that_is_read_has_a_date_in_every_zone(text: str, zone:
     """Also where it is another day."""
     seconds = read_time(text)
     assert seconds is not None
-    assert TimeRule(ZoneInfo(zone), 1).show(seconds, "%d")
+    assert TimeRule(ZoneInfo(zone), 1).format(seconds, "%d")
 
 
 UTC_RULE = TimeRule(ZoneInfo("UTC"), 1)

@@ -209,7 +209,7 @@ async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
 async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None:
     """A disk that is not mounted is not written below."""
     bench = _bench(tmp_path)
-    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is no directory; make it, or mount"):
+    with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is no directory; create it, or mount"):
         await bench.drain()
     assert not (tmp_path / "out").exists()
 

@@ -1,17 +1,17 @@
 """The sink `files`: events as files of text, JSON, Avro or Parquet, on a disk or in an object store.
 
-    events -> chunks -> partitions by path -> open files in a staging directory -> finished files under their names
+    events -> chunks -> partitions by path -> open files in a staging directory -> finished files
 
-What it promises:
+Guarantees:
 
-- A file is there whole or not at all. It is written under another name, in `.millrace` below the directory that all
-  files of the sink have in common (on this machine), or in the sink's own directory (for other file systems), synced,
-  and then renamed or sent. An upload to S3 is seen when it is complete.
-- An event leaves its channel only when the file that holds it has its final name. Until then its delivery is held.
-- Each event is in exactly one finished file, through crashes of the server and of the machine, as long as the sink
-  alone empties its channel, and its own directory is kept. What was finished and not settled yet is written down in
-  receipts (see `receipts`), and what a channel delivers again is compared with these. That holds wherever one can ask
-  whether a file is there: on disks, HDFS and S3. One case is left: a crash in the moment between a file's final name
-  and the note of it, and somebody takes the file away before the next start. Then its events come a second time.
-- No file is written over.
+- A file is visible completely or not at all. It is written under another name, in `.millrace` below the common
+  directory of the sink's files (on this machine), or in the sink's own directory (for other file systems), synced, and
+  then renamed or uploaded. An upload to S3 becomes visible when it is complete.
+- An event leaves its channel only when its file has its final name. Until then its delivery is unsettled.
+- Each event is in exactly one finished file, across crashes of the server and of the machine, as long as the sink is
+  the only consumer of its channel and its own directory is kept. Receipts (see `sink_directory`) list the finished
+  events that are not settled yet; events that the channel delivers again are compared with them. This requires a file
+  system that can tell whether a file exists: disks, HDFS and S3. One case remains: a crash between a file's publish and
+  the confirmation of its receipt, if the file is moved away before the next start. Then its events are written again.
+- No file is overwritten.
 """

@@ -1,4 +1,4 @@
-"""Events as Avro, in container files."""
+"""Avro container files."""
 
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -10,7 +10,7 @@ from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chosen
 from millrace_server.agent.sinks.files.writers import Compression
 
 BLOCK_BYTES = 256 << 10
-"""Records are gathered until they have so many bytes, and become a block then."""
+"""Records are collected into blocks of this size."""
 
 _CODECS = {"none": "null", "gzip": "deflate", "zstd": "zstandard"}
 
@@ -28,7 +28,7 @@ _TEXT_FIELDS = [
 class AvroWriter:
     """Writes a record for each event: `(sequence: long, headers: map<string>, body: bytes)`.
 
-    As text, the body is a `["null", "string"]`, and null where it is no text: then it stands in `body_bytes`.
+    With text bodies, `body` is `["null", "string"]`; a body that is not UTF-8 is null there and stored in `body_bytes`.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, *, is_body_text: bool) -> None:
@@ -40,7 +40,7 @@ class AvroWriter:
 
     @property
     def buffered_bytes(self) -> int:
-        """At most a block: nothing to speak of."""
+        """At most one block, which is negligible."""
         return 0
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
@@ -60,7 +60,7 @@ class AvroWriter:
         self._writer.flush()
 
     def discard(self) -> None:
-        """Nothing is to be given back."""
+        """Does nothing: there is nothing to release."""
 
 
 def _text_fields(body: bytes) -> dict[str, str | bytes | None]:

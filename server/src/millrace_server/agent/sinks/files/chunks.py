@@ -1,4 +1,4 @@
-"""Events on their way from a delivery into files."""
+"""Chunks: the events of a delivery in columns, as the file formats need them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -10,20 +10,20 @@ from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 
 SMALL_COUNT = 64
-"""Neighbouring batches with fewer events are joined: what is done for each chunk would cost more than its events."""
+"""Neighbouring batches with fewer events are joined: the cost per chunk would exceed that of its events."""
 
 _CONSTANT_BYTES_MAX = 16 << 20
-"""A header that all events have stands in each of them, once they are in a file; a chunk has at most so much of it."""
+"""A file repeats a constant header for each event; a chunk has fewer events if its constant headers are larger."""
 
 
 ItemT = TypeVar("ItemT")
 
 Rows: TypeAlias = Sequence[int]
-"""Events of a chunk by their indexes, ascending; a range where they are neighbours."""
+"""Events of a chunk by their indexes, ascending; a range if they are contiguous."""
 
 
 def chosen(items: Sequence[ItemT], rows: Rows) -> Sequence[ItemT]:
-    """Those of a chunk's items that belong to the events at these indexes."""
+    """Returns the items at these indexes."""
     if len(rows) == len(items):
         return items
     if isinstance(rows, range):
@@ -32,12 +32,12 @@ def chosen(items: Sequence[ItemT], rows: Rows) -> Sequence[ItemT]:
 
 
 class EventChunk:
-    """Events with contiguous sequences, as columns and as what formats make of them.
+    """Events with contiguous sequences.
 
     Attributes:
         first_sequence: The first event's sequence.
         columns: The events.
-        record_batch: The events as Arrow, once it was asked for: several files may take parts of it.
+        record_batch: The events as Arrow; the Parquet writer caches it here, since several files may take parts of it.
     """
 
     def __init__(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
@@ -65,16 +65,16 @@ class EventChunk:
 
     @cached_property
     def headers(self) -> "dict[str, str | list[str | None]]":
-        """Each header's values by its key: the one that all events have, or for each event its own or None."""
+        """Each header's values by its key: one value for all events, or one value or None per event."""
         return {header.key: _values(header) for header in self.columns.headers}
 
     def header_values(self, key: str) -> Sequence[str | None]:
-        """For each event its value of a header; None where it has none."""
+        """Returns each event's value of a header; None for an event without it."""
         values = self.headers.get(key)
         return values if isinstance(values, list) else [values] * self.count
 
     def parts(self, ranges: Iterable[tuple[int, int]]) -> "Iterator[EventChunk]":
-        """The events of these ranges of sequences, both ends included."""
+        """Yields the events of some ranges of sequences, both ends included."""
         cutter = ColumnsCutter(self.columns)
         for first, last in ranges:
             start = first - self.first_sequence
@@ -82,7 +82,7 @@ class EventChunk:
 
 
 def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
-    """The events of batches, in their order.
+    """Yields the events of batches in their order.
 
     Args:
         batches: For each batch its first event's sequence, and its events as a serialized EventColumns.
@@ -102,7 +102,7 @@ def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
 
 
 def _joined(chunks: Sequence[EventChunk]) -> Iterator[EventChunk]:
-    """Neighbours as one chunk, or several where their headers are too many."""
+    """Joins neighbouring chunks into one, or into several if they have too many header keys."""
     if len(chunks) <= 1:
         for chunk in chunks:
             yield from _cut(chunk)
@@ -129,11 +129,11 @@ def _values(header: event_pb2.HeaderColumn) -> "str | list[str | None]":
     sizes = header.sizes[:]
     values = header.values
     if len(sizes) == 1 and sizes[0]:
-        # One size holds for all; and where there is one event only, it is all.
+        # One size stands for all events; with a single event the result is the same.
         return values.decode()
     ends = list(accumulate((max(size - 1, 0) for size in sizes), initial=0))
     if values.isascii():
-        # Slices of text are cheaper than decoding each slice of bytes.
+        # Slicing text is cheaper than decoding each slice of bytes.
         text = values.decode()
         return [text[start:end] if size else None for size, (start, end) in zip(sizes, pairwise(ends), strict=True)]
     return [

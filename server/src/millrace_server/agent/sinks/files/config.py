@@ -1,4 +1,4 @@
-"""Settings of a sink of type `files`."""
+"""Settings of the sink `files`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from millrace_server.agent.sinks.files.sink import FilesSink, FilesSinkSettings
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
 from millrace_server.agent.sinks.files.targets import FileTarget, LocalTarget, RemoteTarget, open_file_system
 from millrace_server.agent.sinks.files.writers import Compression, EventWriter, JsonWriter, TextWriter
-from millrace_server.agent.sinks.sink import Sink, SinkContext, TakingSinkConfig
+from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -41,76 +41,76 @@ def _check_option(value: object) -> object:
 
 
 Option = Annotated[Any, BeforeValidator(_check_option)]
-"""A setting that a file system's library knows."""
+"""An option of a file system's library."""
 
 
-class FilesSinkConfig(TakingSinkConfig):
+class FilesSinkConfig(NonRejectingSinkConfig):
     """A sink that writes events into files. An event leaves its channel once its file has its final name."""
 
     type: Literal["files"]
     """Files of text, JSON, Avro or Parquet."""
 
     path: str
-    """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or the like behind `s3://`, `hdfs://` and so on.
+    """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or such a path after `s3://`, `hdfs://` and so on.
 
-    On this machine the directory before the first brace must be there; what is below it is made.
+    On this machine the directory before the first brace must exist; those below it are created.
     """
 
     options: dict[str, Option] = Field(default_factory=dict)
-    """Of the file system that `path` names, as pyarrow has them for S3, else fsspec: `endpoint_override`, `region`."""
+    """Options of the file system in `path`, such as `region` and `endpoint_override`: pyarrow's for S3, or fsspec's."""
 
     format: Literal["text", "json", "avro", "parquet"] = "text"
-    """`text`: the bodies. The others have an event's sequence, headers and body; `json`: one event a line."""
+    """`text`: the bodies. The others store an event's sequence, headers and body; `json`: one event per line."""
 
     body: Literal["text", "binary"] | None = None
-    """What bodies are in the other formats; those that are no text stand apart. None: text in JSON only."""
+    """The type of bodies in the other formats; bodies that are not UTF-8 are stored apart. None: text in JSON only."""
 
     append_newline: bool = True
-    """Put a newline behind each body, where the format is `text`."""
+    """Whether a newline follows each body in the format `text`."""
 
     compression: Compression = "none"
-    """Packs text and JSON as a whole, and the blocks of Avro and Parquet. `snappy` is for Parquet only."""
+    """Compresses text and JSON as a whole, and the blocks of Avro and Parquet. `snappy` is for Parquet only."""
 
     prefix: str = Field("", pattern=r"^(?:([A-Za-z0-9][A-Za-z0-9._=-]{0,63})?)$")
-    """What the names of files begin with; then come the sink's name, the channel's id and the events' sequences."""
+    """The start of the files' names; the sink's name, the channel's id and the events' sequences follow."""
 
     suffix: str | None = Field(None, pattern=r"^(?:[A-Za-z0-9._=-]{0,32})$")
-    """What they end with. None: as the format and the compression have it, such as `.jsonl.gz`."""
+    """The end of the files' names. None: derived from format and compression, such as `.jsonl.gz`."""
 
     time_header: str = Field("timestamp", min_length=1)
-    """The header with the time for `path`: milliseconds since 1970, or ISO 8601 (without an offset: UTC)."""
+    """The header with the time for `path`: milliseconds since 1970, or ISO 8601 (UTC if it has no offset)."""
 
     time_missing: Literal["clock", "word"] = "clock"
-    """What counts for an event without a readable time: the clock's, as it is written, or `missing_word`."""
+    """For an event without a valid time: the current time when it is written, or `missing_word`."""
 
     time_zone: str = "UTC"
-    """Whose clocks `path` shows, as `Europe/Paris`."""
+    """The time zone of times in `path`, such as `Europe/Paris`."""
 
     time_round_seconds: int = Field(1, ge=1, le=_DAY_SECONDS)
-    """Times in `path` are rounded down to a multiple of so many seconds, counted from midnight."""
+    """Times in `path` are rounded down to a multiple of this, counted from midnight."""
 
     missing_word: str = Field("unknown", pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._=-]{0,99})$")
-    """What stands in `path` for a header that an event does not have."""
+    """Replaces a header in `path` that an event does not have."""
 
     roll_bytes: int = Field(128 * _MIB, ge=_KIB, le=_TIB)
-    """A file of about this size is finished."""
+    """A file is finished at about this size."""
 
     roll_events: int = Field(10_000_000, ge=1, le=1_000_000_000)
     """A file never has more events."""
 
     roll_seconds: float = Field(300.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
-    """A file is finished so long after its first event."""
+    """A file is finished this long after its first event."""
 
     idle_seconds: float = Field(
         default_factory=lambda fields: fields["roll_seconds"], ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False
     )
-    """A file is finished so long after its last event. Default: `roll_seconds`, so without effect."""
+    """A file is finished this long after its last event. Default: `roll_seconds`, which has no effect."""
 
     open_files_max: int = Field(100, ge=1, le=10_000)
-    """Files that are open at once; beyond it, the one that has got no event for longest is finished."""
+    """Open files; beyond this, the least recently written one is finished."""
 
     stall_seconds: float = Field(60.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
-    """A file system that takes longer for one thing counts as one that does not answer."""
+    """A file system that takes longer for one operation counts as not answering."""
 
     @field_validator("path")
     @classmethod
@@ -147,13 +147,13 @@ class FilesSinkConfig(TakingSinkConfig):
             raise ValueError(f'is {shown_value(name)}; it must be the name of a time zone, as "Europe/Paris"') from None
         return name
 
-    def make(self, place: SinkContext) -> Sink:
+    def make(self, context: SinkContext) -> Sink:
         template = PathTemplate.parse(self.path)
-        traits = FilesSinkSettings(place.name, template.root, self.batch_events_max, self.stall_seconds)
-        return FilesSink(traits, partial(self._make_store, place, template, self._writer()))
+        traits = FilesSinkSettings(context.name, template.root, self.batch_events_max, self.stall_seconds)
+        return FilesSink(traits, partial(self._make_files, context, template, self._writer()))
 
-    def _make_store(
-        self, place: SinkContext, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
+    def _make_files(
+        self, context: SinkContext, template: PathTemplate, make_writer: Callable[[BinaryIO], EventWriter]
     ) -> EventFiles:
         limits = RollLimits(
             self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max
@@ -161,11 +161,11 @@ class FilesSinkConfig(TakingSinkConfig):
         times = TimeRule(zone_named(self.time_zone), self.time_round_seconds)
         rules = PathRules(template, times, self.time_header, self.missing_word, self.time_missing == "clock")
         return EventFiles(
-            SinkDirectory(place.directory, place.name),
-            lambda owner: self._target(template, owner, place.directory / "staging"),
+            SinkDirectory(context.directory, context.name),
+            lambda owner: self._target(template, owner, context.directory / "staging"),
             Partitioner(rules),
             OpenFiles(limits, make_writer),
-            FileNames(f"{self.prefix}{place.name}-", self._suffix()),
+            FileNames(f"{self.prefix}{context.name}-", self._suffix()),
         )
 
     def _target(self, template: PathTemplate, owner: str, staging: Path) -> FileTarget:
@@ -181,7 +181,7 @@ class FilesSinkConfig(TakingSinkConfig):
         return _SUFFIXES[self.format] + (_PACKED_SUFFIXES.get(self.compression, "") if is_stream else "")
 
     def _writer(self) -> Callable[[BinaryIO], EventWriter]:
-        """What begins to write into a file; what it needs is imported here, and not before."""
+        """Returns the factory of the format's writer; its library is imported only here."""
         is_body_text = self.body == "text" or (self.body is None and self.format == "json")
         match self.format:
             case "text":
@@ -199,7 +199,7 @@ class FilesSinkConfig(TakingSinkConfig):
 
 
 def _check_file_system(path: str, template: PathTemplate) -> None:
-    """Makes sure that there is what speaks with a file system."""
+    """Checks that the library of a file system is installed."""
     _need("fsspec", path)
     if template.scheme in {"s3", "hdfs"}:
         _need("pyarrow", path)

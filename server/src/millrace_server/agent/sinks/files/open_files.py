@@ -1,4 +1,4 @@
-"""Sets of sequences, as ranges."""
+"""Open files: one per directory, until it is full or old enough."""
 
 import os
 from array import array
@@ -13,14 +13,14 @@ from millrace_server.agent.sinks.files.writers import EventWriter
 
 
 class SequenceRanges:
-    """Sequences that are added in ascending order, most of them neighbours: 16 bytes a range."""
+    """A set of sequences, added in ascending order and mostly contiguous: 16 bytes per range."""
 
     def __init__(self) -> None:
         self._firsts = array("Q")
         self._lasts = array("Q")
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The ranges, both ends included."""
+        """Iterates over the ranges, both ends included."""
         return zip(self._firsts, self._lasts, strict=True)
 
     @property
@@ -34,7 +34,7 @@ class SequenceRanges:
         return max(self._lasts)
 
     def add(self, first_sequence: int, rows: Rows) -> None:
-        """Adds the sequences of events at these indexes of a chunk that begins with `first_sequence`."""
+        """Adds the sequences of some rows of a chunk that begins with `first_sequence`."""
         if isinstance(rows, range):
             self._add_range(first_sequence + rows.start, first_sequence + rows.stop - 1)
             return
@@ -58,35 +58,35 @@ class SequenceRanges:
 
 
 BUFFERED_BYTES_MAX = 64 << 20
-"""What all open files of a sink may hold in memory together."""
+"""Memory that all open files of a sink may use for buffers."""
 
 
 class RollLimits(NamedTuple):
-    """When a file is finished."""
+    """Limits at which a file is finished."""
 
     file_bytes: int
-    """It has so many bytes; the last events may take it above."""
+    """Its size; the last events may exceed it."""
     event_count: int
-    """It has so many events; never more."""
+    """Its events; never exceeded."""
     open_seconds: float
-    """So long after its first event."""
+    """The time since its first event."""
     idle_seconds: float
-    """So long after its last event."""
+    """The time since its last event."""
     open_files_max: int
-    """Of more files than these, the one that has got no event for longest is finished."""
+    """The number of open files; beyond it, the least recently written one is finished."""
 
 
 class OpenFile:
     """A file that is being written.
 
     Attributes:
-        directory: Where it will be.
-        staged: Where it is.
+        directory: The directory of the finished file.
+        staged: Its path while it is open.
         ranges: The sequences of its events.
-        event_count: How many they are.
-        deliveries: The deliveries that have events in it, by their numbers.
-        opened_at: When it got its first event.
-        written_at: When it got its last event.
+        event_count: The number of its events.
+        deliveries: The numbers of the deliveries with events in it.
+        opened_at: The time of its first event.
+        written_at: The time of its last event.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OpenFile:
         self.deliveries: set[int] = set()
         self.opened_at = now
         self.written_at = now
-        # The mode is for those who read it later, less the process's umask.
+        # The mode is meant for the files' readers; the process's umask applies.
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._file = os.fdopen(descriptor, "wb")
         try:
@@ -110,16 +110,16 @@ class OpenFile:
 
     @property
     def buffered_bytes(self) -> int:
-        """About so many bytes of it are in memory only."""
+        """About how many of its bytes are only in memory."""
         return self._writer.buffered_bytes
 
     @property
     def file_bytes(self) -> int:
-        """About so many bytes it would have if it were finished now."""
+        """About how many bytes it would have if it were finished now."""
         return self._file.tell() + self._writer.buffered_bytes
 
     def write(self, delivery: int, chunk: EventChunk, rows: Rows, now: float) -> None:
-        """Adds events of a delivery."""
+        """Writes events of a delivery."""
         self._writer.write(chunk, rows)
         self.ranges.add(chunk.first_sequence, rows)
         self.event_count += len(rows)
@@ -127,11 +127,11 @@ class OpenFile:
         self.written_at = now
 
     def write_buffered(self) -> None:
-        """Frees memory."""
+        """Writes buffered events to free memory."""
         self._writer.write_buffered()
 
     def finish(self) -> int:
-        """Makes it whole, and has it survive a crash; returns its size in bytes."""
+        """Completes and syncs it; returns its size in bytes."""
         self._writer.finish()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -145,7 +145,7 @@ class OpenFile:
         self._close()
 
     def _close(self) -> None:
-        # What is still to be written may find no room; it is not wanted any more.
+        # The disk may be full; the content is not needed any more.
         with suppress(OSError, ValueError):
             self._file.close()
         with suppress(OSError):
@@ -157,7 +157,7 @@ class OpenFiles:
 
     Args:
         limits: When they are finished.
-        make_writer: Begins to write into a file.
+        make_writer: Creates the writer of a file's format.
     """
 
     def __init__(self, limits: RollLimits, make_writer: Callable[[BinaryIO], EventWriter]) -> None:
@@ -167,17 +167,17 @@ class OpenFiles:
         self._next_number = 1
 
     def __iter__(self) -> Iterator[OpenFile]:
-        """Those first that have got no event for longest."""
+        """Iterates over the files, the least recently written first."""
         return iter(list(self._files.values()))
 
     def to_evict_for(self, directory: str) -> OpenFile | None:
-        """The file that must be finished before one is opened for a directory that has none; None where none must."""
+        """Returns the file to finish before one is opened for a directory; None if there is no need."""
         if directory in self._files or len(self._files) < self._limits.open_files_max:
             return None
         return next(iter(self._files.values()))
 
     def get(self, directory: str, staging: Path, now: float) -> OpenFile:
-        """The file for a directory, opened where there is none."""
+        """Returns the open file of a directory; opens one if there is none."""
         file = self._files.get(directory)
         if file is None:
             staged = staging / f"{self._next_number:06d}.part"
@@ -187,27 +187,27 @@ class OpenFiles:
         return file
 
     def room_in(self, file: OpenFile) -> int:
-        """How many events a file takes until it is full."""
+        """Returns how many events a file takes until it is full."""
         return self._limits.event_count - file.event_count
 
     def is_full(self, file: OpenFile) -> bool:
-        """Whether a file has as much as it may."""
+        """Whether a file has reached its event or size limit."""
         return file.event_count >= self._limits.event_count or file.file_bytes >= self._limits.file_bytes
 
     def due_at(self, file: OpenFile) -> float:
-        """When a file is to be finished, if it gets no more events."""
+        """Returns when to finish a file if it gets no more events."""
         return min(file.opened_at + self._limits.open_seconds, file.written_at + self._limits.idle_seconds)
 
     def next_due_at(self) -> float | None:
-        """When the first of them is to be finished; None where there is none."""
+        """Returns when to finish the first file; None if there is none."""
         return min(map(self.due_at, self._files.values()), default=None)
 
     def remove(self, file: OpenFile) -> None:
-        """Knows no more of a file that is being finished."""
+        """Removes a file that is being finished."""
         del self._files[file.directory]
 
     def bound_memory(self) -> None:
-        """Has those write that hold most in memory, where they hold too much together."""
+        """Writes the largest buffers while all of them together use too much memory."""
         buffered = sum(file.buffered_bytes for file in self._files.values())
         while buffered > BUFFERED_BYTES_MAX:
             largest = max(self._files.values(), key=lambda file: file.buffered_bytes)

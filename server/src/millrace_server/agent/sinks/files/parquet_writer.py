@@ -1,4 +1,4 @@
-"""Events as Parquet."""
+"""Parquet files."""
 
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -11,7 +11,7 @@ from millrace_server.agent.sinks.files.chunks import EventChunk, Rows
 from millrace_server.agent.sinks.files.writers import Compression
 
 ROW_GROUP_BYTES = 16 << 20
-"""Events are gathered until they have so many bytes, and become a row group then."""
+"""Events are collected into row groups of this size."""
 
 _COMMON_FIELDS = [
     pa.field("sequence", pa.int64(), nullable=False),
@@ -58,7 +58,7 @@ class ParquetWriter:
         self._writer.close()
 
     def discard(self) -> None:
-        # Left to the collector, it would write its footer whenever that comes by.
+        # Otherwise it would write its footer when it is garbage-collected.
         with suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()
         self._writer.is_open = False

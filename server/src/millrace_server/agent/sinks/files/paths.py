@@ -1,4 +1,4 @@
-"""When an event happened, as far as the path of its file is concerned."""
+"""Paths of files: templates with placeholders for headers and times, such as `/data/{header:host}/{time:%Y-%m-%d}`."""
 
 import re
 import time
@@ -16,10 +16,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_time(text: str) -> int | None:
-    """The time that a header tells, in whole seconds since 1970; None where it tells none that a calendar has.
+    """Parses a header's time; returns whole seconds since 1970, or None if it is no time within the calendar.
 
     Args:
-        text: Milliseconds since 1970, or a date and time as ISO 8601 writes them. Without an offset they are UTC.
+        text: Milliseconds since 1970, or an ISO 8601 date and time; without an offset it is UTC.
     """
     try:
         seconds = int(text) // 1_000 if text.isdecimal() else _seconds_of(datetime.fromisoformat(text))
@@ -34,42 +34,42 @@ def _seconds_of(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(seconds=1)
 
 
-# A day less at both ends than Python's calendar has, for the zones in which they are shown.
+# One day less than Python's calendar at both ends, which leaves room for the time zones.
 _SECONDS_MIN = _seconds_of(datetime.min.replace(tzinfo=UTC)) + _DAY_SECONDS
 _SECONDS_MAX = _seconds_of(datetime.max.replace(tzinfo=UTC)) - _DAY_SECONDS
 
 
 def zone_named(name: str) -> tzinfo:
-    """A time zone; UTC is there even on machines that know of no other.
+    """Returns a time zone. UTC exists even on machines without a time zone database.
 
     Raises:
-        KeyError, OSError, ValueError: There is none of that name.
+        KeyError, OSError, ValueError: There is no time zone of that name.
     """
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
 class TimeRule(NamedTuple):
-    """How a time is written in a path."""
+    """How a time is formatted in a path."""
 
     zone: tzinfo
-    """Whose clocks it is shown by."""
+    """The time zone."""
     round_seconds: int
-    """It is rounded down to a multiple of this, counted from midnight of its day."""
+    """Times are rounded down to a multiple of this, counted from midnight."""
 
-    def show(self, seconds: int, strftime_format: str) -> str:
-        """A time of the calendar, in whole seconds since 1970, as text."""
+    def format(self, seconds: int, strftime_format: str) -> str:
+        """Formats a time, given in whole seconds since 1970."""
         moment = (_EPOCH + timedelta(seconds=seconds)).astimezone(self.zone)
-        # By the clock on the wall, so that quarters of an hour are where that clock has them, in every zone.
+        # Rounds local time, so that quarters of an hour are those of the local clock in every time zone.
         passed = moment.hour * 3_600 + moment.minute * 60 + moment.second
         rest = passed % min(self.round_seconds, _DAY_SECONDS)
         return (moment.replace(tzinfo=None, microsecond=0) - timedelta(seconds=rest)).strftime(strftime_format)
 
 
 VALUE_BYTES_MAX = 100
-"""A header's value in a path is cut to so many bytes of UTF-8."""
+"""A header's value in a path is cut to this many bytes of UTF-8."""
 
 _COMPONENT_BYTES_MAX = 255
-"""What file systems take as one name of a path."""
+"""The longest name in a path that file systems accept."""
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<kind>header|time):(?P<what>[^{}]+)\}|[{}]")
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://")
@@ -77,35 +77,35 @@ _TIME_LETTERS = "YymdjHIMSpGVuwUWaAbB%"
 _TIME_DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
 
 
-class HeaderPlace(NamedTuple):
-    """Where a header's value stands."""
+class HeaderField(NamedTuple):
+    """A placeholder for a header's value."""
 
     key: str
 
 
-class TimePlace(NamedTuple):
-    """Where a time stands."""
+class TimeField(NamedTuple):
+    """A placeholder for a time."""
 
     strftime_format: str
 
 
-Part: TypeAlias = str | HeaderPlace | TimePlace
+Part: TypeAlias = str | HeaderField | TimeField
 
 
 class PathTemplate(NamedTuple):
-    """A path with places in it."""
+    """A path with placeholders."""
 
     scheme: str
-    """Of an address, as `s3`; empty for a path of this machine."""
+    """The URL's scheme, such as `s3`; empty for a path on this machine."""
     parts: Sequence[Part]
-    """What stands in it, one behind the other; the scheme is a part of the first."""
+    """Literals and placeholders in order; the scheme is part of the first literal."""
 
     @classmethod
     def parse(cls, text: str) -> "PathTemplate":
-        """Reads a template; `{{` and `}}` stand for braces.
+        """Parses a template; `{{` and `}}` stand for braces.
 
         Raises:
-            ValueError: It is none; a sentence for the configuration's problems.
+            ValueError: It is invalid; the message is a sentence for the configuration's problems.
         """
         match = _SCHEME.match(text)
         scheme = match["scheme"] if match and match["scheme"] != "file" else ""
@@ -118,7 +118,7 @@ class PathTemplate(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The directory that all paths have in common: what stands before the first place."""
+        """The common directory of all paths: the part before the first placeholder."""
         first = self.parts[0]
         if not isinstance(first, str):
             return "."
@@ -127,30 +127,30 @@ class PathTemplate(NamedTuple):
 
     @property
     def header_keys(self) -> list[str]:
-        """The headers that stand in it, each once."""
-        return list(dict.fromkeys(part.key for part in self.parts if isinstance(part, HeaderPlace)))
+        """The headers with placeholders, each once."""
+        return list(dict.fromkeys(part.key for part in self.parts if isinstance(part, HeaderField)))
 
     @property
     def has_time(self) -> bool:
-        """Whether a time stands in it."""
-        return any(isinstance(part, TimePlace) for part in self.parts)
+        """Whether it has a placeholder for a time."""
+        return any(isinstance(part, TimeField) for part in self.parts)
 
     def fill(self, headers: dict[str, str | None], seconds: int | None, rule: TimeRule, missing: str) -> str:
-        """The path for events that have these headers and this time.
+        """Returns the path for events with these headers and this time.
 
         Args:
             headers: The value of each of `header_keys`.
-            seconds: The time in seconds since 1970.
-            rule: How it is written.
-            missing: What stands for a header or a time that there is not.
+            seconds: The time in seconds since 1970; None: unknown.
+            rule: The format of times.
+            missing: Replaces a missing header or time.
         """
 
         def show(part: Part) -> str:
             match part:
-                case HeaderPlace(key):
+                case HeaderField(key):
                     return safe_value(headers[key] or "") or missing
-                case TimePlace(strftime_format):
-                    return (None if seconds is None else rule.show(seconds, strftime_format)) or missing
+                case TimeField(strftime_format):
+                    return (None if seconds is None else rule.format(seconds, strftime_format)) or missing
                 case literal:
                     return literal
 
@@ -158,10 +158,10 @@ class PathTemplate(NamedTuple):
 
 
 def safe_value(value: str) -> str:
-    """A header's value as a part of a name: within one directory, visible, and not too long."""
+    """Returns a header's value as part of a file name: without slashes, not hidden, and not too long."""
     safe = "".join(letter if letter.isprintable() and letter not in "/\\" else "_" for letter in value)
     if safe.startswith((".", "_")):
-        # Readers such as Spark pass over what begins so; and "." and ".." are no names at all.
+        # Readers such as Spark ignore names with these prefixes; "." and ".." are not valid names.
         safe = "-" + safe[1:]
     return safe.encode(errors="replace")[:VALUE_BYTES_MAX].decode(errors="ignore")
 
@@ -181,9 +181,9 @@ def _parts(text: str, path: str) -> "list[Part]":
         end = token.end()
         match token["kind"]:
             case "header":
-                parts.append(HeaderPlace(token["what"]))
+                parts.append(HeaderField(token["what"]))
             case "time":
-                parts.append(_time_place(text, token["what"]))
+                parts.append(_time_field(text, token["what"]))
             case _ if token[0] in {"{{", "}}"}:
                 add(token[0][0])
             case _:
@@ -196,69 +196,69 @@ def _parts(text: str, path: str) -> "list[Part]":
     return parts
 
 
-def _time_place(text: str, strftime_format: str) -> TimePlace:
+def _time_field(text: str, strftime_format: str) -> TimeField:
     for letter in _TIME_DIRECTIVE.findall(strftime_format):
         if not letter or letter not in _TIME_LETTERS:
             allowed = " ".join(f"%{known}" for known in _TIME_LETTERS)
             raise ValueError(f"is {shown_value(text)}; %{letter} is not a part of a time, those are {allowed}")
-    return TimePlace(strftime_format)
+    return TimeField(strftime_format)
 
 
 def _check_components(text: str, parts: Sequence[Part]) -> None:
-    """Makes sure that no event can make a path of which one name is longer than a file system takes."""
+    """Checks that the names in a path can never be longer than file systems accept."""
     longest = "".join(part if isinstance(part, str) else "v" * VALUE_BYTES_MAX for part in parts)
     for component in longest.split("/"):
         if component == "..":
             raise ValueError(f'is {shown_value(text)}; ".." must not be a part of it')
         if len(component.encode()) > _COMPONENT_BYTES_MAX:
             raise ValueError(
-                f"is {shown_value(text)}; a name in it could have {len(component.encode())} bytes, since a place takes "
-                f"up to {VALUE_BYTES_MAX}, and at most {_COMPONENT_BYTES_MAX} are allowed"
+                f"is {shown_value(text)}; a name in it could have {len(component.encode())} bytes, since a placeholder "
+                f"takes up to {VALUE_BYTES_MAX}, and at most {_COMPONENT_BYTES_MAX} are allowed"
             )
 
 
-PATHS_REMEMBERED_MAX = 10_000
-"""Paths that need not be made anew for the next event with the same headers and time."""
+CACHED_PATHS_MAX = 10_000
+"""Paths that are cached by headers and time."""
 
 
 class PathRules(NamedTuple):
-    """How an event's path is made."""
+    """How the path of an event is built."""
 
     template: PathTemplate
     """The path."""
     times: TimeRule
-    """How times are written in it."""
+    """The format of times in it."""
     time_header: str
-    """The header that tells an event's time."""
+    """The header with an event's time."""
     missing: str
-    """What stands for a header, or a time, that an event does not have."""
+    """Replaces a header or a time that an event does not have."""
     is_clock_used: bool
-    """Take the clock's time for an event that has none of its own."""
+    """Whether an event without a time gets the current one."""
 
 
 class Partitioner:
-    """Sorts events by the directories that their paths lead to.
+    """Partitions events by the directory of their file.
 
     Args:
-        rules: How the paths are made.
-        clock: The time in seconds since 1970.
+        rules: How the paths are built.
+        clock: Returns seconds since 1970.
     """
 
     def __init__(self, rules: PathRules, clock: Callable[[], float] = time.time) -> None:
         self._rules = rules
         self._keys = rules.template.header_keys
         self._clock = clock
-        self._path_of = lru_cache(PATHS_REMEMBERED_MAX)(self._make_path)
+        self._path_of = lru_cache(CACHED_PATHS_MAX)(self._make_path)
 
     def split(self, chunk: EventChunk) -> dict[str, Rows]:
-        """For each directory the events that go to it."""
+        """Returns the rows of each directory."""
         constants = [value for key in self._keys if not isinstance(value := chunk.headers.get(key), list)]
         seconds = self._seconds(chunk)
         if not isinstance(seconds, list) and len(constants) == len(self._keys):
             return {self._path_of(seconds, *constants): range(chunk.count)}
         columns = [chunk.header_values(key) for key in self._keys]
         times = seconds if isinstance(seconds, list) else [seconds] * chunk.count
-        # By headers and times first, since many events have the same and a path costs more than a comparison.
+        # Groups by headers and time first: many events have the same, and a path costs more than a comparison.
         rows_by_values: dict[tuple[Any, ...], list[int]] = {}
         for row, values in enumerate(zip(times, *columns, strict=True)):
             rows_by_values.setdefault(values, []).append(row)
@@ -273,14 +273,14 @@ class Partitioner:
         return dict(rows_by_path)
 
     def _seconds(self, chunk: EventChunk) -> "int | list[int | None] | None":
-        """The time of all events where they have the same, else of each."""
+        """Returns one time for all events if it is the same, else the time of each."""
         if not self._rules.template.has_time:
             return None
         now = int(self._clock()) if self._rules.is_clock_used else None
-        told = chunk.headers.get(self._rules.time_header)
-        if isinstance(told, list):
-            return [now if text is None or (seconds := read_time(text)) is None else seconds for text in told]
-        if told is None or (seconds := read_time(told)) is None:
+        texts = chunk.headers.get(self._rules.time_header)
+        if isinstance(texts, list):
+            return [now if text is None or (seconds := read_time(text)) is None else seconds for text in texts]
+        if texts is None or (seconds := read_time(texts)) is None:
             return now
         return seconds
 

@@ -1,4 +1,4 @@
-"""What all targets do."""
+"""Targets: where finished files go, on this machine or in another file system."""
 
 import errno
 import os
@@ -11,51 +11,49 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from millrace_server.files import make_directories, sync_directory
 
 STAGING_DIRECTORY = ".millrace"
-"""Holds what is unfinished, in the directory that all files of a sink have in common; readers pass over such names."""
+"""The directory of unfinished files, below the common directory of a sink's files; readers ignore hidden names."""
 
 
 class FileTarget(Protocol):
-    """Takes finished files. All of it may block, and may raise OSError."""
+    """Publishes finished files. All methods may block, and may raise OSError."""
 
     staging: Path
-    """The directory of this machine in which files are written."""
+    """The directory on this machine in which files are written."""
 
     def open(self) -> None:
-        """Gets ready, and removes what an earlier run of the same sink has left unfinished."""
+        """Prepares the target, and removes what an earlier run of the same sink left unfinished."""
 
     def publish(self, staged: Path, path: str) -> None:
-        """Gives a file that is written and synced its final name; once this returns, it survives a crash.
-
-        Nobody sees a part of the file under that name.
+        """Gives a written and synced file its final name, durably. No reader sees a partial file under that name.
 
         Args:
             staged: The file, in `staging`.
-            path: Its final name; there was no file of that name just now.
+            path: Its final name, which was free just before.
 
         Raises:
-            FileExistsError: There is one now, and nothing was changed. Not every file system can tell.
+            FileExistsError: The name is taken now, and nothing was changed. Not every file system detects this.
         """
 
     def size_of(self, path: str) -> int | None:
-        """The size of the file of that name in bytes; None where there is none."""
+        """Returns the size of a file in bytes; None if there is no file of that name."""
 
     def close(self) -> None:
-        """Removes its directory for unfinished files where nothing is in it."""
+        """Removes its directory of unfinished files if it is empty."""
 
 
 _DIRECTORY_MODE = 0o777
-"""Less the process's umask: what is written is meant for others to read."""
+"""The files are meant for other readers; the process's umask applies."""
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class LocalTarget:
-    """Files are written beside where they will be, and renamed.
+    """Publishes files on this machine by a rename on the same file system.
 
     Args:
-        root: The directory that all files have in common. It must be there: where a disk is not mounted, nothing is to
-            be written into the directory below.
-        owner: Names the sink among all that use the directory.
+        root: The common directory of all files. It must exist: if a disk is not mounted, nothing must be written into
+            its mount point.
+        owner: Identifies the sink among all that use the directory.
     """
 
     def __init__(self, root: Path, owner: str) -> None:
@@ -65,7 +63,7 @@ class LocalTarget:
     def open(self) -> None:
         if not self._root.is_dir():
             raise NotADirectoryError(
-                errno.ENOTDIR, "is no directory; make it, or mount what belongs there", str(self._root)
+                errno.ENOTDIR, "is no directory; create it, or mount its file system", str(self._root)
             )
         make_directories(self.staging, mode=_DIRECTORY_MODE)
         for left in self.staging.iterdir():
@@ -90,9 +88,9 @@ class LocalTarget:
 
 
 def _rename_to_new(staged: Path, final: Path) -> None:
-    """Renames, but never in the place of another file."""
+    """Renames a file, but never replaces another one."""
     try:
-        # Unlike a rename, a link fails where there is such a name, whoever has made it meanwhile.
+        # Unlike a rename, a link fails if the name exists, even if it was created just now.
         os.link(staged, final)
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -112,18 +110,18 @@ ResultT = TypeVar("ResultT")
 
 
 class FileSystem(NamedTuple):
-    """A file system as fsspec has them."""
+    """An fsspec file system."""
 
     files: Any
-    """What does the work."""
-    place_of: Callable[[str], str]
-    """What it calls the file of an address."""
+    """The fsspec object."""
+    path_of: Callable[[str], str]
+    """Returns its path for a URL."""
 
 
 def open_file_system(url: str, options: Mapping[str, Any]) -> FileSystem:
-    """The file system of an address.
+    """Opens the file system of a URL.
 
-    HDFS and S3 are pyarrow's, which brings all that they need but Hadoop itself.
+    HDFS and S3 use pyarrow, which includes everything that they need except Hadoop itself.
     """
     import fsspec
 
@@ -137,16 +135,16 @@ def open_file_system(url: str, options: Mapping[str, Any]) -> FileSystem:
 
 
 class RemoteTarget:
-    """Files are written on this machine, and sent as a whole.
+    """Publishes files in another file system: HDFS, S3, or any other that fsspec supports.
 
-    An upload to S3 is seen when it is complete, so it goes to the final name at once. Elsewhere it goes to a hidden
-    name, and is renamed.
+    Files are written on this machine and uploaded as a whole. An upload to S3 becomes visible when it is complete, so
+    it uses the final name directly. Elsewhere it uses a hidden name, which is renamed.
 
     Args:
-        make: Makes the file system.
-        root: The address of the directory that all files have in common, as `s3://bucket/events`.
-        owner: Names the sink among all that use the directory.
-        staging: A directory of this machine for files that are not complete.
+        make: Creates the file system.
+        root: The URL of the common directory of all files, such as `s3://bucket/events`.
+        owner: Identifies the sink among all that use the directory.
+        staging: A directory on this machine for incomplete files.
     """
 
     def __init__(self, make: Callable[[], FileSystem], root: str, owner: str, staging: Path) -> None:
@@ -166,10 +164,10 @@ class RemoteTarget:
     def _open(self) -> None:
         self._system = self._make()
         if self._is_put_atomic:
-            # To see whether it answers; there are no directories to be made, and no parts to be removed.
-            self._files.exists(self._place(self._root))
+            # Checks only that it answers; S3 needs no directories, and has no partial files to remove.
+            self._files.exists(self._path(self._root))
             return
-        parts = self._place(self._parts)
+        parts = self._path(self._parts)
         self._files.makedirs(parts, exist_ok=True)
         for left in self._files.ls(parts, detail=False):
             self._files.rm_file(left)
@@ -181,27 +179,27 @@ class RemoteTarget:
     def _put_and_rename(self, staged: Path, path: str) -> None:
         part = f"{self._parts}/{staged.name}"
         self._put(staged, part)
-        self._files.makedirs(self._place(path.rpartition("/")[0]), exist_ok=True)
-        self._files.mv(self._place(part), self._place(path))
+        self._files.makedirs(self._path(path.rpartition("/")[0]), exist_ok=True)
+        self._files.mv(self._path(part), self._path(path))
 
     def _put(self, staged: Path, path: str) -> None:
-        place = self._place(path)
+        final = self._path(path)
         try:
-            with staged.open("rb") as source, self._files.open(place, "wb") as copy:
+            with staged.open("rb") as source, self._files.open(final, "wb") as copy:
                 shutil.copyfileobj(source, copy, _COPY_BYTES)
         except BaseException:
-            # Where reading fails, closing the copy has completed a part.
+            # If reading failed, closing the copy has published a partial file.
             with suppress(Exception):
-                self._files.rm_file(place)
+                self._files.rm_file(final)
             raise
 
     def size_of(self, path: str) -> int | None:
-        return self._call(lambda: self._size_of(self._place(path)))
+        return self._call(lambda: self._size_of(self._path(path)))
 
-    def _size_of(self, place: str) -> int | None:
+    def _size_of(self, path: str) -> int | None:
         self._files.invalidate_cache()
         try:
-            return int(self._files.info(place)["size"])
+            return int(self._files.info(path)["size"])
         except FileNotFoundError:
             return None
 
@@ -214,12 +212,12 @@ class RemoteTarget:
         assert self._system is not None, "it is open"
         return self._system.files
 
-    def _place(self, url: str) -> str:
+    def _path(self, url: str) -> str:
         assert self._system is not None, "it is open"
-        return self._system.place_of(url)
+        return self._system.path_of(url)
 
     def _call(self, work: Callable[[], ResultT]) -> ResultT:
-        """Does something with the file system, whose errors may be of any type."""
+        """Calls the file system, whose errors may be of any type; raises OSError for them."""
         try:
             return work()
         except OSError:

@@ -1,4 +1,4 @@
-"""What writers of every format do."""
+"""Writers of file formats, and the formats that are streams: text and JSON lines."""
 
 import zlib
 from base64 import b64encode
@@ -9,59 +9,59 @@ from typing import BinaryIO, Literal, Protocol, TypeAlias
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chosen
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd", "snappy"]
-"""What packs a file, or its parts."""
+"""The compression of a file, or of its blocks."""
 
 _GZIP_WINDOW_BITS = 31
 
 
 class EventWriter(Protocol):
-    """Writes events into one file that it was given, and leaves closing that to whoever opened it."""
+    """Writes events into one open file; the caller closes the file."""
 
     @property
     def buffered_bytes(self) -> int:
-        """About so many bytes are held in memory and will be written later."""
+        """About how many bytes are buffered in memory."""
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
-        """Adds some events of a chunk."""
+        """Writes some events of a chunk."""
 
     def write_buffered(self) -> None:
-        """Writes what is held in memory, as far as the format can without ending the file."""
+        """Writes buffered events, as far as the format can without ending the file."""
 
     def finish(self) -> None:
-        """Writes the rest: the file is whole then."""
+        """Writes the rest; then the file is complete."""
 
     def discard(self) -> None:
-        """Ends where the file is not wanted any more. Raises nothing."""
+        """Releases what it holds; the file is not needed any more. Never raises."""
 
 
-class Packer(Protocol):
-    """Packs a stream of bytes."""
+class Compressor(Protocol):
+    """Compresses a stream of bytes."""
 
     def compress(self, data: bytes, /) -> bytes:
-        """What there is to write so far."""
+        """Returns the output so far."""
 
     def flush(self) -> bytes:
-        """The rest."""
+        """Returns the rest of the output."""
 
 
-class PackedStream:
-    """A stream of bytes into a file, packed as a whole, so that the usual tools unpack it."""
+class CompressedStream:
+    """Writes bytes into a file, compressed as a whole, so that the usual tools can decompress it."""
 
     def __init__(self, file: BinaryIO, compression: Compression) -> None:
         self._file = file
-        self._packer = _packer(compression)
+        self._compressor = _compressor_for(compression)
 
     def write(self, data: bytes) -> None:
-        """Adds bytes."""
-        self._file.write(data if self._packer is None else self._packer.compress(data))
+        """Writes bytes."""
+        self._file.write(data if self._compressor is None else self._compressor.compress(data))
 
     def finish(self) -> None:
         """Writes the rest."""
-        if self._packer is not None:
-            self._file.write(self._packer.flush())
+        if self._compressor is not None:
+            self._file.write(self._compressor.flush())
 
 
-def _packer(compression: Compression) -> Packer | None:
+def _compressor_for(compression: Compression) -> Compressor | None:
     match compression:
         case "gzip":
             return zlib.compressobj(wbits=_GZIP_WINDOW_BITS)
@@ -74,26 +74,26 @@ def _packer(compression: Compression) -> Packer | None:
 
 
 class StreamWriter:
-    """What is the same for formats that put events one behind the other."""
+    """Common part of formats that write one event after another."""
 
     buffered_bytes = 0
-    """Nothing to speak of: what the packing holds back."""
+    """The compressor's own buffer is negligible."""
 
     def __init__(self, file: BinaryIO, compression: Compression) -> None:
-        self._stream = PackedStream(file, compression)
+        self._stream = CompressedStream(file, compression)
 
     def write_buffered(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is no buffer."""
 
     def finish(self) -> None:
         self._stream.finish()
 
     def discard(self) -> None:
-        """Nothing is to be given back."""
+        """Does nothing: there is nothing to release."""
 
 
 class TextWriter(StreamWriter):
-    """Writes the bodies as they are, each followed by a newline if that is wanted."""
+    """Writes the bodies unchanged, each followed by a newline if configured."""
 
     def __init__(self, file: BinaryIO, compression: Compression, *, append_newline: bool) -> None:
         super().__init__(file, compression)
@@ -107,7 +107,7 @@ class TextWriter(StreamWriter):
 class JsonWriter(StreamWriter):
     """Writes a line of JSON for each event: `{"sequence": 1, "headers": {"host": "web-1"}, "body": "..."}`.
 
-    A body that is no text stands as `body_base64` instead of `body`: no event is refused, and none is changed.
+    A body that is not UTF-8 is stored as `body_base64` instead of `body`: every event can be written unchanged.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, *, is_body_text: bool) -> None:
@@ -129,13 +129,13 @@ class JsonWriter(StreamWriter):
             try:
                 return f'"body": {encode_basestring(body.decode())}'
             except UnicodeDecodeError:
-                # It goes as what it is, bytes.
+                # Encoded below.
                 pass
         return f'"body_base64": "{b64encode(body).decode()}"'
 
 
 def _header_texts(chunk: EventChunk, rows: Rows) -> Iterator[str]:
-    """For each event its headers as JSON has them between braces."""
+    """Returns each event's headers as the members of a JSON object."""
     columns: list[Sequence[str | None]] = []
     for key, values in chunk.headers.items():
         name = encode_basestring(key)
