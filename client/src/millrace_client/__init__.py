@@ -16,7 +16,6 @@ all of them are `MillraceError`s.
 
 from typing import TYPE_CHECKING, Any
 
-from millrace_client.admin import Admin
 from millrace_client.channel import Channel
 from millrace_client.channel_info import (
     ChannelConfig,
@@ -32,7 +31,7 @@ from millrace_client.channel_info import (
     FsyncPolicy,
 )
 from millrace_client.claim import Claim
-from millrace_client.client import Client, connect
+from millrace_client.client import Admin, Client, connect
 from millrace_client.component_info import ComponentCounters, ComponentInfo, ComponentKind, ComponentState
 from millrace_client.consume import Deliveries, Delivery
 from millrace_client.consumer import ConsumedEvent, Consumer

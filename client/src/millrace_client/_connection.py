@@ -11,8 +11,8 @@ import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
+from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
-from millrace_client._flows import Flow
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
@@ -120,17 +120,17 @@ class Connection:
             self._calls.discard(token)
         return call.decode(answer)
 
-    def drive(self, flow: Flow[T]) -> T:
-        """Carries out the calls of a flow."""
+    def drive(self, sequence: CallSequence[T]) -> T:
+        """Carries out the calls of a sequence."""
         try:
-            call = next(flow)
+            call = next(sequence)
             while True:
                 try:
                     result = self.run(call)
-                except BaseException as error:  # noqa: BLE001 - the flow decides, and raises it again
-                    call = flow.throw(error)
+                except BaseException as error:  # noqa: BLE001 - the sequence decides, and raises it again
+                    call = sequence.throw(error)
                 else:
-                    call = flow.send(result)
+                    call = sequence.send(result)
         except StopIteration as end:
             outcome: T = end.value
             return outcome

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from millrace.v1 import event_pb2
-from millrace_client import _calls, _flows
+from millrace_client import _call_sequences, _calls
 from millrace_client._calls import ConsumeLimits
 from millrace_client._connection import Connection
 from millrace_client._settings import new_txn_id
@@ -49,7 +49,7 @@ class Channel:
 
     def _append(self, batches: list[event_pb2.EventColumns], stamp: Stamp | None) -> Receipt:
         numbering = self._connection.opened().numbering
-        return self._connection.drive(_flows.append(self._name, batches, stamp, numbering, new_txn_id()))
+        return self._connection.drive(_call_sequences.append(self._name, batches, stamp, numbering, new_txn_id()))
 
     def next_stamp(self, event_count: int) -> Stamp:
         """The next numbers of this client's own numbering, as `append` would take them; makes no call.
@@ -121,7 +121,7 @@ class Channel:
             TxnsOpenError: Open transactions have taken events.
         """
         grant = self._connection.run(_calls.claim(self._name, reader_id, lease_seconds, takeover=takeover))
-        return Claim(self._connection, _flows.ClaimFlows(self._name, reader_id, lease_seconds, grant))
+        return Claim(self._connection, _call_sequences.ClaimCalls(self._name, reader_id, lease_seconds, grant))
 
     def read(
         self, reader_id: str, from_sequence: int = 0, to_sequence: int = 0, epoch: int | None = None

@@ -5,10 +5,57 @@ from types import TracebackType
 from typing import Self
 
 from millrace_client import _calls
+from millrace_client._call_sequences import ClaimCalls
 from millrace_client._connection import Connection
-from millrace_client._flows import ClaimFlows
-from millrace_client._granted import GrantedClaim
 from millrace_client.events import Batch
+
+
+class GrantedClaim:
+    """A claim as the server granted it last; base of both APIs' claims."""
+
+    def __init__(self, sequences: ClaimCalls) -> None:
+        self._sequences = sequences
+
+    @property
+    def channel(self) -> str:
+        """The channel's name."""
+        return self._sequences.channel
+
+    @property
+    def reader_id(self) -> str:
+        """The reader's id."""
+        return self._sequences.reader_id
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest sequence that was not acknowledged when the claim was granted or renewed last.
+
+        Equals `next_sequence` if the channel was empty.
+        """
+        return self._sequences.grant.first_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next event to be committed at that time."""
+        return self._sequences.grant.next_sequence
+
+    @property
+    def epoch(self) -> int:
+        """The claim's epoch, which grows with each new claim on the channel."""
+        return self._sequences.grant.epoch
+
+    @property
+    def channel_id(self) -> str:
+        """The channel's unique id, which changes if the channel is deleted and created again."""
+        return self._sequences.grant.channel_id
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long the claim lives without a call."""
+        return self._sequences.grant.lease_seconds
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.reader_id} on {self.channel}, epoch {self.epoch}>"
 
 
 class Claim(GrantedClaim):
@@ -17,8 +64,8 @@ class Claim(GrantedClaim):
     It lives as long as calls come within its lease; a claim that is dropped without `release` ends by that.
     """
 
-    def __init__(self, connection: Connection, flows: ClaimFlows) -> None:
-        super().__init__(flows)
+    def __init__(self, connection: Connection, sequences: ClaimCalls) -> None:
+        super().__init__(sequences)
         self._connection = connection
 
     def read(self, from_sequence: int = 0, to_sequence: int = 0) -> Iterator[Batch]:
@@ -45,11 +92,11 @@ class Claim(GrantedClaim):
         Raises:
             LeaseExpiredError: The claim has ended; somebody else may have read since.
         """
-        return self._connection.drive(self._flows.renew(wait_seconds))
+        return self._connection.drive(self._sequences.renew(wait_seconds))
 
     def release(self) -> None:
         """Ends the claim; what is not acknowledged stays where it is."""
-        self._connection.drive(self._flows.release())
+        self._connection.drive(self._sequences.release())
 
     def __enter__(self) -> Self:
         return self
@@ -57,4 +104,4 @@ class Claim(GrantedClaim):
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        self._connection.drive(self._flows.leave(error))
+        self._connection.drive(self._sequences.leave(error))

@@ -15,7 +15,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _calls
 from millrace_client._calls import ConsumeLimits
 from millrace_client._connection import Connection
-from millrace_client._delivered import DeliveredEvents, Settlement, settlement_requests
+from millrace_client._deliveries import DeliveredEvents, Settlement, settlement_requests
 from millrace_client.errors import MillraceError, StreamEndedError
 
 

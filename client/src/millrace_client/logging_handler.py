@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Literal
 
-from millrace_client._shipping import ProducerSource, Shipper, ShippingConfig, ShippingMetrics, event_of, is_own
+from millrace_client._log_sender import LogSender, ProducerSource, ShippingConfig, ShippingMetrics, event_of, is_own
 from millrace_client.errors import BadArgumentError
 
 # What a record has before anybody adds to it.
@@ -58,21 +58,21 @@ class MillraceHandler(logging.Handler):
             raise BadArgumentError(f"body: is {body!r}; it must be 'json' or 'text'")
         self._config = config or ShippingConfig()
         self._is_text = body == "text"
-        self._shipper = Shipper(producer, channel, key, self._config)
+        self._sender = LogSender(producer, channel, key, self._config)
 
     @property
     def metrics(self) -> ShippingMetrics:
         """What became of the records so far."""
-        return self._shipper.metrics
+        return self._sender.metrics
 
     def emit(self, record: logging.LogRecord) -> None:
         """Ships a record; see the class."""
         try:
             if not is_own(record.name):
                 body = self.format(record) if self._is_text else self._fields_of(record)
-                self._shipper.ship(event_of(record.name, record.levelname, record.created, body))
+                self._sender.send(event_of(record.name, record.levelname, record.created, body))
         except Exception:  # noqa: BLE001 - a record that cannot be formatted must not break the program
-            self._shipper.count_dropped()
+            self._sender.count_dropped()
             self.handleError(record)
 
     def _fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
@@ -95,11 +95,11 @@ class MillraceHandler(logging.Handler):
 
     def flush(self) -> None:
         """Waits until what was logged is stored, but not longer than `flush_seconds`."""
-        self._shipper.flush(self._config.flush_seconds)
+        self._sender.flush(self._config.flush_seconds)
 
     def close(self) -> None:
         """Sends what waits, within `flush_seconds`; takes nothing more."""
-        self._shipper.close(self._config.flush_seconds)
+        self._sender.close(self._config.flush_seconds)
         super().close()
 
 

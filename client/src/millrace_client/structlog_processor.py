@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from millrace_client._shipping import ProducerSource, Shipper, ShippingConfig, ShippingMetrics, event_of, is_own
+from millrace_client._log_sender import LogSender, ProducerSource, ShippingConfig, ShippingMetrics, event_of, is_own
 
 EntryT = TypeVar("EntryT")
 """An entry: a mapping, or behind a renderer its text."""
@@ -30,12 +30,12 @@ class MillraceProcessor:
     ) -> None:
         """Sends nothing yet; see `MillraceHandler`."""
         self._config = config or ShippingConfig()
-        self._shipper = Shipper(producer, channel, key, self._config)
+        self._sender = LogSender(producer, channel, key, self._config)
 
     @property
     def metrics(self) -> ShippingMetrics:
         """What became of the entries so far."""
-        return self._shipper.metrics
+        return self._sender.metrics
 
     def __call__(self, logger: Any, method_name: str, entry: EntryT) -> EntryT:
         """Ships an entry; a processor."""
@@ -44,18 +44,18 @@ class MillraceProcessor:
             name = str(fields.get("logger") or getattr(logger, "name", None) or "")
             if not is_own(name):
                 level = str(fields.get("level") or method_name)
-                self._shipper.ship(event_of(name, level, time.time(), _body_of(entry)))
+                self._sender.send(event_of(name, level, time.time(), _body_of(entry)))
         except Exception:  # noqa: BLE001 - an entry that cannot be encoded must not break the program
-            self._shipper.count_dropped()
+            self._sender.count_dropped()
         return entry
 
     def flush(self) -> None:
         """Waits until what was logged is stored, but not longer than `flush_seconds`."""
-        self._shipper.flush(self._config.flush_seconds)
+        self._sender.flush(self._config.flush_seconds)
 
     def close(self) -> None:
         """Sends what waits, within `flush_seconds`; takes nothing more."""
-        self._shipper.close(self._config.flush_seconds)
+        self._sender.close(self._config.flush_seconds)
 
 
 def _body_of(entry: object) -> Mapping[str, Any] | str:

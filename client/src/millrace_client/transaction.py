@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Self
 
 from millrace.v1 import event_pb2
+from millrace_client._call_sequences import TxnCalls, encoded_parts
 from millrace_client._calls import TakeLimits
 from millrace_client._connection import Connection
-from millrace_client._flows import TxnFlows, encoded_parts
 from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
 
 
@@ -21,26 +21,26 @@ class Transaction:
 
     def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
         self._connection = connection
-        self._flows = TxnFlows(channel, txn_id, lease_seconds)
+        self._sequences = TxnCalls(channel, txn_id, lease_seconds)
 
     @property
     def txn_id(self) -> str:
         """The transaction's id."""
-        return self._flows.txn_id
+        return self._sequences.txn_id
 
     @property
     def lease_seconds(self) -> float | None:
         """How long the transaction lives without a call; before it begins, what is asked for."""
-        return self._flows.lease_seconds
+        return self._sequences.lease_seconds
 
     @property
     def receipt(self) -> Receipt | None:
         """What the commit stored; None before it."""
-        return self._flows.receipt
+        return self._sequences.receipt
 
     def begin(self) -> Self:
         """Opens the transaction; a `with` statement does so by itself."""
-        self._connection.drive(self._flows.begin())
+        self._connection.drive(self._sequences.begin())
         return self
 
     def put(self, events: Iterable[Event | bytes | str]) -> int:
@@ -61,7 +61,7 @@ class Transaction:
         return self._put([columns])
 
     def _put(self, batches: list[event_pb2.EventColumns]) -> int:
-        return self._connection.drive(self._flows.put(encoded_parts(batches)))
+        return self._connection.drive(self._sequences.put(encoded_parts(batches)))
 
     def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
         """Takes events, oldest first; the commit removes them, a rollback returns them.
@@ -81,7 +81,7 @@ class Transaction:
             ChannelClaimedError: A reader has claimed the channel.
             LeaseExpiredError: The transaction was rolled back, because no call came for too long.
         """
-        return self._connection.drive(self._flows.take(TakeLimits(max_events, max_bytes, wait_seconds)))
+        return self._connection.drive(self._sequences.take(TakeLimits(max_events, max_bytes, wait_seconds)))
 
     def renew(self) -> float:
         """Begins the lease anew, as every other call does too.
@@ -89,7 +89,7 @@ class Transaction:
         Returns:
             The lease in seconds.
         """
-        return self._connection.drive(self._flows.renew())
+        return self._connection.drive(self._sequences.renew())
 
     def commit(self, stamp: Stamp | None = None) -> Receipt:
         """Commits now. Waits for room up to the channel's keep-alive.
@@ -102,11 +102,11 @@ class Transaction:
             LeaseExpiredError: It was rolled back, because no call came for too long.
             TxnStateError: It was rolled back, or a put or take failed in a way that leaves open what it holds.
         """
-        return self._connection.drive(self._flows.commit(stamp))
+        return self._connection.drive(self._sequences.commit(stamp))
 
     def rollback(self) -> None:
         """Rolls back now: puts are dropped, taken events return to their places."""
-        self._connection.drive(self._flows.rollback())
+        self._connection.drive(self._sequences.rollback())
 
     def __enter__(self) -> Self:
         return self.begin()
@@ -114,7 +114,7 @@ class Transaction:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        self._connection.drive(self._flows.leave(error))
+        self._connection.drive(self._sequences.leave(error))
 
     def __repr__(self) -> str:
-        return f"<Transaction {self.txn_id} on {self._flows.channel}>"
+        return f"<Transaction {self.txn_id} on {self._sequences.channel}>"

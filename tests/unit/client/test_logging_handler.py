@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from millrace_client import BadArgumentError, Event
-from millrace_client._shipping import ShippingConfig
+from millrace_client._log_sender import ShippingConfig
 from millrace_client.logging_handler import MillraceHandler
 from millrace_client.structlog_processor import MillraceProcessor
 
@@ -286,17 +286,17 @@ def test_records_of_many_threads_all_arrive(producer: FakeProducer, attach: Any)
 def test_record_logged_by_an_interruption_is_taken_after(producer: FakeProducer) -> None:
     """A signal handler may log while its thread is just counting a record."""
     handler = MillraceHandler(producer, "logs")
-    shipper = handler._shipper
-    take_in = shipper._take_in
+    sender = handler._sender
+    take_in = sender._take_in
 
     def interrupted(event: Event) -> None:
         if not producer.entered.is_set():
             producer.entered.set()
-            shipper.ship(Event(b'{"message": "interruption"}'))
+            sender.send(Event(b'{"message": "interruption"}'))
         take_in(event)
 
-    shipper._take_in = interrupted  # type: ignore[method-assign]  # stands for a signal at that very moment
-    shipper.ship(Event(b'{"message": "record"}'))
+    sender._take_in = interrupted  # type: ignore[method-assign]  # stands for a signal at that very moment
+    sender.send(Event(b'{"message": "record"}'))
     handler.flush()
     assert producer.messages() == ["record", "interruption"]
     handler.close()
@@ -397,7 +397,7 @@ _PROGRAM = """
 import logging, os, sys
 from types import SimpleNamespace
 from millrace_client.logging_handler import MillraceHandler
-from millrace_client._shipping import ShippingConfig
+from millrace_client._log_sender import ShippingConfig
 
 class Printing:
     def send(self, event, key, channel, callback):

@@ -8,7 +8,7 @@ import pytest
 from millrace.v1 import admin_service_pb2, channel_service_pb2
 from millrace_client import _methods
 from millrace_client._methods import Method
-from millrace_client._service_config import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, channel_options, service_config
+from millrace_client._settings import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, channel_options, service_config
 
 DESCRIPTORS = {
     f"/{service.full_name}/{method.name}": method

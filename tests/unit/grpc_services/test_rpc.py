@@ -6,7 +6,7 @@ from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._methods import APPEND, ROLLBACK
-from millrace_client._service_config import channel_options
+from millrace_client._settings import channel_options
 from millrace_server.errors import ChannelFullError, MillraceError, ReplayingError
 from millrace_server.grpc_services.messages import Columns
 from millrace_server.grpc_services.rpc import InflightBytes, Rpcs

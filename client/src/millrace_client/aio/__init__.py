@@ -8,14 +8,11 @@
 Events, batches, limits and errors are those of `millrace_client`.
 """
 
-from millrace_client.aio.admin import Admin
-from millrace_client.aio.channel import Channel
-from millrace_client.aio.claim import Claim
-from millrace_client.aio.client import Client, connect
+from millrace_client.aio.channel import Channel, Claim, Transaction
+from millrace_client.aio.client import Admin, Client, connect
 from millrace_client.aio.consume import Deliveries, Delivery
 from millrace_client.aio.consumer import AsyncConsumer, ConsumedEvent
 from millrace_client.aio.producer import AsyncProducer
-from millrace_client.aio.transaction import Transaction
 from millrace_client.consuming.tasks import ConsumerDelivery
 from millrace_client.producing.pages import AsyncSendFuture
 

@@ -11,8 +11,8 @@ from grpc import aio
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _methods
+from millrace_client._call_sequences import CallSequence
 from millrace_client._calls import Call
-from millrace_client._flows import Flow
 from millrace_client._forks import FORKS, forked_error
 from millrace_client._methods import Method
 from millrace_client._settings import ConnectionSettings, Numbering
@@ -104,21 +104,21 @@ class Connection:
             raise self.error_if_cut_off(call.channel, call.txn_id) from None
         return call.decode(answer)
 
-    async def drive(self, flow: Flow[T]) -> T:
-        """Carries out the calls of a flow."""
+    async def drive(self, sequence: CallSequence[T]) -> T:
+        """Carries out the calls of a sequence."""
         try:
-            call = next(flow)
+            call = next(sequence)
             while True:
                 try:
                     result = await self.run(call)
                 except GeneratorExit:
                     # Whoever waited is gone, so nothing can be awaited any more.
-                    flow.close()
+                    sequence.close()
                     raise
-                except BaseException as error:  # noqa: BLE001 - the flow decides, and raises it again
-                    call = flow.throw(error)
+                except BaseException as error:  # noqa: BLE001 - the sequence decides, and raises it again
+                    call = sequence.throw(error)
                 else:
-                    call = flow.send(result)
+                    call = sequence.send(result)
         except StopIteration as end:
             outcome: T = end.value
             return outcome

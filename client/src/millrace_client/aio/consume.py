@@ -11,7 +11,7 @@ import grpc
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _calls
 from millrace_client._calls import ConsumeLimits
-from millrace_client._delivered import DeliveredEvents, Settlement, settling_requests
+from millrace_client._deliveries import DeliveredEvents, Settlement, settling_requests
 from millrace_client.aio._connection import Connection
 from millrace_client.errors import DeadlineError, MillraceError, StreamEndedError
 

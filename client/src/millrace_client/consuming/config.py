@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 
 from millrace_client._calls import ConsumeLimits
-from millrace_client._delivered import DeliveredEvents
+from millrace_client._deliveries import DeliveredEvents
 from millrace_client._settings import ConnectionSettings
 from millrace_client.errors import BadArgumentError
 

@@ -1,11 +1,12 @@
 """The metrics of a consumer."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
+from millrace_client._metrics import Metric
 from millrace_client.consuming.subscription import SubscriptionState
 
 LATENCY_BOUNDS_SECONDS = tuple(1e-4 * 2.0**power for power in range(23))
@@ -157,32 +158,24 @@ class ReportsMetrics(Protocol):
         """Returns the current state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric, as monitoring systems know it."""
-
-    name: str
-    """Its name, without the prefix."""
-    help: str
-    """Its description."""
-    is_counter: bool
-    """Whether it only grows."""
-    read: Callable[[ConsumerMetrics], Any]
-    """Its value."""
-
-
-METRICS = (
-    Metric("queued_deliveries", "Deliveries that wait to be handed out.", False, lambda it: it.queued_deliveries),
-    Metric("queued_bytes", "Bytes of these.", False, lambda it: it.queued_bytes),
-    Metric("unsettled_deliveries", "Deliveries that are out.", False, lambda it: it.unsettled_deliveries),
-    Metric("unsettled_bytes", "Bytes of these.", False, lambda it: it.unsettled_bytes),
-    Metric("delivered_events", "Events delivered.", True, lambda it: it.delivered_events),
-    Metric("delivered_bytes", "Bytes delivered.", True, lambda it: it.delivered_bytes),
-    Metric("delivered_deliveries", "Deliveries that arrived.", True, lambda it: it.delivered_deliveries),
-    Metric("acked_events", "Events acknowledged.", True, lambda it: it.acked_events),
-    Metric("nacked_events", "Events returned.", True, lambda it: it.nacked_events),
-    Metric("lost_events", "Events handed out whose stream broke before.", True, lambda it: it.lost_events),
-    Metric("handler_failures", "Handlers that raised.", True, lambda it: it.handler_failures),
-    Metric("reconnects", "Streams that broke, or could not be begun.", True, lambda it: it.reconnects),
+METRICS: tuple[Metric[ConsumerMetrics], ...] = (
+    Metric(
+        "queued_deliveries",
+        False,
+        "deliveries",
+        "Deliveries that wait to be handed out.",
+        lambda it: it.queued_deliveries,
+    ),
+    Metric("queued_bytes", False, "bytes", "Bytes of these.", lambda it: it.queued_bytes),
+    Metric("unsettled_deliveries", False, "deliveries", "Deliveries that are out.", lambda it: it.unsettled_deliveries),
+    Metric("unsettled_bytes", False, "bytes", "Bytes of these.", lambda it: it.unsettled_bytes),
+    Metric("delivered_events", True, "events", "Events delivered.", lambda it: it.delivered_events),
+    Metric("delivered_bytes", True, "bytes", "Bytes delivered.", lambda it: it.delivered_bytes),
+    Metric("delivered_deliveries", True, "deliveries", "Deliveries that arrived.", lambda it: it.delivered_deliveries),
+    Metric("acked_events", True, "events", "Events acknowledged.", lambda it: it.acked_events),
+    Metric("nacked_events", True, "events", "Events returned.", lambda it: it.nacked_events),
+    Metric("lost_events", True, "events", "Events handed out whose stream broke before.", lambda it: it.lost_events),
+    Metric("handler_failures", True, "failures", "Handlers that raised.", lambda it: it.handler_failures),
+    Metric("reconnects", True, "reconnects", "Streams that broke, or could not be begun.", lambda it: it.reconnects),
 )
 """All metrics that are single numbers."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from millrace_client._units import unit_name
-from millrace_client.consuming.metrics import METRICS, Metric, ReportsMetrics
+from millrace_client._metrics import Metric
+from millrace_client.consuming.metrics import METRICS, ConsumerMetrics, ReportsMetrics
 
 _PREFIX = "millrace.consumer."
 
@@ -29,13 +29,12 @@ def observe(consumer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str
         create(
             _PREFIX + metric.name,
             callbacks=[_observation(consumer, metric, dict(attributes or {}))],
-            # The last word of a name is its unit.
-            unit=unit_name(metric.name.rpartition("_")[2]),
+            unit=metric.unit,
             description=metric.help,
         )
 
 
 def _observation(
-    consumer: ReportsMetrics, metric: Metric, attributes: dict[str, str]
+    consumer: ReportsMetrics, metric: Metric[ConsumerMetrics], attributes: dict[str, str]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     return lambda _options: [Observation(metric.read(consumer.metrics()), attributes)]

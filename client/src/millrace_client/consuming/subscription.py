@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._backoff import Backoff
-from millrace_client._delivered import DeliveredEvents
+from millrace_client._deliveries import DeliveredEvents
 
 DeliveryT = TypeVar("DeliveryT", bound="TrackedDelivery")
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import _calls
 from millrace_client._connection import Connection
-from millrace_client._delivered import Settlement
+from millrace_client._deliveries import Settlement
 from millrace_client._forks import forked_error
 from millrace_client._watchdog import Watch, Watchdog
 from millrace_client.consume import ConsumeStream

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from millrace_client._flows import REQUEST_HEAD_BYTES_MAX
-from millrace_client._service_config import MIB, REQUEST_BYTES_MAX
+from millrace_client._call_sequences import REQUEST_HEAD_BYTES_MAX
+from millrace_client._settings import MIB, REQUEST_BYTES_MAX
 from millrace_client.errors import BadArgumentError
 
 _ID_LENGTH_MAX = 128

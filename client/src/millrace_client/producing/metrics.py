@@ -1,10 +1,11 @@
 """The metrics of a producer, and the hooks that it calls."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millrace_client._metrics import Metric
 from millrace_client.producing.results import SendAttempt
 
 LATENCY_BOUNDS_SECONDS = (
@@ -160,20 +161,7 @@ class ReportsMetrics(Protocol):
         """Returns the current state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric, as monitoring systems know it."""
-
-    name: str
-    """Its Prometheus name, without the suffix of counters."""
-    is_counter: bool
-    """Whether it only grows."""
-    unit: str
-    help: str
-    read: Callable[[ProducerMetrics], float]
-
-
-METRICS = (
+METRICS: tuple[Metric[ProducerMetrics], ...] = (
     Metric("open_events", False, "events", "Events that were sent and are not settled.", lambda m: m.open_events),
     Metric("buffer_bytes", False, "bytes", "Memory that open events take.", lambda m: m.buffer_bytes),
     Metric("buffer_bytes_max", False, "bytes", "Memory that they may take.", lambda m: m.buffer_bytes_max),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from millrace_client._units import unit_name
-from millrace_client.producing.metrics import METRICS, Metric, ReportsMetrics
+from millrace_client._metrics import Metric
+from millrace_client.producing.metrics import METRICS, ProducerMetrics, ReportsMetrics
 
 _PREFIX = "millrace.producer."
 
@@ -29,12 +29,12 @@ def observe(producer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str
         create(
             _PREFIX + metric.name,
             callbacks=[_observation(producer, metric, dict(attributes or {}))],
-            unit=unit_name(metric.unit),
+            unit=metric.unit,
             description=metric.help,
         )
 
 
 def _observation(
-    producer: ReportsMetrics, metric: Metric, attributes: dict[str, str]
+    producer: ReportsMetrics, metric: Metric[ProducerMetrics], attributes: dict[str, str]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     return lambda _options: [Observation(metric.read(producer.metrics()), attributes)]

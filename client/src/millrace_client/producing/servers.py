@@ -11,8 +11,7 @@ import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._backoff import Backoff
-from millrace_client._service_config import channel_options
-from millrace_client._settings import Numbering
+from millrace_client._settings import Numbering, channel_options
 from millrace_client.append_session import ThreadedAppendSession
 from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, UnavailableError
 from millrace_client.events import Stamp

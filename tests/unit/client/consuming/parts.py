@@ -7,7 +7,7 @@ from typing import Any
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig, ConsumerHooks, MillraceError, StreamEndedError
-from millrace_client._delivered import DeliveredEvents, Settlement
+from millrace_client._deliveries import DeliveredEvents, Settlement
 from millrace_client.consuming.subscription import Subscription, TrackedDelivery
 from millrace_client.consuming.tasks import ConsumerDelivery, TaskEngine
 

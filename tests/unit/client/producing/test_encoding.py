@@ -9,8 +9,8 @@ from millrace.columns import check_columns, columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import Stamp
 from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.batches import columns_of_request, request_of_columns, request_of_pages
 from millrace_client.producing.config import ProducerConfig
-from millrace_client.producing.encoding import columns_of_request, request_of_columns, request_of_pages
 from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.pages import Page
 

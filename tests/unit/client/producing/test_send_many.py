@@ -19,8 +19,8 @@ from millrace_client import (
 )
 from millrace_client.events import Stamp
 from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producing.batches import columns_of_request, request_of_pages
 from millrace_client.producing.channel_buffer import ChannelBuffer
-from millrace_client.producing.encoding import columns_of_request, request_of_pages
 from millrace_client.producing.metrics import ProducerCounters
 from millrace_client.producing.pages import Page
 from millrace_client.producing.results import Outcome

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.agent.sinks.millrace.endpoints import FILE_NAME, Endpoints
+from millrace_server.agent.sinks.millrace.target import FILE_NAME, Endpoints
 
 NAMES = ["a:1", "b:1", "c:1"]
 FAILOVER_SECONDS = 30.0

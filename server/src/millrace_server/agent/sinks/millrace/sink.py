@@ -12,9 +12,8 @@ from millrace_client.errors import (
 )
 from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
-from millrace_server.agent.sinks.millrace.endpoints import Endpoints
 from millrace_server.agent.sinks.millrace.pipeline import Pipeline, PipelineLimits, RefusedError
-from millrace_server.agent.sinks.millrace.target import TargetChannel, connected
+from millrace_server.agent.sinks.millrace.target import Endpoints, TargetChannel, connected
 from millrace_server.agent.supervision import AnswerTimeoutError, ComponentError, ComponentFailedError
 
 

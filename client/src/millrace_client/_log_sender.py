@@ -82,7 +82,7 @@ class _Ends(NamedTuple):
     failed: Callable[[], None]
 
 
-class Shipper:
+class LogSender:
     """Sends events by a thread of its own, in the order that they came. Any thread may give it some.
 
     `ship` takes no lock that anybody holds while waiting, so that signal handlers and finalizers may log.
@@ -94,7 +94,7 @@ class Shipper:
         self._key = key
         self._config = config
         self._begin_anew()
-        _SHIPPERS.add(self)
+        _SENDERS.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def _begin_anew(self) -> None:
@@ -106,7 +106,7 @@ class Shipper:
         self._producer: SendsEvents | None = None
         self._is_closed = False
         self._is_behind_producer = False
-        self._is_shipping = False
+        self._is_adding = False
         self._interrupting: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._queued_count = 0
         self._queued_bytes = 0
@@ -127,20 +127,20 @@ class Shipper:
                 failed=self._failed_count,
             )
 
-    def ship(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Sends an event soon, or drops and counts it. Never waits, never raises."""
         with self._changed:
-            if self._is_shipping:
+            if self._is_adding:
                 # A signal handler has interrupted this very thread here; its event is taken right after.
                 self._interrupting.put(event)
                 return
-            self._is_shipping = True
+            self._is_adding = True
             try:
                 self._take_in(event)
                 while not self._interrupting.empty():
                     self._take_in(self._interrupting.get())
             finally:
-                self._is_shipping = False
+                self._is_adding = False
 
     def _take_in(self, event: Event) -> None:
         byte_count = _byte_count(event)
@@ -165,7 +165,7 @@ class Shipper:
         """Starts the thread with the first event; False where the program is so far at its end that it cannot."""
         if self._thread is None:
             # A daemon: flushing at the end of the program is bounded, and nothing else may hold it up.
-            thread = threading.Thread(target=self._run, name="millrace-shipping", daemon=True)
+            thread = threading.Thread(target=self._run, name="millrace-log-sender", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -324,16 +324,16 @@ def _nothing() -> None:
     """What is counted for a report."""
 
 
-def _close_at_exit(reference: "weakref.ref[Shipper]") -> None:
-    if (shipper := reference()) is not None:
-        shipper.close(shipper._config.flush_seconds)  # noqa: SLF001 - of this module
+def _close_at_exit(reference: "weakref.ref[LogSender]") -> None:
+    if (sender := reference()) is not None:
+        sender.close(sender._config.flush_seconds)  # noqa: SLF001 - of this module
 
 
 def _begin_in_child() -> None:
-    for shipper in _SHIPPERS:
-        shipper.begin_in_child()
+    for sender in _SENDERS:
+        sender.begin_in_child()
 
 
 _host_name: str | None = None
-_SHIPPERS: "weakref.WeakSet[Shipper]" = weakref.WeakSet()
+_SENDERS: "weakref.WeakSet[LogSender]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=_begin_in_child)

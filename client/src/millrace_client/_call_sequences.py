@@ -1,7 +1,7 @@
 """What takes several calls, written once for both faces.
 
 A flow is a generator: it yields calls, gets their results sent in or their errors thrown in, and returns what the user
-gets. Each face drives flows in its own way, by waiting or by awaiting.
+gets. Each face drives sequences in its own way, by waiting or by awaiting.
 """
 
 from collections.abc import Generator, Sequence
@@ -12,8 +12,7 @@ from millrace.v1 import event_pb2
 from millrace_client import _calls
 from millrace_client._calls import Call, TakeLimits
 from millrace_client._decoding import ClaimGrant
-from millrace_client._service_config import REQUEST_BYTES_MAX
-from millrace_client._settings import Numbering
+from millrace_client._settings import REQUEST_BYTES_MAX, Numbering
 from millrace_client.errors import (
     BadArgumentError,
     ChannelClaimedError,
@@ -28,7 +27,7 @@ from millrace_client.errors import (
 from millrace_client.events import Batch, Receipt, Stamp
 
 T = TypeVar("T")
-Flow: TypeAlias = Generator[Call[Any], Any, T]
+CallSequence: TypeAlias = Generator[Call[Any], Any, T]
 
 REQUEST_HEAD_BYTES_MAX = 4096
 """What a request holds beside its columns: names, ids and a stamp, all short."""
@@ -40,7 +39,7 @@ def append(
     stamp: Stamp | None,
     numbering: Numbering,
     txn_id: str,
-) -> Flow[Receipt]:
+) -> CallSequence[Receipt]:
     """Stores events, all or none: in one call, or where they do not fit into one in a transaction."""
     event_count = sum(columns.count for columns in batches)
     if not event_count:
@@ -55,11 +54,11 @@ def append(
         raise
 
 
-def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: str) -> Flow[Receipt]:
+def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: str) -> CallSequence[Receipt]:
     if len(parts) == 1:
         receipt: Receipt = yield _calls.append(channel, parts[0], stamp)
         return receipt
-    txn = TxnFlows(channel, txn_id, lease_seconds=None)
+    txn = TxnCalls(channel, txn_id, lease_seconds=None)
     yield from txn.begin()
     try:
         yield from txn.put(parts)
@@ -97,7 +96,7 @@ def _parts_within(columns: event_pb2.EventColumns, bytes_max: int) -> list[bytes
     return [part for half in halves for part in _parts_within(half, bytes_max)]
 
 
-class TxnFlows:
+class TxnCalls:
     """One transaction, as far as its client knows.
 
     A put or take whose answer never came may have been done all the same. gRPC has repeated it before, so this is rare;
@@ -116,11 +115,11 @@ class TxnFlows:
         self._is_put_in_doubt = False
         self._is_take_in_doubt = False
 
-    def begin(self) -> Flow[None]:
+    def begin(self) -> CallSequence[None]:
         """Opens it on the server."""
         self.lease_seconds = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
 
-    def put(self, parts: Sequence[bytes]) -> Flow[int]:
+    def put(self, parts: Sequence[bytes]) -> CallSequence[int]:
         """Puts encoded columns; gives the events put so far."""
         self._refuse_doubts(take=False)
         for index, part in enumerate(parts):
@@ -132,7 +131,7 @@ class TxnFlows:
                 raise
         return self.put_count
 
-    def take(self, limits: TakeLimits) -> Flow[list[Batch]]:
+    def take(self, limits: TakeLimits) -> CallSequence[list[Batch]]:
         """Takes events; what a lost answer held comes again."""
         self._refuse_doubts(take=False)
         try:
@@ -145,12 +144,12 @@ class TxnFlows:
         batches: list[Batch] = taken.batches
         return batches
 
-    def renew(self) -> Flow[float]:
+    def renew(self) -> CallSequence[float]:
         """Renews the lease; gives it."""
         self.lease_seconds = yield _calls.renew_txn(self.channel, self.txn_id)
         return self.lease_seconds
 
-    def commit(self, stamp: Stamp | None) -> Flow[Receipt]:
+    def commit(self, stamp: Stamp | None) -> CallSequence[Receipt]:
         """Commits; a repeat gives the same receipt."""
         self._refuse_doubts(take=True)
         try:
@@ -162,12 +161,12 @@ class TxnFlows:
         self.has_ended = True
         return receipt
 
-    def rollback(self) -> Flow[None]:
+    def rollback(self) -> CallSequence[None]:
         """Rolls back; a repeat does nothing."""
         yield _calls.rollback(self.channel, self.txn_id)
         self.has_ended = True
 
-    def leave(self, error: BaseException | None) -> Flow[None]:
+    def leave(self, error: BaseException | None) -> CallSequence[None]:
         """Ends it where its block is left: commits, or rolls back where there is an error already.
 
         The first error is the one that is seen; what goes wrong while rolling back becomes a note of it.
@@ -185,7 +184,7 @@ class TxnFlows:
             yield from self._roll_back_after(commit_error)
             raise
 
-    def _roll_back_after(self, error: BaseException) -> Flow[None]:
+    def _roll_back_after(self, error: BaseException) -> CallSequence[None]:
         if self.has_ended:
             return
         try:
@@ -206,7 +205,7 @@ class TxnFlows:
             )
 
 
-class ClaimFlows:
+class ClaimCalls:
     """One claim, as far as its client knows."""
 
     def __init__(self, channel: str, reader_id: str, lease_seconds: float | None, grant: ClaimGrant) -> None:
@@ -216,7 +215,7 @@ class ClaimFlows:
         self._lease_seconds = lease_seconds
         self._is_released = False
 
-    def renew(self, wait_seconds: float) -> Flow[float]:
+    def renew(self, wait_seconds: float) -> CallSequence[float]:
         """Renews the lease; gives it."""
         try:
             self.grant = yield _calls.renew_claim(
@@ -228,12 +227,12 @@ class ClaimFlows:
             ) from error
         return self.grant.lease_seconds
 
-    def release(self) -> Flow[None]:
+    def release(self) -> CallSequence[None]:
         """Ends the claim."""
         yield _calls.release(self.channel, self.reader_id, self.grant.epoch)
         self._is_released = True
 
-    def leave(self, error: BaseException | None) -> Flow[None]:
+    def leave(self, error: BaseException | None) -> CallSequence[None]:
         """Ends the claim where its block is left, unless it was before; the first error is the one that is seen."""
         if self._is_released:
             return

@@ -9,27 +9,27 @@ import millrace_client as millrace
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from millrace_client import _flows
+from millrace_client import _call_sequences
+from millrace_client._call_sequences import CallSequence, TxnCalls, encoded_parts
 from millrace_client._calls import Call, TakeLimits
 from millrace_client._decoding import Taken
-from millrace_client._flows import Flow, TxnFlows, encoded_parts
 from millrace_client._settings import Numbering
 
 T = TypeVar("T")
 RECEIPT = millrace.Receipt(1, 3, deduplicated=False)
 
 
-def drive(flow: Flow[T], *outcomes: Any) -> tuple[T, list[Call[Any]]]:
-    """Answers the calls of a flow with these results and errors; gives what the flow returned, and the calls."""
+def drive(sequence: CallSequence[T], *outcomes: Any) -> tuple[T, list[Call[Any]]]:
+    """Answers the calls of a sequence with these results and errors; returns its result and the calls."""
     calls: list[Call[Any]] = []
     remaining = iter(outcomes)
     try:
-        calls.append(next(flow))
+        calls.append(next(sequence))
         while True:
             outcome = next(remaining)
-            calls.append(flow.throw(outcome) if isinstance(outcome, BaseException) else flow.send(outcome))
+            calls.append(sequence.throw(outcome) if isinstance(outcome, BaseException) else sequence.send(outcome))
     except StopIteration as end:
-        assert next(remaining, None) is None, "the flow made fewer calls than it was expected to"
+        assert next(remaining, None) is None, "the sequence made fewer calls than it was expected to"
         result: T = end.value
         return result, calls
 
@@ -69,10 +69,10 @@ def test_encoded_parts_with_one_event_too_large_is_refused() -> None:
 
 def test_append_above_the_message_limit_is_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins, puts each part where the last one ended, and commits under the stamp."""
-    monkeypatch.setattr(_flows.encoded_parts, "__defaults__", (250,))
+    monkeypatch.setattr(_call_sequences.encoded_parts, "__defaults__", (250,))
     stamp = millrace.Stamp("p", 5, 7)
-    flow = _flows.append("orders", [columns(*[bytes(100)] * 3)], stamp, Numbering(), "t1")
-    receipt, calls = drive(flow, 30.0, 1, 3, RECEIPT)
+    sequence = _call_sequences.append("orders", [columns(*[bytes(100)] * 3)], stamp, Numbering(), "t1")
+    receipt, calls = drive(sequence, 30.0, 1, 3, RECEIPT)
     assert receipt == RECEIPT
     begin, first, second, commit = (call.request for call in calls)
     puts = [pb.PutRequest.FromString(request) for request in (first, second)]
@@ -85,42 +85,42 @@ def test_append_in_parts_that_fails_rolls_back() -> None:
     """The error of the part is the one that is seen."""
     events = [millrace.Event(b"", {f"{event}-{key}": "" for key in range(200)}) for event in range(2)]
     batches = columns_from_events((event.headers, event.body) for event in events)
-    flow = _flows.append("orders", batches, None, Numbering(), "t1")
+    sequence = _call_sequences.append("orders", batches, None, Numbering(), "t1")
     refusal = millrace.TxnCapacityError("too many")
     with pytest.raises(millrace.TxnCapacityError) as caught:
-        drive(flow, 30.0, refusal, None)
+        drive(sequence, 30.0, refusal, None)
     assert caught.value is refusal
 
 
 def test_append_of_a_cancelled_caller_rolls_back() -> None:
     """An asyncio task's end is an error like any other, and goes on."""
     batches = [columns(b"a"), columns(b"b")]
-    flow = _flows.append("orders", batches, None, Numbering(), "t1")
+    sequence = _call_sequences.append("orders", batches, None, Numbering(), "t1")
     with pytest.raises(KeyboardInterrupt):
-        drive(flow, 30.0, 1, KeyboardInterrupt(), None)
+        drive(sequence, 30.0, 1, KeyboardInterrupt(), None)
 
 
 def test_flow_that_is_closed_makes_no_more_calls() -> None:
     """Where nobody waits any more, nothing can be rolled back; the lease does it."""
-    txn = TxnFlows("orders", "t1", None)
-    flow = txn.leave(None)
-    next(flow)
-    flow.close()
+    txn = TxnCalls("orders", "t1", None)
+    sequence = txn.leave(None)
+    next(sequence)
+    sequence.close()
 
 
 def test_put_whose_second_part_is_refused_forbids_the_commit() -> None:
     """Part of the put is in, so neither putting it again nor committing would be right."""
-    txn = TxnFlows("orders", "t1", None)
+    txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.TxnCapacityError):
         drive(txn.put([b"", b""]), 1, millrace.TxnCapacityError("too many"))
-    for flow in (txn.put([b""]), txn.take(TakeLimits()), txn.commit(None)):
+    for sequence in (txn.put([b""]), txn.take(TakeLimits()), txn.commit(None)):
         with pytest.raises(millrace.TxnStateError, match="last put"):
-            drive(flow)
+            drive(sequence)
 
 
 def test_take_that_was_cut_off_forbids_the_commit_until_it_is_repeated() -> None:
     """A cancelled take may have taken; a repeat brings the same events."""
-    txn = TxnFlows("orders", "t1", None)
+    txn = TxnCalls("orders", "t1", None)
     with pytest.raises(KeyboardInterrupt):
         drive(txn.take(TakeLimits()), KeyboardInterrupt())
     with pytest.raises(millrace.TxnStateError, match="last take"):
@@ -132,7 +132,7 @@ def test_take_that_was_cut_off_forbids_the_commit_until_it_is_repeated() -> None
 
 def test_take_that_was_refused_changes_nothing() -> None:
     """A refusal says that nothing was taken."""
-    txn = TxnFlows("orders", "t1", None)
+    txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.TxnCapacityError):
         drive(txn.take(TakeLimits()), millrace.TxnCapacityError("too many"))
     drive(txn.commit(None), RECEIPT)
@@ -140,7 +140,7 @@ def test_take_that_was_refused_changes_nothing() -> None:
 
 def test_take_whose_answer_was_too_large_forbids_the_commit() -> None:
     """The answer may be lost on this side of the wire as well; the events are taken all the same."""
-    txn = TxnFlows("orders", "t1", None)
+    txn = TxnCalls("orders", "t1", None)
     with pytest.raises(millrace.MessageTooLargeError):
         drive(txn.take(TakeLimits()), millrace.MessageTooLargeError("answer"))
     with pytest.raises(millrace.TxnStateError, match="last take"):
