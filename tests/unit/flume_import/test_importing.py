@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from millrace_server.configuration.settings import check_settings
-from millrace_server.flume_import.importing import FlumeImportError, Imported, import_agent
+from millrace_server.flume_import.importing import FlumeImportError, ImportedAgent, import_agent
 
 BASE = """
 a.channels = c
@@ -12,7 +12,7 @@ a.channels.c.type = memory
 """
 
 
-def imported(text: str, agent: str | None = None) -> Imported:
+def imported(text: str, agent: str | None = None) -> ImportedAgent:
     return import_agent(text, agent)
 
 
@@ -24,12 +24,12 @@ def tables_of(text: str) -> dict[str, Any]:
     return tables
 
 
-def told(text: str) -> dict[str, str]:
-    return {remark.key: remark.sentence for remark in imported(BASE + text).remarks}
+def notes_of(text: str) -> dict[str, str]:
+    return {note.key: note.sentence for note in imported(BASE + text).notes}
 
 
 def test_import_of_a_file_channel_takes_over_its_limits() -> None:
-    """Milliseconds become seconds, lists become arrays, and what is not taken over is told."""
+    """Milliseconds become seconds, lists become arrays, and what is not taken over is reported."""
     text = """
     a.channels = c f
     a.channels.f.type = file
@@ -50,7 +50,7 @@ def test_import_of_a_file_channel_takes_over_its_limits() -> None:
         "backup_checkpoint": True,
         "checkpoint_interval_seconds": 15.0,
     }
-    assert "a.channels.f.use-fast-replay" in told(text)
+    assert "a.channels.f.use-fast-replay" in notes_of(text)
 
 
 def test_import_of_a_spillable_channel_adds_its_two_capacities() -> None:
@@ -80,7 +80,7 @@ def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
     assert source["paths"] == ["/logs/*.log", "/logs/*"]
     assert source["path_headers"] == {"/logs/*.log": {"team": "web"}}
     assert source["byte_offset_header"] == "byteoffset"
-    assert "all files of the directory are read" in told(text)["a.sources.s.filegroups.h"]
+    assert "all files of the directory are read" in notes_of(text)["a.sources.s.filegroups.h"]
 
 
 def test_import_of_each_source_with_a_counterpart_makes_a_good_configuration() -> None:
@@ -113,7 +113,7 @@ def test_import_of_each_source_with_a_counterpart_makes_a_good_configuration() -
 
 
 def test_import_of_an_avro_source_has_the_server_listen_there() -> None:
-    """Who sends to that address finds a server, and is told what is different."""
+    """Who sends to that address finds a server, and learns what is different."""
     text = """
     a.sources = s
     a.sources.s.type = avro
@@ -124,7 +124,7 @@ def test_import_of_an_avro_source_has_the_server_listen_there() -> None:
     tables = tables_of(text)
     assert tables["server"] == {"listen": "127.0.0.1:4141"}
     assert "sources" not in tables
-    assert "over gRPC" in told(text)["a.sources.s"]
+    assert "over gRPC" in notes_of(text)["a.sources.s"]
 
 
 def test_import_of_sinks_and_a_group_keeps_priorities() -> None:
@@ -146,7 +146,7 @@ def test_import_of_sinks_and_a_group_keeps_priorities() -> None:
     tables = tables_of(text)
     assert tables["sink_groups"]["g"] == {"sinks": ["y", "x", "z"], "policy": "failover"}
     assert tables["sinks"]["x"]["endpoints"] == ["one.example.org:4545"]
-    assert "z have none" in told(text)["a.sinkgroups.g.processor.priority"]
+    assert "z have none" in notes_of(text)["a.sinkgroups.g.processor.priority"]
 
 
 def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
@@ -174,7 +174,7 @@ def test_import_of_an_hdfs_sink_makes_a_files_sink() -> None:
         "roll_seconds": 86_400.0,
         "roll_bytes": 134_217_728,
     }
-    assert "kinit" in told(text)["a.sinks.h.hdfs.kerberosPrincipal"]
+    assert "kinit" in notes_of(text)["a.sinks.h.hdfs.kerberosPrincipal"]
 
 
 @pytest.mark.parametrize("kind", ["jms", "netcat", "com.example.MySource"])
@@ -182,20 +182,20 @@ def test_import_of_a_source_without_counterpart_leaves_it_out_and_says_why(kind:
     """Nothing vanishes in silence."""
     text = f"a.sources = s\na.sources.s.type = {kind}\na.sources.s.channels = c\na.sources.s.odd = 1\n"
     assert "sources" not in tables_of(text)
-    assert "has no counterpart" in told(text)["a.sources.s.type"]
+    assert "has no counterpart" in notes_of(text)["a.sources.s.type"]
 
 
 def test_import_tells_of_each_option_that_it_does_not_know() -> None:
     """A typing error in the old file is not taken over either."""
-    assert told("a.channels.c.capacty = 7") == {"a.channels.c.capacty": "has no counterpart"}
-    assert told("a.channels.c.capacity = many")["a.channels.c.capacity"].startswith('is "many", which is not')
+    assert notes_of("a.channels.c.capacty = 7") == {"a.channels.c.capacty": "has no counterpart"}
+    assert notes_of("a.channels.c.capacity = many")["a.channels.c.capacity"].startswith('is "many", which is not')
 
 
 def test_import_leaves_out_what_names_no_channel() -> None:
     """As Flume does, but it says so."""
     text = "a.sinks = s\na.sinks.s.type = null\na.sinks.s.channel = gone\n"
     assert not tables_of(text).get("sinks")
-    assert "left out" in told(text)["a.sinks.s.channel"]
+    assert "left out" in notes_of(text)["a.sinks.s.channel"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from millrace_server.agent.sinks.files.paths import PathTemplate
-from millrace_server.flume_import.options import glob_of, path_template_of, replacement_of, strptime_format_of
+from millrace_server.flume_import.options import to_glob, to_path_template, to_replacement, to_strptime_format
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from millrace_server.flume_import.options import glob_of, path_template_of, repl
 )
 def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: str) -> None:
     """What people write in Flume's configurations has a shell pattern."""
-    assert glob_of(pattern) == glob
+    assert to_glob(pattern) == glob
     for name in ("example.log", "app-1.log", "xbc", "abc", "a*b", "my.log.1", "x"):
         assert bool(re.fullmatch(pattern, name)) == fnmatchcase(name, glob)
 
@@ -29,12 +29,12 @@ def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: 
 @pytest.mark.parametrize("pattern", ["(a|b).log", r"a\d+", "ab?", "x{2}", "[ab]+"])
 def test_glob_of_anything_else_is_none(pattern: str) -> None:
     """What a shell pattern cannot say is left to people."""
-    assert glob_of(pattern) is None
+    assert to_glob(pattern) is None
 
 
 def test_path_template_of_flumes_escapes_has_their_places() -> None:
-    """Headers and times; times of one name become one place; braces stay braces; what is unknown is told."""
-    template, unknown = path_template_of("/x/%y-%m-%d/%H%M/%{host}/{a}/%Q")
+    """Headers and times; times of one name become one place; braces stay braces; unknown escapes are returned."""
+    template, unknown = to_path_template("/x/%y-%m-%d/%H%M/%{host}/{a}/%Q")
     assert template == "/x/{time:%y-%m-%d}/{time:%H%M}/{header:host}/{{a}}/Q"
     assert unknown == ["%Q"]
     PathTemplate.parse(template)
@@ -42,9 +42,9 @@ def test_path_template_of_flumes_escapes_has_their_places() -> None:
 
 def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:
     """Letters, quoted text, and none where a letter has no counterpart."""
-    assert strptime_format_of("yyyy-MM-dd'T'HH:mm:ss.SSS") == "%Y-%m-%dT%H:%M:%S.%f"
-    assert strptime_format_of("dd/MMM/yyyy:HH:mm:ss Z") == "%d/%b/%Y:%H:%M:%S %z"
-    assert strptime_format_of("wwww") is None
+    assert to_strptime_format("yyyy-MM-dd'T'HH:mm:ss.SSS") == "%Y-%m-%dT%H:%M:%S.%f"
+    assert to_strptime_format("dd/MMM/yyyy:HH:mm:ss Z") == "%d/%b/%Y:%H:%M:%S %z"
+    assert to_strptime_format("wwww") is None
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_strptime_format_of_javas_pattern_reads_the_same_times() -> None:
 )
 def test_replacement_of_javas_text_replaces_the_same(java: str, text: str) -> None:
     """Groups by number and name, and what is escaped."""
-    assert re.sub("(?P<x>a)(b)", replacement_of(java), "ab") == text
+    assert re.sub("(?P<x>a)(b)", to_replacement(java), "ab") == text

@@ -166,8 +166,8 @@ def import_flume(
         typer.echo(toml, nl=False)
     else:
         _write_new(output, toml)
-    for remark in imported.remarks:
-        typer.secho(f"{remark.key}: {remark.sentence}", fg=typer.colors.YELLOW, err=True)
+    for note in imported.notes:
+        typer.secho(f"{note.key}: {note.sentence}", fg=typer.colors.YELLOW, err=True)
     try:
         check_settings(tomllib.loads(toml), str(output or "the result"))
     except SettingsError as error:

@@ -1,1 +1,1 @@
-"""Flume's configurations as Millrace's: what there is a counterpart for, and a sentence for all else."""
+"""Import of Flume configurations: the counterparts, and a note for everything that has none."""

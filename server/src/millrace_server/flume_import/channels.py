@@ -1,11 +1,11 @@
-"""Flume's channels."""
+"""Conversion of Flume's channels."""
 
-from millrace_server.flume_import.options import Options, Table, set_known
+from millrace_server.flume_import.options import Options, Table, set_values
 
 _LOG_REASONS = {
     "backupCheckpointDir": "both checkpoints lie in checkpoint_dir",
     "checkpointOnClose": "a stop always writes a checkpoint",
-    "encryption.": "keys are not taken over: make new ones, and name them in the channel's table encryption",
+    "encryption.": "keys are not taken over: create new ones, and name them in the channel's table encryption",
     "overflowTimeout": "a commit spills at once when the memory is full",
     "overflowDeactivationThreshold": "a commit goes to memory again as soon as the log holds no event",
     "avgEventSize": "bytes are counted exactly",
@@ -15,7 +15,7 @@ _LOG_REASONS = {
     "fsyncPerTransaction": 'set fsync = "interval" to lose up to a second in a power cut',
 }
 
-_WITHOUT_COUNTERPART = {
+_ALTERNATIVES = {
     "jdbc": "a channel of type file is durable too, and faster",
     "kafka": "a channel of type file is durable; to put events into Kafka, write a sink of type custom",
     "pseudotxn": "a channel of type memory has real transactions",
@@ -23,7 +23,7 @@ _WITHOUT_COUNTERPART = {
 
 
 def convert_channel(type_name: str, options: Options) -> Table:
-    """The table of a channel."""
+    """Returns the table of a channel."""
     match type_name:
         case "memory":
             return _memory(options)
@@ -32,22 +32,22 @@ def convert_channel(type_name: str, options: Options) -> Table:
         case "spillablememory":
             return _spillable(options)
         case _:
-            return _without_counterpart(type_name, options)
+            return _replace_by_file(type_name, options)
 
 
-def _without_counterpart(type_name: str, options: Options) -> Table:
-    reason = _WITHOUT_COUNTERPART.get(type_name, "there are channels of type memory, file and spillable")
-    options.remark("type", f"{reason}; this one becomes a channel of type file")
+def _replace_by_file(type_name: str, options: Options) -> Table:
+    reason = _ALTERNATIVES.get(type_name, "there are channels of type memory, file and spillable")
+    options.note("type", f"{reason}; this one becomes a channel of type file")
     table: Table = {"type": "file"}
-    set_known(table, capacity=options.number("capacity"))
-    options.tell_rest({})
+    set_values(table, capacity=options.number("capacity"))
+    options.report_unused()
     return table
 
 
 def _memory(options: Options) -> Table:
     table: Table = {"type": "memory"}
     _set_limits(table, options)
-    options.tell_rest({})
+    options.report_unused()
     return table
 
 
@@ -55,7 +55,7 @@ def _file(options: Options) -> Table:
     table: Table = {"type": "file"}
     _set_limits(table, options)
     _set_log(table, options)
-    options.tell_rest(_LOG_REASONS)
+    options.report_unused(_LOG_REASONS)
     return table
 
 
@@ -63,17 +63,17 @@ def _spillable(options: Options) -> Table:
     table: Table = {"type": "spillable"}
     overflow, memory = options.number("overflowCapacity"), options.number("memoryCapacity")
     options.text("capacity")
-    set_known(table, capacity=None if overflow is None else overflow + (memory or 10_000), memory_capacity=memory)
+    set_values(table, capacity=None if overflow is None else overflow + (memory or 10_000), memory_capacity=memory)
     byte_capacity = options.number("byteCapacity")
     _set_limits(table, options)
-    set_known(table, memory_byte_capacity=byte_capacity)
+    set_values(table, memory_byte_capacity=byte_capacity)
     _set_log(table, options)
-    options.tell_rest(_LOG_REASONS)
+    options.report_unused(_LOG_REASONS)
     return table
 
 
 def _set_limits(table: Table, options: Options) -> None:
-    set_known(
+    set_values(
         table,
         capacity=options.number("capacity"),
         transaction_capacity=options.number("transactionCapacity"),
@@ -81,12 +81,12 @@ def _set_limits(table: Table, options: Options) -> None:
         byte_capacity_buffer_percentage=options.number("byteCapacityBufferPercentage"),
     )
     keep_alive = options.number("keep-alive")
-    set_known(table, keep_alive_seconds=None if keep_alive is None else float(keep_alive))
+    set_values(table, keep_alive_seconds=None if keep_alive is None else float(keep_alive))
 
 
 def _set_log(table: Table, options: Options) -> None:
     directories = [part.strip() for part in options.text("dataDirs").split(",") if part.strip()]
-    set_known(
+    set_values(
         table,
         data_dirs=directories or None,
         checkpoint_dir=options.text("checkpointDir") or None,
@@ -96,4 +96,4 @@ def _set_log(table: Table, options: Options) -> None:
         min_free_bytes=options.number("minimumRequiredSpace"),
     )
     if directories:
-        options.remark("dataDirs", "each channel gets a directory of its own in there; Flume's events are not read")
+        options.note("dataDirs", "each channel gets a directory of its own in there; Flume's events are not read")

@@ -1,6 +1,6 @@
-"""Flume's interceptors."""
+"""Conversion of Flume's interceptors and selectors."""
 
-from millrace_server.flume_import.options import Options, Table, replacement_of, set_known, strptime_format_of
+from millrace_server.flume_import.options import Options, Table, set_values, to_replacement, to_strptime_format
 
 _CLASSES = {
     "TimestampInterceptor": "timestamp",
@@ -12,15 +12,15 @@ _CLASSES = {
     "RegexFilteringInterceptor": "regex_filter",
     "RegexExtractorInterceptor": "regex_extractor",
 }
-"""What a type may be instead of its short name: a class, with its builder behind a dollar sign."""
+"""Class names that may replace the short name of a type, with "$Builder" appended."""
 
 
 def convert_interceptors(options: Options) -> list[Table]:
-    """The tables of a source's interceptors, in their order."""
+    """Returns the tables of a source's interceptors, in order."""
     names = options.words("interceptors")
-    each = options.below("interceptors")
-    tables = [table for name in names if (table := _convert(each.below(name)))]
-    each.tell_rest({})
+    each = options.subset("interceptors")
+    tables = [table for name in names if (table := _convert(each.subset(name)))]
+    each.report_unused()
     return tables
 
 
@@ -29,31 +29,31 @@ def _convert(options: Options) -> Table | None:
     short = _CLASSES.get(type_name.removesuffix("$Builder").rpartition(".")[2], type_name.lower())
     convert = _CONVERTERS.get(short)
     if convert is None:
-        options.remark("type", f"{type_name} has no counterpart: write an interceptor of type custom in Python")
-        options.drop_rest()
+        options.note("type", f"{type_name} has no counterpart: write an interceptor of type custom in Python")
+        options.discard_unused()
         return None
     table = convert(options)
-    options.tell_rest({})
+    options.report_unused()
     return table
 
 
 def _timestamp(options: Options) -> Table:
     table: Table = {"type": "timestamp"}
     header = options.text("headerName") or options.text("header")
-    set_known(table, header=header or None, preserve_existing=options.flag("preserveExisting"))
+    set_values(table, header=header or None, preserve_existing=options.flag("preserveExisting"))
     return table
 
 
 def _host(options: Options) -> Table:
     uses_ip = options.flag("useIP")
     table: Table = {"type": "host", "use": "name" if uses_ip is False else "ip"}
-    set_known(table, header=options.text("hostHeader") or None, preserve_existing=options.flag("preserveExisting"))
+    set_values(table, header=options.text("hostHeader") or None, preserve_existing=options.flag("preserveExisting"))
     return table
 
 
 def _static(options: Options) -> Table:
     table: Table = {"type": "static", "key": options.text("key", "key"), "value": options.text("value", "value")}
-    set_known(table, preserve_existing=options.flag("preserveExisting"))
+    set_values(table, preserve_existing=options.flag("preserveExisting"))
     return table
 
 
@@ -61,16 +61,16 @@ def _remove_header(options: Options) -> Table:
     table: Table = {"type": "remove_header"}
     separator = options.text("fromListSeparator")
     if separator and separator not in {r"\s*,\s*", ","}:
-        options.remark("fromListSeparator", "names are separated at commas")
+        options.note("fromListSeparator", "names are separated at commas")
     names = [options.text("withName"), *options.text("fromList").split(",")]
-    set_known(table, names=[name.strip() for name in names if name.strip()] or None)
-    set_known(table, pattern=options.text("matching") or None)
+    set_values(table, names=[name.strip() for name in names if name.strip()] or None)
+    set_values(table, pattern=options.text("matching") or None)
     return table
 
 
 def _uuid(options: Options) -> Table:
     table: Table = {"type": "uuid"}
-    set_known(
+    set_values(
         table,
         header=options.text("headerName") or None,
         prefix=options.text("prefix") or None,
@@ -80,8 +80,8 @@ def _uuid(options: Options) -> Table:
 
 
 def _search_replace(options: Options) -> Table:
-    _tell_charset(options)
-    replacement = replacement_of(options.text("replaceString"))
+    _note_charset(options)
+    replacement = to_replacement(options.text("replaceString"))
     return {"type": "search_replace", "pattern": options.text("searchPattern"), "replacement": replacement}
 
 
@@ -93,26 +93,26 @@ def _regex_filter(options: Options) -> Table:
 def _regex_extractor(options: Options) -> Table:
     table: Table = {"type": "regex_extractor", "pattern": options.text("regex")}
     serializers = options.words("serializers")
-    each = options.below("serializers")
+    each = options.subset("serializers")
     names, millis = [], {}
     for serializer in serializers:
-        one = each.below(serializer)
+        one = each.subset(serializer)
         name, type_name, pattern = one.text("name", serializer), one.text("type", "default"), one.text("pattern")
         names.append(name)
-        if "Millis" in type_name and (time_format := strptime_format_of(pattern)):
+        if "Millis" in type_name and (time_format := to_strptime_format(pattern)):
             millis[name] = time_format
         elif type_name not in {"", "default"}:
-            one.remark("type", f"{type_name} has no counterpart; the header gets the text that was found")
-        one.tell_rest({})
-    each.tell_rest({})
-    set_known(table, names=names or None, millis=millis or None)
+            one.note("type", f"{type_name} has no counterpart; the header gets the text that was found")
+        one.report_unused()
+    each.report_unused()
+    set_values(table, names=names or None, millis=millis or None)
     return table
 
 
-def _tell_charset(options: Options) -> None:
+def _note_charset(options: Options) -> None:
     charset = options.text("charset", "UTF-8")
     if charset.upper() not in {"UTF-8", "UTF8"}:
-        options.remark("charset", "texts are UTF-8; let the source convert them, by its setting charset")
+        options.note("charset", "texts are UTF-8; let the source convert them, by its setting charset")
 
 
 _CONVERTERS = {
@@ -128,7 +128,7 @@ _CONVERTERS = {
 
 
 def convert_selector(options: Options) -> Table | None:
-    """The table of a source's selector; None for the default, every event to every channel."""
+    """Returns the table of a source's selector; None for the default, which sends every event to every channel."""
     type_name = options.text("type", "replicating").lower()
     table: Table | None = None
     match type_name:
@@ -142,21 +142,21 @@ def convert_selector(options: Options) -> Table | None:
             if optional:
                 table = {"type": "replicating", "optional": optional}
         case _:
-            options.remark("type", f"{type_name} has no counterpart: write a selector of type custom in Python")
-    options.tell_rest({})
+            options.note("type", f"{type_name} has no counterpart: write a selector of type custom in Python")
+    options.report_unused()
     return table
 
 
 def _multiplexing(options: Options) -> Table:
     header = options.text("header", "flume.selector.header")
-    mapping = {value: channels.split() for value, channels in options.below("mapping").items()}
-    # Under `optional.` stand values; without more, it is the optional channels of all events.
-    optional = {value: channels.split() for value, channels in options.below("optional").items()}
+    mapping = {value: channels.split() for value, channels in options.subset("mapping").items()}
+    # Below `optional.` are header values; `optional` itself lists the optional channels of all events.
+    optional = {value: channels.split() for value, channels in options.subset("optional").items()}
     table: Table = {"type": "multiplexing", "header": header, "mapping": mapping}
     if default := options.words("default"):
         table["default"] = default
     else:
-        options.remark("default", "there is none: events that match nothing are dropped, and counted")
+        options.note("default", "there is none: events that match nothing are dropped, and counted")
     if optional:
         table["optional"] = optional
     return table

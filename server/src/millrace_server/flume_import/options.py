@@ -1,8 +1,9 @@
-"""The options of one Flume component, each of which is either converted or told about."""
+"""The options of a Flume component, and the conversion of Flume's patterns."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -10,98 +11,98 @@ T = TypeVar("T")
 _TRUE = {"true": True, "false": False}
 _MILLISECONDS = 1_000
 
-ANY_HOST = "0.0.0.0"  # noqa: S104 - what Flume's own sources listen on by default
+ANY_HOST = "0.0.0.0"  # noqa: S104 - the default address of Flume's sources
 """All addresses of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
-    """Something of a Flume configuration that has no counterpart, or another one than might be expected."""
+class Note:
+    """A property without a counterpart, or with one that differs from what users may expect."""
 
     key: str
-    """The property, or the beginning of several."""
+    """The property, or a common prefix of several."""
     sentence: str
-    """Why, and what to do."""
+    """The reason, and what to do."""
 
 
 class Options:
-    """Takes options out one by one; what nobody took is left over.
+    """The options of one component. Each is removed when it is read, so unsupported ones are left over.
 
     Args:
-        prefix: What the keys begin with in the file.
+        prefix: The prefix of the keys in the file.
         values: The options by the rest of their keys.
-        remarks: Where it is told what cannot be converted.
+        notes: Receives notes about what cannot be converted.
     """
 
-    def __init__(self, prefix: str, values: Mapping[str, str], remarks: list[Remark]) -> None:
+    def __init__(self, prefix: str, values: Mapping[str, str], notes: list[Note]) -> None:
         self.prefix = prefix
         self._values = dict(values)
-        self._remarks = remarks
+        self._notes = notes
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def remark(self, key: str, sentence: str) -> None:
-        """Tells about one of the options, or with an empty key about the component."""
-        self._remarks.append(Remark(f"{self.prefix}.{key}" if key else self.prefix, sentence))
+    def note(self, key: str, sentence: str) -> None:
+        """Adds a note about an option, or about the component if the key is empty."""
+        self._notes.append(Note(f"{self.prefix}.{key}" if key else self.prefix, sentence))
 
     def text(self, key: str, default: str = "") -> str:
-        """An option's text."""
+        """Removes an option and returns its text."""
         return self._values.pop(key, default).strip()
 
     def words(self, key: str) -> list[str]:
-        """An option's words, between spaces."""
+        """Returns the words of an option, separated by spaces."""
         return self.text(key).split()
 
     def number(self, key: str) -> int | None:
-        """A whole number; None where there is none."""
-        return self._converted(key, int, "a whole number")
+        """Returns an integer, or None."""
+        return self._parse(key, int, "a whole number")
 
     def seconds(self, key: str) -> float | None:
-        """Milliseconds as seconds; None where there are none."""
-        milliseconds = self._converted(key, float, "a number of milliseconds")
+        """Returns milliseconds as seconds, or None."""
+        milliseconds = self._parse(key, float, "a number of milliseconds")
         return None if milliseconds is None else milliseconds / _MILLISECONDS
 
     def flag(self, key: str) -> bool | None:
-        """Whether it is true; None where it is not said."""
-        return self._converted(key, lambda text: _TRUE[text.lower()], "true or false")
+        """Returns a Boolean, or None if it is not set."""
+        return self._parse(key, lambda text: _TRUE[text.lower()], "true or false")
 
-    def _converted(self, key: str, convert: Callable[[str], T], what: str) -> T | None:
+    def _parse(self, key: str, convert: Callable[[str], T], what: str) -> T | None:
         text = self.text(key)
         if not text:
             return None
         try:
             return convert(text)
         except (ValueError, KeyError):
-            self.remark(key, f'is "{text}", which is not {what}; the default is used')
+            self.note(key, f'is "{text}", which is not {what}; the default is used')
             return None
 
-    def below(self, prefix: str) -> "Options":
-        """Takes out all options whose keys begin with a prefix and a dot, without these."""
+    def subset(self, prefix: str) -> "Options":
+        """Removes and returns all options whose keys begin with a prefix and a dot."""
         begin = f"{prefix}."
         chosen = {key: self._values.pop(key) for key in list(self._values) if key.startswith(begin)}
         values = {key.removeprefix(begin): value for key, value in chosen.items()}
-        return Options(f"{self.prefix}.{prefix}", values, self._remarks)
+        return Options(f"{self.prefix}.{prefix}", values, self._notes)
 
     def names(self) -> list[str]:
-        """The keys that are there, up to their first dot, in order."""
+        """Returns the keys up to their first dot, in order."""
         return list(dict.fromkeys(key.split(".", 1)[0] for key in self._values))
 
     def items(self) -> Iterator[tuple[str, str]]:
-        """Takes out all that is left."""
+        """Removes and yields all remaining options."""
         while self._values:
             key = next(iter(self._values))
             yield key, self.text(key)
 
-    def drop_rest(self) -> None:
-        """Tells nothing of what is left: it was told about as a whole."""
+    def discard_unused(self) -> None:
+        """Discards the remaining options, which an earlier note covers."""
         self._values.clear()
 
-    def tell_rest(self, reasons: Mapping[str, str]) -> None:
-        """Tells about all that is left, with a reason where one is known.
+    def report_unused(self, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Adds a note about each remaining option, with the reason if one is known.
 
         Args:
-            reasons: By key; one that ends in a dot is for all that begin so.
+            reasons: By key; a key that ends in a dot applies to all keys with that prefix.
         """
         for key in dict(self.items()):
             found = (
@@ -109,15 +110,15 @@ class Options:
                 for known, reason in reasons.items()
                 if key == known or (known.endswith(".") and key.startswith(known))
             )
-            self.remark(key, next(found, "has no counterpart"))
+            self.note(key, next(found, "has no counterpart"))
 
 
 Table = dict[str, object]
 """A table of the TOML file."""
 
 
-def set_known(table: Table, **values: object) -> None:
-    """Sets what is not None."""
+def set_values(table: Table, **values: object) -> None:
+    """Sets the values that are not None."""
     table.update({key: value for key, value in values.items() if value is not None})
 
 
@@ -131,16 +132,16 @@ _JAVA_LETTERS = {
     "EEEE": "%A",
 }  # fmt: skip
 _ESCAPE = re.compile(r"%\{(?P<header>[^}]+)\}|%\[(?P<host>[^\]]+)\]|%(?P<letter>[A-Za-z])|(?P<brace>[{}])")
-_NEIGHBOURS = re.compile(r"\{time:([^{}]*)\}([^/{}%]*)\{time:")
-"""Times in one name: as one place they take less of the room that a name has."""
+_ADJACENT_TIMES = re.compile(r"\{time:([^{}]*)\}([^/{}%]*)\{time:")
+"""Consecutive times in a name, which are joined into one placeholder to keep the name short."""
 _ESCAPE_TIMES = {
     "a": "%a", "A": "%A", "b": "%b", "B": "%B", "d": "%d", "D": "%m-%d-%y", "e": "%d", "H": "%H", "I": "%I", "j": "%j",
     "k": "%H", "m": "%m", "n": "%m", "M": "%M", "p": "%p", "S": "%S", "y": "%y", "Y": "%Y", "z": "%z",
 }  # fmt: skip
 
 
-def glob_of(pattern: str) -> str | None:
-    """The shell pattern for what a regular expression is meant to match among names; None where there is none."""
+def to_glob(pattern: str) -> str | None:
+    """Returns the shell pattern that corresponds to a regular expression for file names, or None."""
     pattern = pattern.removeprefix("^").removesuffix("$")
     glob, position = "", 0
     while position < len(pattern):
@@ -155,13 +156,13 @@ def glob_of(pattern: str) -> str | None:
         elif match["set"]:
             glob += match["set"].replace("[^", "[!")
         else:
-            # A lone dot is one that nobody took the trouble to escape.
+            # A single dot is most likely a dot that should have been escaped.
             glob += {".*": "*", ".+": "?*"}.get(match[0], ".")
     return glob
 
 
-def strptime_format_of(pattern: str) -> str | None:
-    """The format of `strptime` for one of Java's time patterns; None where there is none."""
+def to_strptime_format(pattern: str) -> str | None:
+    """Returns the format of `strptime` for a Java time pattern, or None."""
     parts = []
     for match in _JAVA_TIME.finditer(pattern):
         if match["letters"]:
@@ -174,8 +175,12 @@ def strptime_format_of(pattern: str) -> str | None:
     return "".join(parts)
 
 
-def path_template_of(path: str) -> tuple[str, list[str]]:
-    """A path with Flume's escapes as a path template, and the escapes that have no counterpart, which stay as text."""
+def to_path_template(path: str) -> tuple[str, list[str]]:
+    """Returns a path with Flume's escapes as a path template.
+
+    Returns:
+        The template, and the escapes without a counterpart, which remain as text.
+    """
     unknown: list[str] = []
 
     def place(match: re.Match[str]) -> str:
@@ -189,13 +194,13 @@ def path_template_of(path: str) -> tuple[str, list[str]]:
         return match[0].replace("%", "")
 
     template = _ESCAPE.sub(place, path)
-    while (joined := _NEIGHBOURS.sub(r"{time:\1\2", template)) != template:
+    while (joined := _ADJACENT_TIMES.sub(r"{time:\1\2", template)) != template:
         template = joined
     return template, unknown
 
 
-def replacement_of(text: str) -> str:
-    """Java's replacement text, where groups are `$1`, as Python has it."""
+def to_replacement(text: str) -> str:
+    """Returns Java's replacement text, in which groups are `$1`, in Python's syntax."""
 
     def part(match: re.Match[str]) -> str:
         if match["group"]:

@@ -1,12 +1,12 @@
-"""Flume's sinks and sink groups."""
+"""Conversion of Flume's sinks and sink groups."""
 
-from millrace_server.flume_import.options import Options, Table, path_template_of, set_known
+from millrace_server.flume_import.options import Options, Table, set_values, to_path_template
 
 _NEVER_SECONDS = 86_400.0
 _LOWEST_RANK = -(1 << 31)
 _FLUME_ROLL_SECONDS = 30.0
 
-_WITHOUT_COUNTERPART = "write a sink of type custom in Python, or let Spark read the channel"
+_ALTERNATIVES = "write a sink of type custom in Python, or let Spark read the channel"
 _HDFS_REASONS = {
     "hdfs.kerberosPrincipal": "log in with kinit; libhdfs uses the ticket",
     "hdfs.kerberosKeytab": "log in with kinit; libhdfs uses the ticket",
@@ -33,39 +33,39 @@ _CODECS = {"gzip": "gzip", "zstd": "zstd", "zstandard": "zstd", "snappy": "snapp
 
 
 def convert_sink(type_name: str, options: Options) -> Table | None:
-    """The table of a sink; None where there is no counterpart, which is told."""
+    """Returns the table of a sink; None if it has no counterpart, which is noted."""
     channel = options.text("channel")
     convert = _CONVERTERS.get(type_name.lower())
     if convert is None:
-        options.remark("type", f"{type_name} has no counterpart: {_WITHOUT_COUNTERPART}")
-        options.drop_rest()
+        options.note("type", f"{type_name} has no counterpart: {_ALTERNATIVES}")
+        options.discard_unused()
         return None
     return {"channel": channel} | convert(options, channel)
 
 
 def convert_group(options: Options) -> Table | None:
-    """The table of a sink group; None where it has one sink only, and needs no group."""
+    """Returns the table of a sink group; None if it has only one sink and needs no group."""
     sinks = options.words("sinks")
-    processor = options.below("processor")
+    processor = options.subset("processor")
     kind = processor.text("type", "default").lower()
-    priorities = processor.below("priority")
+    priorities = processor.subset("priority")
     table: Table = {"sinks": sinks, "policy": "load_balancing" if kind == "load_balance" else "failover"}
     if kind == "failover":
         ranks = {name: priorities.number(name) for name in sinks}
         unranked = [name for name, rank in ranks.items() if rank is None]
         if unranked:
-            priorities.remark("", f"{' and '.join(unranked)} have none, and come last in the order of the list")
-        # The highest first; sorting keeps the list's order among equals.
+            priorities.note("", f"{' and '.join(unranked)} have none, and come last in the order of the list")
+        # Highest first; sorting is stable.
         table["sinks"] = sorted(sinks, key=lambda name: _rank(ranks[name]), reverse=True)
     backoff_seconds_max = processor.seconds("maxpenalty") or processor.seconds("selector.maxTimeOut")
-    set_known(table, backoff_seconds_max=backoff_seconds_max)
-    processor.tell_rest(
+    set_values(table, backoff_seconds_max=backoff_seconds_max)
+    processor.report_unused(
         {
             "selector": "each sink takes from the channel as fast as it can, which shares the load by itself",
             "backoff": "sinks that fail always back off",
         }
     )
-    options.tell_rest({})
+    options.report_unused()
     return table if len(sinks) > 1 else None
 
 
@@ -76,16 +76,16 @@ def _rank(priority: int | None) -> int:
 def _millrace(options: Options, channel: str) -> Table:
     host, port = options.text("hostname"), options.text("port")
     table: Table = {"type": "millrace", "endpoints": [f"{host}:{port}"], "target_channel": channel}
-    options.remark(
+    options.note(
         "", f"target_channel is the channel of the receiving server; here it is called {channel}, as the sink's own"
     )
-    set_known(
+    set_values(
         table,
         batch_events_max=options.number("batch-size"),
         connect_timeout_seconds=options.seconds("connect-timeout"),
         timeout_seconds=options.seconds("request-timeout"),
     )
-    options.tell_rest(
+    options.report_unused(
         {
             "ssl": "there is no TLS yet",
             "truststore": "there is no TLS yet",
@@ -99,27 +99,27 @@ def _millrace(options: Options, channel: str) -> Table:
 
 
 def _hdfs(options: Options, _channel: str) -> Table:
-    path, unknown = path_template_of(options.text("hdfs.path"))
+    path, unknown = to_path_template(options.text("hdfs.path"))
     table: Table = {"type": "files", "path": path}
     if unknown:
-        options.remark("hdfs.path", f"{' and '.join(unknown)} have no counterpart; see the path of the sink files")
+        options.note("hdfs.path", f"{' and '.join(unknown)} have no counterpart; see the path of the sink files")
     codec = options.text("hdfs.codeC").lower()
     compression = next((name for known, name in _CODECS.items() if codec.startswith(known)), None)
     if codec and compression is None:
-        options.remark("hdfs.codeC", f"{codec} is not there; files are compressed with gzip or zstd")
+        options.note("hdfs.codeC", f"{codec} is not supported; files are compressed with gzip or zstd")
     file_type = options.text("hdfs.fileType", "SequenceFile").lower()
     if "serializer" in options and "avro" in options.text("serializer").lower():
         table["format"] = "avro"
     elif file_type == "sequencefile":
-        options.remark("hdfs.fileType", "there are no sequence files; text is written, see format for Avro and Parquet")
+        options.note("hdfs.fileType", "there are no sequence files; text is to_toml, see format for Avro and Parquet")
     rounds = options.flag("hdfs.round")
     value, unit = options.number("hdfs.roundValue"), options.text("hdfs.roundUnit", "second").lower()
     if rounds and value:
         table["time_round_seconds"] = value * {"second": 1, "minute": 60, "hour": 3_600}.get(unit, 1)
     zone = options.text("hdfs.timeZone")
     if options.flag("hdfs.useLocalTimeStamp"):
-        options.remark("hdfs.useLocalTimeStamp", "the clock is used where an event has no header timestamp")
-    set_known(
+        options.note("hdfs.useLocalTimeStamp", "the clock is used where an event has no header timestamp")
+    set_values(
         table,
         prefix=options.text("hdfs.filePrefix") or None,
         suffix=options.text("hdfs.fileSuffix") or None,
@@ -130,17 +130,17 @@ def _hdfs(options: Options, _channel: str) -> Table:
         stall_seconds=options.seconds("hdfs.callTimeout"),
         idle_seconds=_number_or_none(options, "hdfs.idleTimeout"),
         roll_seconds=_roll_seconds(options, "hdfs.rollInterval"),
-        # Flume's own defaults, 1,024 bytes and 10 events, are nobody's limits; 0 is no limit there.
+        # Flume's defaults, 1,024 bytes and 10 events, are not useful limits; 0 means no limit.
         roll_bytes=options.number("hdfs.rollSize") or None,
         roll_events=options.number("hdfs.rollCount") or None,
     )
-    options.tell_rest(_HDFS_REASONS)
+    options.report_unused(_HDFS_REASONS)
     return table
 
 
 def _file_roll(options: Options, _channel: str) -> Table:
     table: Table = {"type": "files", "path": options.text("sink.directory")}
-    set_known(
+    set_values(
         table,
         roll_seconds=_roll_seconds(options, "sink.rollInterval"),
         batch_events_max=options.number("sink.batchSize"),
@@ -148,17 +148,17 @@ def _file_roll(options: Options, _channel: str) -> Table:
     )
     if extension := options.text("sink.pathManager.extension"):
         table["suffix"] = f".{extension}"
-    options.tell_rest(
-        {"sink.pathManager": "names tell the time and what is in the file", "sink.serializer": "text is written"}
+    options.report_unused(
+        {"sink.pathManager": "names tell the time and what is in the file", "sink.serializer": "text is to_toml"}
     )
     return table
 
 
 def _roll_seconds(options: Options, key: str) -> float:
-    """A file's age limit: Flume's default where none was given, and a day where it was 0."""
+    """Returns the age limit of a file: Flume's default if it is not set, and a day if it is 0."""
     given = options.number(key)
     if given == 0:
-        options.remark(key, "files are finished after a day at the latest: until then their events stay in the channel")
+        options.note(key, "files are finished after a day at the latest: until then their events stay in the channel")
     return float(_FLUME_ROLL_SECONDS if given is None else given or _NEVER_SECONDS)
 
 
@@ -169,29 +169,29 @@ def _number_or_none(options: Options, key: str) -> float | None:
 
 def _logger(options: Options, _channel: str) -> Table:
     table: Table = {"type": "logger"}
-    set_known(table, bytes_max=options.number("maxBytesToLog"))
-    options.tell_rest({})
+    set_values(table, bytes_max=options.number("maxBytesToLog"))
+    options.report_unused()
     return table
 
 
 def _null(options: Options, _channel: str) -> Table:
     table: Table = {"type": "null"}
-    set_known(table, batch_events_max=options.number("batchSize"))
-    options.tell_rest({})
+    set_values(table, batch_events_max=options.number("batchSize"))
+    options.report_unused()
     return table
 
 
 def _http(options: Options, _channel: str) -> Table:
     table: Table = {"type": "http", "url": options.text("endpoint"), "format": "single"}
-    set_known(
+    set_values(
         table,
         connect_seconds_max=options.seconds("connectTimeout"),
         answer_seconds_max=options.seconds("requestTimeout"),
     )
     headers = {"Content-Type": options.text("contentTypeHeader"), "Accept": options.text("acceptHeader")}
-    set_known(table, headers={name: value for name, value in headers.items() if value} or None)
-    told = "see statuses: what each status means for the events"
-    options.tell_rest(dict.fromkeys(_STATUS_OPTIONS, told))
+    set_values(table, headers={name: value for name, value in headers.items() if value} or None)
+    advice = "see statuses: what each status means for the events"
+    options.report_unused(dict.fromkeys(_STATUS_OPTIONS, advice))
     return table
 
 

@@ -1,12 +1,12 @@
-"""Flume's sources."""
+"""Conversion of Flume's sources."""
 
 import os
 import shlex
 
 from millrace_server.flume_import.interceptors import convert_interceptors, convert_selector
-from millrace_server.flume_import.options import ANY_HOST, Options, Table, glob_of, set_known
+from millrace_server.flume_import.options import ANY_HOST, Options, Table, set_values, to_glob
 
-_WITHOUT_COUNTERPART = {
+_ALTERNATIVES = {
     "netcat": "use the source syslog, which takes lines over TCP, or the source exec with netcat",
     "netcatudp": "use the source syslog, which takes datagrams",
     "seq": "use `millrace bench put`, or the source exec with seq",
@@ -20,10 +20,10 @@ _TLS = {"ssl": "there is no TLS yet", "keystore": "there is no TLS yet", "keysto
 
 
 def convert_source(type_name: str, options: Options) -> Table | None:
-    """The table of a source; None where there is no counterpart, which is told."""
+    """Returns the table of a source; None if it has no counterpart, which is noted."""
     channels = options.words("channels")
     shared: Table = {"channels": channels}
-    set_known(shared, selector=convert_selector(options.below("selector")))
+    set_values(shared, selector=convert_selector(options.subset("selector")))
     if interceptors := convert_interceptors(options):
         shared["interceptors"] = interceptors
     kind = type_name.lower()
@@ -33,11 +33,11 @@ def convert_source(type_name: str, options: Options) -> Table | None:
     if convert is not None:
         return convert(options) | shared
     if kind in {"avro", "thrift"}:
-        options.remark("", f"{_RPC} ({', '.join(channels)})")
+        options.note("", f"{_RPC} ({', '.join(channels)})")
     else:
-        advice = _WITHOUT_COUNTERPART.get(kind, "write a source of type custom in Python")
-        options.remark("type", f"{type_name} has no counterpart: {advice}")
-    options.drop_rest()
+        advice = _ALTERNATIVES.get(kind, "write a source of type custom in Python")
+        options.note("type", f"{type_name} has no counterpart: {advice}")
+    options.discard_unused()
     return None
 
 
@@ -50,13 +50,13 @@ def _exec(options: Options) -> Table:
         table["command"] = shlex.split(command) or [command]
     restart = options.flag("restart")
     table["restart"] = "always" if restart else "never"
-    set_known(table, batch_events_max=options.number("batchSize"), linger_seconds=options.seconds("batchTimeout"))
+    set_values(table, batch_events_max=options.number("batchSize"), linger_seconds=options.seconds("batchTimeout"))
     if command.split()[:1] == ["tail"]:
-        options.remark("command", "a source of type taildir reads files that grow, and loses nothing in a crash")
-    options.tell_rest(
+        options.note("command", "a source of type taildir reads files that grow, and loses nothing in a crash")
+    options.report_unused(
         {
-            "restartThrottle": "a command that ends often is started again after longer and longer delays",
-            "logStdErr": "what it writes to its standard error is always logged",
+            "restartThrottle": "a command that ends often is restarted after increasing delays",
+            "logStdErr": "its standard error is always logged",
         }
     )
     return table
@@ -71,12 +71,12 @@ def _spooldir(options: Options) -> Table:
         table["done"] = {"type": "rename", "suffix": suffix}
     order = options.text("consumeOrder", "oldest").lower()
     if order == "random":
-        options.remark("consumeOrder", "there is no random order; the oldest file comes first")
+        options.note("consumeOrder", "there is no random order; the oldest file comes first")
     elif order != "oldest":
         table["order"] = order
     for key, setting in (("includePattern", "include"), ("ignorePattern", "exclude")):
         _set_glob(table, options, key, setting)
-    set_known(
+    set_values(
         table,
         recursive=options.flag("recursiveDirectorySearch"),
         poll_seconds=options.seconds("pollDelay"),
@@ -85,7 +85,7 @@ def _spooldir(options: Options) -> Table:
         basename_header=_header_key(options, "basenameHeader", "basenameHeaderKey", "basename"),
         format=_format(options),
     )
-    options.tell_rest(
+    options.report_unused(
         {
             "trackerDir": "the channels themselves remember what they have stored",
             "trackingPolicy": "done files are renamed, moved or deleted",
@@ -100,44 +100,42 @@ def _spooldir(options: Options) -> Table:
 def _format(options: Options) -> Table | None:
     deserializer = options.text("deserializer", "LINE")
     kind = "blob" if "Blob" in deserializer else deserializer.lower()
-    settings = options.below("deserializer")
+    settings = options.subset("deserializer")
     charset, errors = options.text("inputCharset"), options.text("decodeErrorPolicy").lower()
     line_bytes_max, file_bytes_max = settings.number("maxLineLength"), settings.number("maxBlobLength")
     for key in ("outputCharset", "schemaType"):
         settings.text(key)
-    settings.tell_rest({})
+    settings.report_unused()
     if kind == "blob":
         return {"type": "blob"} | ({"file_bytes_max": file_bytes_max} if file_bytes_max else {})
     if kind == "avro":
         return {"type": "avro", "body": "avro"}
     if kind != "line":
-        options.remark("deserializer", f"{deserializer} has no counterpart; lines are read")
-    # Without a word, Flume gives a file up that it cannot decode.
+        options.note("deserializer", f"{deserializer} has no counterpart; lines are read")
+    # By default, Flume fails on a file that it cannot decode.
     table: Table = {"type": "lines", "line_bytes_max": line_bytes_max or 2048, "decode_errors": errors or "fail"}
-    set_known(table, charset=charset or None)
+    set_values(table, charset=charset or None)
     return table
 
 
 def _taildir(options: Options) -> Table:
     groups = options.words("filegroups")
-    group_paths = options.below("filegroups")
-    group_headers = options.below("headers")
+    group_paths = options.subset("filegroups")
+    group_headers = options.subset("headers")
     paths: list[str] = []
     path_headers: dict[str, dict[str, str]] = {}
     for group in groups:
         directory, name = os.path.split(group_paths.text(group))
-        glob = glob_of(name)
+        glob = to_glob(name)
         if glob is None:
-            options.remark(
-                f"filegroups.{group}", f'"{name}" is no pattern of the shell; all files of the directory are read'
-            )
+            options.note(f"filegroups.{group}", f'"{name}" is not a shell pattern; all files of the directory are read')
             glob = "*"
         paths.append(f"{directory}/{glob}")
-        if headers := dict(group_headers.below(group).items()):
+        if headers := dict(group_headers.subset(group).items()):
             path_headers[paths[-1]] = headers
-    # Flume's source reads any file that its pattern finds.
+    # Flume's source reads any file that its pattern matches.
     table: Table = {"type": "taildir", "paths": paths, "exclude": []}
-    set_known(
+    set_values(
         table,
         path_headers=path_headers or None,
         skip_to_end=options.flag("skipToEnd"),
@@ -146,7 +144,7 @@ def _taildir(options: Options) -> Table:
         byte_offset_header="byteoffset" if options.flag("byteOffsetHeader") else None,
         file_header=_header_key(options, "fileHeader", "fileHeaderKey", "file"),
     )
-    options.tell_rest(
+    options.report_unused(
         {
             "positionFile": "the channels themselves remember what they have stored; Flume's positions are not read; "
             "set skip_to_end = true, or have the files read from their beginning",
@@ -173,14 +171,14 @@ def _syslog(protocol: str, options: Options) -> Table:
         table["keep_fields"] = ["all"]
     elif keep not in {"none", "false"}:
         table["keep_fields"] = keep.split()
-    set_known(
+    set_values(
         table,
         message_bytes_max=options.number("eventSize"),
         client_ip_header=options.text("clientIPHeader") or None,
         port_header=options.text("portHeader") or None,
         batch_events_max=options.number("batchSize"),
     )
-    options.tell_rest(
+    options.report_unused(
         _TLS | {"charset.": "messages are kept as their bytes", "numProcessors": "there is one event loop"}
     )
     return table
@@ -191,14 +189,12 @@ def _http(options: Options) -> Table:
     table: Table = {"type": "http", "allow_plaintext": True, "listen": f"{host}:{port}"}
     handler = options.text("handler")
     if handler and "JSONHandler" not in handler:
-        options.remark(
-            "handler", "bodies of other types than JSON become one event each, as Flume's BlobHandler does it"
-        )
-    settings = options.below("handler")
-    set_known(table, body_bytes_max=settings.number("maxBlobLength"))
-    settings.tell_rest({})
-    options.tell_rest(
-        _TLS | {"QueuedThreadPool.": "there is no pool of threads", "HttpConfiguration.": "not configurable"}
+        options.note("handler", "bodies of other types than JSON become one event each, as with Flume's BlobHandler")
+    settings = options.subset("handler")
+    set_values(table, body_bytes_max=settings.number("maxBlobLength"))
+    settings.report_unused()
+    options.report_unused(
+        _TLS | {"QueuedThreadPool.": "there is no thread pool", "HttpConfiguration.": "not configurable"}
     )
     return table
 
@@ -206,9 +202,9 @@ def _http(options: Options) -> Table:
 def _set_glob(table: Table, options: Options, key: str, setting: str) -> None:
     pattern = options.text(key)
     if pattern and pattern not in {"^.*$", "^$"}:
-        glob = glob_of(pattern)
+        glob = to_glob(pattern)
         if glob is None:
-            options.remark(key, f'"{pattern}" is no pattern of the shell; write {setting} by hand')
+            options.note(key, f'"{pattern}" is not a shell pattern; write {setting} by hand')
         else:
             table[setting] = [glob]
 

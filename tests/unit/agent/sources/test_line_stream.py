@@ -42,7 +42,7 @@ class NoThread:
     def __init__(self, _name: str) -> None:
         self._loop = asyncio.get_running_loop()
 
-    def do(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+    def submit(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
         answer = self._loop.create_future()
         answer.set_result(function())
         return answer
@@ -200,7 +200,7 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
     begun: list[Callable[[], None]] = []
 
     class SlowThread(NoThread):
-        def do(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
+        def submit(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
             answer = self._loop.create_future()
             begun.append(lambda: answer.set_result(function()))
             return answer

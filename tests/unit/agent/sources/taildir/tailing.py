@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS, FileScheduler, Portion
+from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS, FileChunk, FileScheduler
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
 from millrace_server.agent.sources.taildir.register import FileRegister
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
@@ -69,14 +69,14 @@ class Tailing:
     Attributes:
         now: What its clock shows.
         channels: Its channels.
-        portions: What was read, in its order.
+        chunks: What was read, in its order.
     """
 
     def __init__(self, directory: Path, config: TaildirSourceConfig, channel_count: int = 1, name: str = "app") -> None:
         self._place = SourceContext(name, directory)
         self.now = 1_000.0
         self.channels = [StoringChannel() for _ in range(channel_count)]
-        self.portions: list[Portion] = []
+        self.chunks: list[FileChunk] = []
         self._config = config
         self.start()
 
@@ -111,11 +111,11 @@ class Tailing:
     def start(self, config: TaildirSourceConfig | None = None) -> None:
         """Starts a source that knows what is on the disk and in the channels."""
         self._config = config or self._config
-        self.register = FileRegister(self._config, self._place, self._accepted)
-        self.register.begin()
+        self.register = FileRegister(self._config, self._place, self._stored_ranges)
+        self.register.load()
         self._scheduler = FileScheduler(self._config, self.register, lambda: self.now)
 
-    def _accepted(self, producer_id: str) -> list[list[tuple[int, int]]]:
+    def _stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         return [list(channel.ledger.intervals_of(producer_id)) for channel in self.channels]
 
     def run(self, seconds: float = 0.0) -> None:
@@ -127,16 +127,16 @@ class Tailing:
             self._drain()
 
     def step(self) -> bool:
-        """Reads and stores one portion; tells whether there was one."""
-        portion = self._scheduler.next_portion()
-        if portion is not None:
-            self.portions.append(portion)
-            for lines in portion.parts:
+        """Reads and stores one chunk; tells whether there was one."""
+        chunk = self._scheduler.next_chunk()
+        if chunk is not None:
+            self.chunks.append(chunk)
+            for lines in chunk.parts:
                 for part in lines.parts(BATCH_EVENTS_MAX):
                     for channel in self.channels:
-                        channel.store(portion.file, part)
-                    portion.file.stored = part.end
-        return portion is not None
+                        channel.store(chunk.file, part)
+                    chunk.file.stored = part.end
+        return chunk is not None
 
     def _drain(self) -> None:
         while self.step():

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from millrace_server.agent.sources.taildir import copies
-from millrace_server.agent.sources.taildir.copies import CopyWatch, Original, Originals, find_copy
+from millrace_server.agent.sources.taildir.copies import CopyDetector, CopyOrigin, CopyOrigins, find_copy
 from millrace_server.agent.sources.taildir.discovery import FoundFile
 from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
 from tests.unit.agent.sources.taildir.tailing import append, numbered
 
 
-def original_of(path: Path, *ends: int, head_bytes: int = HEAD_BYTES_MAX) -> Original:
+def origin_of(path: Path, *ends: int, head_bytes: int = HEAD_BYTES_MAX) -> CopyOrigin:
     """A file that was read up to these places, one after the other."""
     content = path.read_bytes()
-    landmarks = [Fingerprint.of(max(end - 64, 0), content[max(end - 64, 0) : end]) for end in ends]
-    return Original(str(path), Fingerprint.of(0, content[:head_bytes]), landmarks, len(content))
+    read_fingerprints = [Fingerprint.of(max(end - 64, 0), content[max(end - 64, 0) : end]) for end in ends]
+    return CopyOrigin(str(path), Fingerprint.of(0, content[:head_bytes]), read_fingerprints, len(content))
 
 
 def copied(log: Path, name: str, *, ctime_after: Path | None = None) -> Path:
@@ -32,7 +32,7 @@ def test_find_copy_of_a_file_with_several_gives_the_newest(log: Path) -> None:
     append(log, *numbered(0, 100))
     first = copied(log, "app.log.2")
     second = copied(log, "app.log.1", ctime_after=first)
-    copy = find_copy(original_of(log, 500), {FileKey.of(log.stat())})
+    copy = find_copy(origin_of(log, 500), {FileKey.of(log.stat())})
     assert copy is not None
     assert copy == (str(second), FileKey.of(second.stat()), second.stat().st_size)
 
@@ -47,8 +47,8 @@ def test_find_copy_of_a_file_takes_no_other_for_one(logs: Path, log: Path) -> No
     (logs / "app.log.link").symlink_to(log)
     tailed = copied(log, "app.log.1")
     tailed_keys = {FileKey.of(path.stat()) for path in (log, tailed)}
-    assert find_copy(original_of(log, 300, size), tailed_keys) is None
-    assert find_copy(original_of(log, 300, size), {FileKey.of(log.stat())}) is not None
+    assert find_copy(origin_of(log, 300, size), tailed_keys) is None
+    assert find_copy(origin_of(log, 300, size), {FileKey.of(log.stat())}) is not None
 
 
 def test_find_copy_of_a_file_of_which_little_is_known_gives_none(logs: Path, log: Path) -> None:
@@ -56,19 +56,19 @@ def test_find_copy_of_a_file_of_which_little_is_known_gives_none(logs: Path, log
     append(log, *numbered(0, 100))
     keys = {FileKey.of(log.stat())}
     copy = copied(log, "app.log.1")
-    assert find_copy(original_of(log, 15, head_bytes=15), keys) is None
-    assert find_copy(original_of(log, 16, head_bytes=16), keys) is not None
+    assert find_copy(origin_of(log, 15, head_bytes=15), keys) is None
+    assert find_copy(origin_of(log, 16, head_bytes=16), keys) is not None
     os.truncate(copy, 1_500)
-    assert find_copy(original_of(log, 1_600, head_bytes=100), keys) is None
-    assert find_copy(original_of(log, 1_400, 1_600, head_bytes=100), keys) is not None
-    assert find_copy(original_of(log, 1_600), keys) is not None
+    assert find_copy(origin_of(log, 1_600, head_bytes=100), keys) is None
+    assert find_copy(origin_of(log, 1_400, 1_600, head_bytes=100), keys) is not None
+    assert find_copy(origin_of(log, 1_600), keys) is not None
 
 
 def test_find_copy_in_a_directory_that_is_gone_gives_none(log: Path) -> None:
     """Nothing is known, and nothing fails."""
     append(log, *numbered(0, 100))
-    original = original_of(log, 100)
-    assert find_copy(original._replace(place=str(log.parent / "gone" / "app.log")), set()) is None
+    origin = origin_of(log, 100)
+    assert find_copy(origin._replace(place=str(log.parent / "gone" / "app.log")), set()) is None
 
 
 def test_holds_of_a_file_that_differs_where_the_other_was_read_is_false(logs: Path, log: Path) -> None:
@@ -76,25 +76,25 @@ def test_holds_of_a_file_that_differs_where_the_other_was_read_is_false(logs: Pa
     append(log, *numbered(0, 200))
     other = logs / "other.log"
     append(other, *numbered(0, 100), *numbered(200, 300))
-    originals = Originals()
-    originals.add(original_of(log, 1_200, log.stat().st_size))
-    watch = CopyWatch()
-    assert not watch.holds(FoundFile(str(other), other.stat(), "*"), originals, 0.0)
+    origins = CopyOrigins()
+    origins.add(origin_of(log, 1_200, log.stat().st_size))
+    watch = CopyDetector()
+    assert not watch.is_held(FoundFile(str(other), other.stat(), "*"), origins, 0.0)
     os.truncate(other, 1_500)
-    assert watch.holds(FoundFile(str(other), other.stat(), "*"), originals, 0.0)
+    assert watch.is_held(FoundFile(str(other), other.stat(), "*"), origins, 0.0)
 
 
 def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
     """Files that are gone leave nothing behind: another one may get their inode."""
     append(log, *numbered(0, 200))
-    copy = find_copy(original_of(copied(log, "app.log.1"), 1_200), set())
+    copy = find_copy(origin_of(copied(log, "app.log.1"), 1_200), set())
     assert copy is not None
-    watch = CopyWatch()
-    watch.note_read(copy)
+    watch = CopyDetector()
+    watch.mark_read(copy)
     assert watch.read_bytes(copy.key) == copy.size
-    watch.forget_all_but({copy.key})
+    watch.retain({copy.key})
     assert watch.read_bytes(copy.key) == copy.size
-    watch.forget_all_but(set())
+    watch.retain(set())
     assert watch.read_bytes(copy.key) == 0
 
 
@@ -113,7 +113,7 @@ def test_find_copy_whose_name_is_shifted_meanwhile_finds_it_under_the_new_one(
         return open_file(place, key)
 
     monkeypatch.setattr(copies, "open_file", shift_and_open)
-    copy = find_copy(original_of(log, 500), {FileKey.of(log.stat())})
+    copy = find_copy(origin_of(log, 500), {FileKey.of(log.stat())})
     assert copy is not None
     assert copy.place == str(log.with_name("app.log.2"))
     assert opened == [str(first), copy.place]

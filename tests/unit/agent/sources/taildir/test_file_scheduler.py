@@ -2,7 +2,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.agent.sources.taildir.file_scheduler import LOOK_SECONDS_MAX, SCAN_SECONDS, FileScheduler
+from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS_MAX, SCAN_SECONDS, FileScheduler
 
 
 class SlowRegister(SimpleNamespace):
@@ -26,16 +26,16 @@ def turns_of(register: Any) -> FileScheduler:
 
 def test_next_portion_after_a_long_look_comes_no_later_than_the_longest_pause() -> None:
     """A slow disk has directories looked through less often, but still often enough; a quick look is soon repeated."""
-    for scan_seconds, pause_seconds in ((0.001, SCAN_SECONDS), (0.05, 5.0), (2.0, LOOK_SECONDS_MAX)):
+    for scan_seconds, pause_seconds in ((0.001, SCAN_SECONDS), (0.05, 5.0), (2.0, POLL_SECONDS_MAX)):
         register = SlowRegister(scan_seconds)
         scheduler = turns_of(register)
-        assert scheduler.next_portion() is None
+        assert scheduler.next_chunk() is None
         assert scheduler.wait_seconds <= pause_seconds
         register.now = scan_seconds + pause_seconds - 0.0005
-        scheduler.next_portion()
+        scheduler.next_chunk()
         assert register.now < scan_seconds + pause_seconds, f"looked again too early after {scan_seconds} s"
         register.now = scan_seconds + pause_seconds + 0.0005
-        scheduler.next_portion()
+        scheduler.next_chunk()
         assert register.now > scan_seconds + pause_seconds + 0.0005
 
 
@@ -44,6 +44,6 @@ def test_next_portion_after_a_long_look_saves_as_often_as_ever() -> None:
     register = SlowRegister(3.0)
     scheduler = turns_of(register)
     for _ in range(10):
-        scheduler.next_portion()
+        scheduler.next_chunk()
         register.now += 0.5
     assert len(register.saves_at) >= 4

@@ -142,7 +142,8 @@ def test_start_with_damaged_positions_asks_the_channels(tmp_path: Path, log: Pat
         tailing.start()
     tailing.run(5)
     assert tailing.bodies == numbered(0, 110)
-    assert ("positions are damaged, and begun anew" in [each["event"] for each in told]) == (damage != "lost")
+    events = [each["event"] for each in told]
+    assert ("the positions file is damaged, and a new one begins" in events) == (damage != "lost")
     assert path.with_name("positions.json.damaged").exists() == (damage != "lost")
 
 

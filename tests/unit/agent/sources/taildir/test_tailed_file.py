@@ -4,34 +4,34 @@ from pathlib import Path
 import pytest
 
 from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, Fingerprint
-from millrace_server.agent.sources.taildir.tailed_file import FileReplacedError, Start, TailedFile
+from millrace_server.agent.sources.taildir.tailed_file import FileReplacedError, StartPosition, TailedFile
 from tests.unit.agent.sources.taildir.tailing import config_of
 
 
 @pytest.mark.parametrize(
-    ("accepted", "saved", "start"),
+    ("stored_ranges", "saved", "start"),
     [
-        ([], 7, Start(7)),
-        ([[]], 7, Start(7)),
-        ([[(0, 9)]], 7, Start(10)),
-        ([[(0, 9)]], 70, Start(10)),
-        ([[(0, 9)], [(0, 29)]], 0, Start(10, (30,))),
-        ([[(0, 9)], []], 4, Start(4, (10,))),
-        ([[(0, 9)], []], 10, Start(10)),
-        ([[(0, 9), (20, 29)]], 0, Start(10, (20, 30))),
-        ([[(100, 199)]], 100, Start(200)),
-        ([[(0, 9)], [(5, 6)], [(0, 14)]], 0, Start(7, (10, 15))),
+        ([], 7, StartPosition(7)),
+        ([[]], 7, StartPosition(7)),
+        ([[(0, 9)]], 7, StartPosition(10)),
+        ([[(0, 9)]], 70, StartPosition(10)),
+        ([[(0, 9)], [(0, 29)]], 0, StartPosition(10, (30,))),
+        ([[(0, 9)], []], 4, StartPosition(4, (10,))),
+        ([[(0, 9)], []], 10, StartPosition(10)),
+        ([[(0, 9), (20, 29)]], 0, StartPosition(10, (20, 30))),
+        ([[(100, 199)]], 100, StartPosition(200)),
+        ([[(0, 9)], [(5, 6)], [(0, 14)]], 0, StartPosition(7, (10, 15))),
     ],
     ids=str,
 )
 def test_start_of_what_channels_have_stored_is_where_the_first_of_them_misses_something(
-    accepted: list[list[tuple[int, int]]], saved: int, start: Start
+    stored_ranges: list[list[tuple[int, int]]], saved: int, start: StartPosition
 ) -> None:
     """A channel that knows the file counts for itself, the saved position for the others; each end is a border."""
-    assert Start.of(accepted, saved) == start
+    assert StartPosition.of(stored_ranges, saved) == start
 
 
-def tailed(path: Path, start: Start, tail: Fingerprint) -> TailedFile:
+def tailed(path: Path, start: StartPosition, tail: Fingerprint) -> TailedFile:
     content = path.read_bytes()
     key = FileKey.of(path.stat())
     known = FilePosition(
@@ -51,7 +51,7 @@ def tailed(path: Path, start: Start, tail: Fingerprint) -> TailedFile:
 def test_open_of_a_file_shorter_than_what_was_stored_raises(log: Path) -> None:
     """Positions are saved now and then; a file that ends between them and what channels have stored was cut short."""
     log.write_bytes(b"0123456\n" * 100)
-    file = tailed(log, Start(500), Fingerprint.of(0, log.read_bytes()[:100]))
+    file = tailed(log, StartPosition(500), Fingerprint.of(0, log.read_bytes()[:100]))
     file.open()
     file.close()
     os.truncate(log, 200)
@@ -63,7 +63,7 @@ def test_open_of_a_file_shorter_than_what_was_stored_raises(log: Path) -> None:
 def test_read_up_to_a_border_ends_an_event_there(log: Path) -> None:
     """Bytes across a border are never in one part, even where the border lies within a line."""
     log.write_bytes(b"one two\nthree\n")
-    file = tailed(log, Start(0, (3, 8)), Fingerprint.of(0, b""))
+    file = tailed(log, StartPosition(0, (3, 8)), Fingerprint.of(0, b""))
     file.open()
     parts = [file.read() for _ in range(4)]
     file.close()
@@ -73,4 +73,4 @@ def test_read_up_to_a_border_ends_an_event_there(log: Path) -> None:
         [(8, 14, [b"three"])],
         [],
     ]
-    assert not file.has_news
+    assert not file.has_unread

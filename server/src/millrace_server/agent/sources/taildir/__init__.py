@@ -1,1 +1,1 @@
-"""The source `taildir`: lines of files that grow, are rotated and go away."""
+"""The source `taildir`, which follows growing files."""

@@ -1,4 +1,4 @@
-"""The settings of the source `taildir`."""
+"""Settings of the source `taildir`."""
 
 from typing import Annotated, Literal
 
@@ -21,52 +21,52 @@ PathPattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidato
 
 
 class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"):
-    """A source of the lines of files that grow.
+    """A source of the lines of growing files.
 
-    A file is known by its device, its inode and what it begins with, whatever its name. Renamed, it is read on to its
-    end; cut short or written anew, it is a new file. A file of another name that has the beginning of one that was cut
-    short, and what was read of it last, is its copy: it is read on from there. Files that are seen for the first time
-    together are read in the order in which they were last written to, as they were rotated. Of a file of which less
-    than 16 bytes were read, no copy is known: its lines may come twice.
+    A file is identified by its device, its inode and its first bytes, whatever its name. After it is renamed it is read
+    to its end; after it is truncated or rewritten it is a new file. A file with another name that begins like a
+    truncated file, and contains what was last read of it, is its copy and is read from there. Files that are found at
+    the same time are read in the order of their modification times, as they were rotated. Copies are not recognized if
+    less than 16 bytes of the file were read: its lines may then be stored twice.
     """
 
     type: Literal["taildir"]
-    """Lines of files that grow."""
+    """Lines of growing files."""
 
     paths: Annotated[list[PathPattern], Field(min_length=1)]
-    """Which files: paths in which `*`, `?` and `[...]` stand for parts of a name, and `**` for any directories, links
-    to directories left out. A name that begins with a dot is matched only by a pattern that begins so too."""
+    """The files to read: paths in which `*`, `?` and `[...]` match parts of a name, and `**` any directories except
+    symbolic links to directories. A name that begins with a dot is only matched by a pattern that begins with a dot."""
 
     exclude: list[PathPattern] = Field(default_factory=lambda: ["*.gz", "*.bz2", "*.xz", "*.zst", "*.zip"])
-    """Which of these files are left out: patterns of names, or with a slash of whole paths, where `*` matches slashes
-    too. Without further settings, files that were compressed once they were rotated."""
+    """Which of these files to ignore: patterns of names, or of entire paths if they contain a slash, where `*` also
+    matches slashes. The default excludes rotated files that were compressed."""
 
     skip_to_end: bool = False
-    """Whether files that are there when the source runs for the first time are read from their end on. Files that come
-    later are read from their beginning."""
+    """Whether files that exist when the source runs for the first time are read from their end. Later files are read
+    from their beginning."""
 
     unfinished_line_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
-    """A last line without a line end goes on once the file has not grown for so long; what is added to it later is an
-    event of its own. Without it, such a line waits until it is finished, or until the file was rotated or deleted."""
+    """A last line without a line end becomes an event once the file has not grown for this long; what is appended later
+    is another event. By default such a line waits until it is complete, or until the file is rotated or deleted."""
 
     idle_close_seconds: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
-    """A file that has not grown for so long is closed. It is opened again when it grows."""
+    """A file that has not grown for this long is closed. It is reopened when it grows."""
 
     files_open_max: int = Field(256, ge=1, le=65_536)
-    """At most so many files are open at once."""
+    """The maximum number of open files."""
 
     file_header: HeaderKey | None = None
-    """The header that tells the path under which the event's file was first seen."""
+    """The header for the path under which the file was first found."""
 
     basename_header: HeaderKey | None = None
-    """The header that tells this path's last part."""
+    """The header for the last part of this path."""
 
     byte_offset_header: HeaderKey | None = None
-    """The header that tells where in its file an event begins, in bytes."""
+    """The header for the position of the event in its file, in bytes."""
 
     path_headers: dict[PathPattern, dict[HeaderKey, str]] = Field(default_factory=dict)
-    """For patterns of `paths`, headers of the files that each of them finds. A file that several find belongs to the
-    first."""
+    """Headers for the files that a pattern of `paths` finds, for each pattern. A file that several patterns find
+    belongs to the first."""
 
     @field_validator("path_headers")
     @classmethod

@@ -1,9 +1,8 @@
-"""Copies of files that are cut short afterwards: rotation by copying.
+"""Copies of files that are then truncated, as `copytruncate` of logrotate makes them.
 
-Whoever rotates so copies a file and then cuts it short. What was written between the last read and the copying is in
-the copy alone, and all that was read before is in it too. So the copy is taken for what the file was, and the file for
-a new one: as if the one had been renamed, and the other one made. A copy that ends before the place up to which its
-original was read holds nothing new.
+Data that was written between the last read and the copying is only in the copy, which also contains everything read
+before. So the copy is treated as the renamed file, and the truncated file as a new one. A copy that ends before the
+position up to which its original was read contains nothing new.
 """
 
 import os
@@ -15,16 +14,16 @@ from millrace_server.agent.sources.taildir.discovery import FoundFile
 from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
 
 HOLD_SECONDS = 10.0
-"""A file that may be a copy is read all the same once it has not grown for so long and its original is still there."""
+"""A file that may be a copy is read once it has not grown for this long and its original still exists."""
 
-_EVIDENCE_BYTES_MIN = 16
-"""Files that have less in common than this are not taken for copies."""
+_COMMON_BYTES_MIN = 16
+"""Files that have fewer bytes in common are not considered copies."""
 
-_LOOKS_MAX = 4
-"""So often a directory is listed whose names are being shifted meanwhile."""
+_SCANS_MAX = 4
+"""How often to list a directory whose files are being renamed in the meantime."""
 
 
-class Copy(NamedTuple):
+class FileCopy(NamedTuple):
     """A copy of a file."""
 
     place: str
@@ -32,46 +31,46 @@ class Copy(NamedTuple):
     size: int
 
 
-class Original(NamedTuple):
-    """A file of which others may be copies."""
+class CopyOrigin(NamedTuple):
+    """A file that others may be copies of."""
 
     place: str
     head: Fingerprint
-    landmarks: Sequence[Fingerprint]
-    """What lies before some of the places up to which it was read."""
+    read_fingerprints: Sequence[Fingerprint]
+    """The bytes before some of the positions up to which it was read."""
     size_max: int
-    """The largest size that it was seen with."""
+    """Its largest known size."""
 
     @property
     def is_distinct(self) -> bool:
-        """Whether there is enough in it to be known by."""
-        return self.head.start == 0 and self.head.size >= _EVIDENCE_BYTES_MIN
+        """Whether it has enough content to be recognized."""
+        return self.head.start == 0 and self.head.size >= _COMMON_BYTES_MIN
 
-    def holds_all_of(self, size: int) -> bool:
-        """Whether it was read as far as a file of this size goes, and farther."""
-        return size < self.landmarks[-1].end
+    def contains_all_of(self, size: int) -> bool:
+        """Whether it was read beyond the end of a file of this size."""
+        return size < self.read_fingerprints[-1].end
 
-    def landmark_within(self, size: int) -> Fingerprint:
-        """The last place by which it is known in a file of this size; its beginning where there is no other."""
-        return next((each for each in reversed(self.landmarks) if self.head.end < each.end <= size), self.head)
+    def fingerprint_within(self, size: int) -> Fingerprint:
+        """Returns the last fingerprint that lies within a file of this size; that of its head if there is no other."""
+        return next((each for each in reversed(self.read_fingerprints) if self.head.end < each.end <= size), self.head)
 
 
-class Originals:
-    """Files of which others may be copies, as they are at one moment."""
+class CopyOrigins:
+    """Files that others may be copies of, at one moment."""
 
     def __init__(self) -> None:
-        self._originals: dict[tuple[Path, int, str], list[Original]] = {}
+        self._origins: dict[tuple[Path, int, str], list[CopyOrigin]] = {}
         self._head_sizes: dict[Path, set[int]] = {}
 
-    def add(self, original: Original) -> None:
-        """One more, unless there is too little in it to be known by."""
-        if original.is_distinct:
-            head, directory = original.head, Path(original.place).parent
+    def add(self, origin: CopyOrigin) -> None:
+        """Adds a file, unless it has too little content to be recognized."""
+        if origin.is_distinct:
+            head, directory = origin.head, Path(origin.place).parent
             self._head_sizes.setdefault(directory, set()).add(head.size)
-            self._originals.setdefault((directory, head.size, head.digest), []).append(original)
+            self._origins.setdefault((directory, head.size, head.digest), []).append(origin)
 
-    def of(self, found: FoundFile) -> Original | None:
-        """One in the same directory that a file is the same as, as far as both go.
+    def of(self, found: FoundFile) -> CopyOrigin | None:
+        """Returns one from the same directory with the same content, as far as both go.
 
         Raises:
             OSError: The file cannot be read.
@@ -85,52 +84,52 @@ class Originals:
         try:
             beginning = os.pread(descriptor, HEAD_BYTES_MAX, 0)
             for size in head_sizes:
-                # A shorter beginning would need what it is compared with, and nobody copies in such small steps.
+                # No copy is expected to be found while it is shorter than the head.
                 if size <= len(beginning):
                     head = Fingerprint.of(0, beginning[:size])
-                    for original in self._originals.get((directory, size, head.digest), ()):
-                        if original.landmark_within(found.status.st_size).is_found_in(descriptor):
-                            return original
+                    for origin in self._origins.get((directory, size, head.digest), ()):
+                        if origin.fingerprint_within(found.status.st_size).matches_file(descriptor):
+                            return origin
         finally:
             os.close(descriptor)
         return None
 
 
-class CopyWatch:
-    """Knows what new files may be copies of files that are tailed, and holds them back until that is clear."""
+class CopyDetector:
+    """Detects new files that may be copies of tailed files, and holds them back until that is clear."""
 
     def __init__(self) -> None:
         self._held: dict[FileKey, _Held] = {}
         self._read: dict[FileKey, int] = {}
 
-    def holds(self, found: FoundFile, originals: Originals, now: float) -> bool:
-        """Whether a file that was found is not to be read yet.
+    def is_held(self, found: FoundFile, origins: CopyOrigins, now: float) -> bool:
+        """Whether a file must not be read yet.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         key = FileKey.of(found.status)
-        original = originals.of(found)
-        if original is None:
+        origin = origins.of(found)
+        if origin is None:
             self._held.pop(key, None)
             return False
         size = found.status.st_size
         held = self._held.get(key)
-        if held is None or (held.size != size and size <= original.size_max):
-            # Copying a large file takes its time. What grows beyond its original is no copy.
+        if held is None or (held.size != size and size <= origin.size_max):
+            # Copying a large file takes time. A file that grows beyond its original is no copy.
             held = self._held[key] = _Held(size, now)
         return now - held.since < HOLD_SECONDS
 
-    def note_read(self, copy: Copy) -> None:
-        """All that a copy holds was read in its original, which is gone."""
+    def mark_read(self, copy: FileCopy) -> None:
+        """Records that the content of a copy was read in its original, which is gone."""
         self._read[copy.key] = copy.size
 
     def read_bytes(self, key: FileKey) -> int:
-        """How much of a new file was read in its original."""
+        """Returns how much of a new file was read in its original."""
         return self._read.get(key, 0)
 
-    def forget_all_but(self, found: Container[FileKey]) -> None:
-        """Forgets files that are gone."""
+    def retain(self, found: Container[FileKey]) -> None:
+        """Forgets all other files."""
         self._held = {key: held for key, held in self._held.items() if key in found}
         self._read = {key: size for key, size in self._read.items() if key in found}
 
@@ -140,21 +139,21 @@ class _Held(NamedTuple):
     since: float
 
 
-def find_copy(original: Original, tailed: Container[FileKey]) -> Copy | None:
-    """The newest copy of a file that is not tailed; None where there is none.
+def find_copy(origin: CopyOrigin, tailed: Container[FileKey]) -> FileCopy | None:
+    """Returns the newest copy of a file that is not tailed, or None.
 
-    It is in the file's directory, under a name that begins as the file's does. It need not hold all that was read of
-    the file: what was written after the copy was made may have been read too.
+    The copy is in the same directory, and its name begins like that of the file. It may lack some of what was read:
+    data that was written after the copy was made may have been read too.
     """
-    if not original.is_distinct:
+    if not origin.is_distinct:
         return None
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_SCANS_MAX):
         try:
-            for copy in _candidates(original, tailed):
-                if _is_copy(copy, original):
+            for copy in _candidates(origin, tailed):
+                if _is_copy(copy, origin):
                     return copy
         except FileNotFoundError:
-            # Names were shifted between the listing and the look: the copy is there, under another one.
+            # Files were renamed between the listing and the check: the copy has another name now.
             continue
         except OSError:
             return None
@@ -162,34 +161,34 @@ def find_copy(original: Original, tailed: Container[FileKey]) -> Copy | None:
     return None
 
 
-def _candidates(original: Original, tailed: Container[FileKey]) -> list[Copy]:
-    """Files that may be copies, the newest first."""
-    directory = Path(original.place).parent
-    stem = Path(original.place).name.partition(".")[0]
+def _candidates(origin: CopyOrigin, tailed: Container[FileKey]) -> list[FileCopy]:
+    """Returns files that may be copies, the newest first."""
+    directory = Path(origin.place).parent
+    stem = Path(origin.place).name.partition(".")[0]
     candidates = []
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(stem) and entry.is_file(follow_symlinks=False):
                 status = entry.stat(follow_symlinks=False)
-                copy = Copy(entry.path, FileKey.of(status), status.st_size)
+                copy = FileCopy(entry.path, FileKey.of(status), status.st_size)
                 if copy.key not in tailed:
                     candidates.append((status.st_ctime_ns, copy))
     return [copy for _, copy in sorted(candidates, reverse=True)]
 
 
-def _is_copy(copy: Copy, original: Original) -> bool:
-    landmark = original.landmark_within(copy.size)
-    # Of a copy that holds nothing new nothing will be read: a short beginning in common is too little for that.
-    if original.holds_all_of(copy.size) and landmark is original.head and landmark.size < HEAD_BYTES_MAX:
+def _is_copy(copy: FileCopy, origin: CopyOrigin) -> bool:
+    fingerprint = origin.fingerprint_within(copy.size)
+    # Nothing will be read of a copy without new data: a short common head is too little evidence for that.
+    if origin.contains_all_of(copy.size) and fingerprint is origin.head and fingerprint.size < HEAD_BYTES_MAX:
         return False
     try:
         descriptor = open_file(copy.place, copy.key)
         try:
-            return original.head.is_found_in(descriptor) and landmark.is_found_in(descriptor)
+            return origin.head.matches_file(descriptor) and fingerprint.matches_file(descriptor)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError:
-        # Nobody may read it: then it is no help.
+        # An unreadable copy is of no use.
         return False

@@ -1,4 +1,4 @@
-"""Finds files by patterns of their paths."""
+"""Discovery of files by path patterns, and their identity."""
 
 import errno
 import os
@@ -22,12 +22,12 @@ from millrace_server.agent.sources.taildir.positions import (
     producer_id,
 )
 
-_MAGIC = re.compile(r"[*?\[]")
+_WILDCARD = re.compile(r"[*?\[]")
 _ANY_DIRECTORIES = "**"
 
 
 class FoundFile(NamedTuple):
-    """A regular file that a pattern has found."""
+    """A regular file that a pattern matches."""
 
     path: str
     status: os.stat_result
@@ -35,35 +35,35 @@ class FoundFile(NamedTuple):
 
 
 class PathPatterns:
-    """Finds the files that match some patterns and none of others.
+    """Finds the files that match some patterns and none of the exclusions.
 
     Args:
-        patterns: Paths in which `*`, `?` and `[...]` stand for parts of a name, and `**` for any directories. A
-            relative path begins at the working directory.
-        exclude: Patterns of names, or with a slash of whole paths, that are left out.
-        on_trouble: Called with a directory or file that could not be looked at, and why.
+        patterns: Paths in which `*`, `?` and `[...]` match parts of a name, and `**` any directories. A relative path
+            begins at the working directory.
+        exclude: Patterns of names, or of entire paths if they contain a slash.
+        on_error: Called with a directory or file that cannot be examined, and the error.
     """
 
     def __init__(
-        self, patterns: Sequence[str], exclude: Sequence[str], on_trouble: Callable[[str, OSError], None]
+        self, patterns: Sequence[str], exclude: Sequence[str], on_error: Callable[[str, OSError], None]
     ) -> None:
         self._patterns = patterns
         self._excluded_names = [re.compile(translate(each)) for each in exclude if "/" not in each]
         self._excluded_paths = [re.compile(translate(each)) for each in exclude if "/" in each]
-        self._on_trouble = on_trouble
+        self._on_error = on_error
 
     def find(self) -> Iterator[FoundFile]:
-        """All files that are there now, each path once, under the first pattern that finds it."""
+        """Yields all existing files, each path once, with the first pattern that matches it."""
         seen: set[str] = set()
         for pattern in self._patterns:
             parts = [part for part in str(Path.cwd() / pattern).split("/") if part]
             if parts[-1:] == [_ANY_DIRECTORIES]:
                 parts.append("*")
-            # Sorted, so that of a file with several names the same one counts each time.
+            # Sorted, so that of a file with several names the same one is used each time.
             for path in sorted(self._expand("/", parts)):
                 if path not in seen and not self._is_excluded(path):
                     seen.add(path)
-                    status = self._look_at(path)
+                    status = self._update_known(path)
                     if status is not None:
                         yield FoundFile(path, status, pattern)
 
@@ -72,10 +72,10 @@ class PathPatterns:
         if part == _ANY_DIRECTORIES:
             yield from self._expand(directory, rest)
             for entry in self._entries(directory):
-                # Links may lead in circles.
+                # Symbolic links may form cycles.
                 if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     yield from self._expand(entry.path, parts)
-        elif not _MAGIC.search(part):
+        elif not _WILDCARD.search(part):
             path = f"{directory.rstrip('/')}/{part}"
             yield from self._expand(path, rest) if rest else [path]
         else:
@@ -91,16 +91,16 @@ class PathPatterns:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self._on_trouble(directory, error)
+            self._on_error(directory, error)
             return []
 
-    def _look_at(self, path: str) -> os.stat_result | None:
+    def _update_known(self, path: str) -> os.stat_result | None:
         try:
             status = Path(path).stat()
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._on_trouble(path, error)
+            self._on_error(path, error)
             return None
         return status if stat.S_ISREG(status.st_mode) else None
 
@@ -111,14 +111,14 @@ class PathPatterns:
         )
 
 
-class Directories:
-    """Finds files in directories by their inodes; looks into each directory once, so it is for one moment."""
+class DirectoryIndex:
+    """Finds files in directories by their inodes; it reads each directory once, so it is valid for one moment."""
 
     def __init__(self) -> None:
         self._paths: dict[Path, dict[int, str]] = {}
 
-    def place_of(self, key: FileKey, directory: Path) -> str | None:
-        """Where in a directory a file is; None where it is not."""
+    def find(self, key: FileKey, directory: Path) -> str | None:
+        """Returns the path of a file in a directory, or None."""
         if directory not in self._paths:
             try:
                 with os.scandir(directory) as entries:
@@ -139,72 +139,72 @@ def _name_matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None and (shows_hidden or not name.startswith("."))
 
 
-AcceptedRanges = Sequence[Sequence[tuple[int, int]]]
+StoredRanges = Sequence[Sequence[tuple[int, int]]]
 """For each channel the ranges that it has stored of a producer, both ends included."""
 
 _HEAD_LENGTHS = (1024, 512, 256, 128, 64, 32, 16)
-"""What the head of a file that the channels may know was when it was first seen. Shorter ones are not tried: other
-files may begin so too."""
+"""The lengths that the head of a file may have had when it was first found. Shorter ones are not tried, since other
+files may begin with the same bytes."""
 
 _LAST_LINE_BYTES_MAX = 64 * 1024
-"""So far from a file's end the beginning of its last line is looked for."""
+"""How far before the end of a file the beginning of its last line is searched."""
 
 _BLOCK_BYTES_MAX = 64 * 1024
-"""No file system has holes that end elsewhere than at a multiple of some smaller number."""
+"""A multiple of the block size of any file system: holes end at multiples of it."""
 
 _CHARACTER_BYTES = 4
-"""In every charset a character may begin at its multiples."""
+"""A character of any charset may begin at multiples of this number of bytes."""
 
 
-class FirstSight:
-    """Gives files their identity.
+class FileIdentifier:
+    """Assigns producer ids to files.
 
     Args:
-        config: The source's.
-        source_name: The source's.
-        accepted: What the channels have stored of a producer.
+        config: The settings of the source.
+        source_name: The name of the source.
+        stored_ranges: Returns what the channels have stored of a producer.
     """
 
     def __init__(
-        self, config: TaildirSourceConfig, source_name: str, accepted: Callable[[str], AcceptedRanges]
+        self, config: TaildirSourceConfig, source_name: str, stored_ranges: Callable[[str], StoredRanges]
     ) -> None:
         self._config = config
         self._source_name = source_name
-        self._accepted = accepted
+        self._stored_ranges = stored_ranges
 
     def identify(
-        self, found: FoundFile, known_ids: Container[str], *, is_all_unknown: bool, read_bytes: int = 0
+        self, found: FoundFile, known_ids: Container[str], *, has_no_positions: bool, read_bytes: int = 0
     ) -> FilePosition | None:
-        """What is to be kept of a file; None while it is empty.
+        """Returns the position of a new file; None while the file is empty.
 
         Args:
             found: The file.
-            known_ids: Producers that it is not, whatever they have in common.
-            is_all_unknown: Nothing is kept of any file: the source runs for the first time, or what was kept is lost.
-                So the channels are asked whether they know it.
-            read_bytes: So much of it was read elsewhere.
+            known_ids: Producer ids of other files.
+            has_no_positions: Whether no positions are known: the source runs for the first time, or its positions are
+                lost. Then the channels are asked whether they know the file.
+            read_bytes: How much of it was read in its original.
 
         Raises:
-            OSError: It cannot be read, or another file is in its place by now.
+            OSError: It cannot be read, or another file has replaced it.
         """
         place = os.path.realpath(found.path)
         key = FileKey.of(found.status)
         descriptor = open_file(place, key)
         try:
-            start = _first_byte(descriptor)
+            start = _content_start(descriptor)
             content = b"" if start is None else os.pread(descriptor, HEAD_BYTES_MAX, start)
             if start is None or not content:
                 return None
-            identity = self._recovered(descriptor, key, start, content) if is_all_unknown else None
+            identity = self._recover_producer_id(descriptor, key, start, content) if has_no_positions else None
             position = max(start, read_bytes)
-            if identity is None and is_all_unknown and self._config.skip_to_end:
+            if identity is None and has_no_positions and self._config.skip_to_end:
                 position = self._last_line_start(descriptor, content)
             tail_start = max(start, position - TAIL_BYTES_MAX)
             tail = os.pread(descriptor, position - tail_start, tail_start)
         finally:
             os.close(descriptor)
         return FilePosition(
-            producer_id=identity or self._minted(key, start, content, known_ids),
+            producer_id=identity or self._new_producer_id(key, start, content, known_ids),
             path=found.path,
             pattern=found.pattern,
             place=place,
@@ -215,36 +215,36 @@ class FirstSight:
             tail=Fingerprint.of(tail_start, tail),
         )
 
-    def _minted(self, key: FileKey, start: int, content: bytes, known_ids: Container[str]) -> str:
-        # A later look may find a longer head, so a length is taken that few looks differ in.
+    def _new_producer_id(self, key: FileKey, start: int, content: bytes, known_ids: Container[str]) -> str:
+        # The head may be longer at a later time, so a length is used that changes seldom.
         head = Fingerprint.of(start, content[: 1 << (len(content).bit_length() - 1)])
-        for identity in self._identities(key, head):
-            if identity not in known_ids and not any(self._accepted(identity)):
+        for identity in self._candidate_ids(key, head):
+            if identity not in known_ids and not any(self._stored_ranges(identity)):
                 return identity
         raise AssertionError("generations do not end")
 
-    def _recovered(self, descriptor: int, key: FileKey, start: int, content: bytes) -> str | None:
-        """The producer that the channels know a file by; None where they know none."""
+    def _recover_producer_id(self, descriptor: int, key: FileKey, start: int, content: bytes) -> str | None:
+        """Returns the producer id under which the channels know a file, or None."""
         size = os.fstat(descriptor).st_size
         for length in _HEAD_LENGTHS:
             if length > len(content):
                 continue
             newest = None
-            for identity in self._identities(key, Fingerprint.of(start, content[:length])):
-                accepted = self._accepted(identity)
-                if not any(accepted):
+            for identity in self._candidate_ids(key, Fingerprint.of(start, content[:length])):
+                stored_ranges = self._stored_ranges(identity)
+                if not any(stored_ranges):
                     break
-                is_longer = any(last >= size for ranges in accepted for _, last in ranges)
+                is_longer = any(last >= size for ranges in stored_ranges for _, last in ranges)
                 newest = None if is_longer else identity
             if newest is not None:
                 return newest
         return None
 
-    def _identities(self, key: FileKey, head: Fingerprint) -> Iterator[str]:
+    def _candidate_ids(self, key: FileKey, head: Fingerprint) -> Iterator[str]:
         return (producer_id(self._source_name, key, head, generation) for generation in count())
 
     def _last_line_start(self, descriptor: int, head: bytes) -> int:
-        """Where the last line begins that is not finished; the file's end where that is too far away."""
+        """Returns the position of the unfinished last line; the end of the file if it is too far away."""
         size = os.fstat(descriptor).st_size
         offset = max(size - _LAST_LINE_BYTES_MAX, 0)
         last = os.pread(descriptor, size - offset, offset)
@@ -252,20 +252,19 @@ class FirstSight:
         return offset + len(last) - len(lines[-1]) if len(lines) > 1 or offset == 0 else size
 
 
-def _first_byte(descriptor: int) -> int | None:
-    """Where a file's content begins: after a hole that its writer left when it went on at its old place.
+def _content_start(descriptor: int) -> int | None:
+    """Returns where the content of a file begins, or None if there is none yet.
 
-    Returns:
-        None where there is none yet.
+    It follows a hole if a writer continued at its old position after the file was truncated.
     """
     try:
         offset = os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError as error:
-        # A file system that knows no holes shows none either.
+        # A file system without support for holes has none.
         return None if error.errno == errno.ENXIO else 0
     if offset == 0:
         return 0
     beginning = os.pread(descriptor, _BLOCK_BYTES_MAX, offset)
     offset += len(beginning) - len(beginning.lstrip(b"\0"))
-    # The first byte of a character may be a zero itself.
+    # The first byte of a character may itself be zero.
     return offset - offset % _CHARACTER_BYTES

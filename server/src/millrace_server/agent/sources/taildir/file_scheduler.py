@@ -1,4 +1,4 @@
-"""Reads the files that a source tails, one after the other."""
+"""The scheduler, which reads the tailed files in turn."""
 
 import time
 from collections import deque
@@ -7,53 +7,52 @@ from typing import NamedTuple
 
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.agent.sources.taildir.register import FileRegister, why_refused
+from millrace_server.agent.sources.taildir.register import FileRegister, os_error_text
 from millrace_server.agent.sources.taildir.tailed_file import FileReplacedError, TailedFile
 
 SCAN_SECONDS = 1.0
-"""So often all directories are looked through."""
+"""The interval at which all directories are scanned."""
 
 POLL_SECONDS = 0.5
-"""So often open files are looked at while nothing happens."""
+"""The interval at which open files are examined while nothing changes."""
 
 _BUSY_POLL_SECONDS = 0.1
-"""The same after something has happened."""
+"""The same interval after a change."""
 
-_LOOKING_SHARE_MAX = 0.01
-"""Looking takes no larger share of the time: where there are very many files, it is done more seldom."""
+_POLL_SHARE_MAX = 0.01
+"""Scans and polls take at most this share of the time: the intervals grow if there are very many files."""
 
-LOOK_SECONDS_MAX = 10.0
-"""But not more seldom than this, also where a slow disk or a busy machine makes a look last."""
+POLL_SECONDS_MAX = 10.0
+"""The maximum interval, even if a slow disk or a busy machine makes scans take long."""
 
 SAVE_SECONDS = 1.0
-"""So often positions are saved, where they change."""
+"""The interval at which changed positions are saved."""
 
-WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Events that are not finished have so many bytes in memory. Beyond it, some are forgotten and read once more."""
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+"""The total size of unfinished events in memory. Beyond it, some are discarded and read again later."""
 
 DELETED_CLOSE_SECONDS = 5.0
-"""A file that was deleted is closed once it has not grown for so long: until then it takes room on its disk."""
+"""A deleted file is closed once it has not grown for this long; until then it occupies disk space."""
 
 
-class Portion(NamedTuple):
-    """Events of one file that were read at once."""
+class FileChunk(NamedTuple):
+    """Events of one file from a single read."""
 
     file: TailedFile
     parts: Sequence[Lines]
-    """In parts that follow one another; each covers some bytes, but may have no events."""
+    """Consecutive parts; each covers some bytes, but may have no events."""
 
 
 class FileScheduler:
-    """Gives each file that has something to be read its turn.
+    """Reads the files that have grown in turn.
 
-    Files are looked at in intervals, and not watched through the kernel: that works on network file systems too, where
-    the kernel knows of nothing that other machines write, and needs no limit on watches to be raised. What it costs is
-    bounded.
+    Files are polled, not watched through the kernel: that also works on network file systems, where the kernel does not
+    see the writes of other machines, and needs no higher limit on watches. The cost is bounded.
 
     Args:
-        config: The source's.
+        config: The settings of the source.
         register: The files.
-        clock: Seconds.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -64,51 +63,51 @@ class FileScheduler:
         self._clock = clock
         self._ready: dict[TailedFile, None] = {}
         self._open: dict[TailedFile, None] = {}
-        self._waiting: dict[TailedFile, int] = {}
-        self._due: deque[Portion] = deque()
+        self._pending: dict[TailedFile, int] = {}
+        self._output: deque[FileChunk] = deque()
         self._scan_at = self._poll_at = self._save_at = clock()
         self._poll_seconds = POLL_SECONDS
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait when there was nothing to be read."""
+        """How long to wait if there was nothing to read."""
         return max(min(self._scan_at, self._poll_at) - self._clock(), 0.0)
 
-    def next_portion(self) -> Portion | None:
-        """Events of the file whose turn it is; none, where what was read of it ends no event.
+    def next_chunk(self) -> FileChunk | None:
+        """Reads a chunk of the next file; it may contain no complete event.
 
         Returns:
-            None where nothing is to be read now.
+            None if there is nothing to read at the moment.
         """
-        self._look()
-        if self._due:
-            return self._due.popleft()
+        self._poll()
+        if self._output:
+            return self._output.popleft()
         if not self._ready:
             return None
         file = next(iter(self._ready))
         del self._ready[file]
         parts = self._read(file)
-        self._line_up(file)
+        self._enqueue(file)
         self._poll_seconds = _BUSY_POLL_SECONDS
-        return Portion(file, parts)
+        return FileChunk(file, parts)
 
     def close(self) -> None:
-        """Saves positions, and closes all files."""
+        """Saves positions and closes all files."""
         for file in self._register.files.values():
             file.close()
         self._register.save()
 
-    # Looking.
+    # Polling.
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if (now := self._clock()) >= self._scan_at:
             self._register.scan(now)
             self._scan_at = self._after(now, SCAN_SECONDS)
         if (now := self._clock()) >= self._poll_at:
             for file in list(self._register.files.values()):
-                file.look_at_open(now)
-                self._tend(file, now)
-                self._line_up(file)
+                file.refresh(now)
+                self._check_idle(file, now)
+                self._enqueue(file)
             self._poll_at = self._after(now, self._poll_seconds)
             self._poll_seconds = min(2 * self._poll_seconds, POLL_SECONDS)
         if (now := self._clock()) >= self._save_at:
@@ -117,15 +116,15 @@ class FileScheduler:
 
     def _after(self, began: float, seconds: float) -> float:
         now = self._clock()
-        return now + min(max(seconds, (now - began) / _LOOKING_SHARE_MAX), LOOK_SECONDS_MAX)
+        return now + min(max(seconds, (now - began) / _POLL_SHARE_MAX), POLL_SECONDS_MAX)
 
-    def _line_up(self, file: TailedFile) -> None:
-        if file.has_news and self._register.files.get(file.key) is file:
+    def _enqueue(self, file: TailedFile) -> None:
+        if file.has_unread and self._register.files.get(file.key) is file:
             self._ready[file] = None
 
-    def _tend(self, file: TailedFile, now: float) -> None:
-        """Does what is due once a file has not grown for some time."""
-        if file.has_news or file.is_set_aside:
+    def _check_idle(self, file: TailedFile, now: float) -> None:
+        """Completes pending events and closes files once a file has not grown for some time."""
+        if file.has_unread or file.has_failed:
             return
         config = self._config
         quiet_seconds = now - file.changed_at
@@ -135,114 +134,114 @@ class FileScheduler:
         unfinished_seconds = config.unfinished_line_seconds
         if is_over or (unfinished_seconds is not None and quiet_seconds >= unfinished_seconds):
             if file.is_behind and file.pending_bytes == 0:
-                # It was forgotten, to save memory.
-                file.has_news = True
+                # Its pending event was discarded to save memory.
+                file.has_unread = True
                 return
-            self._hand_out(file, self._finished(file))
+            self._emit(file, self._finish(file))
         elif config.multiline is not None and quiet_seconds >= config.multiline.timeout_seconds:
-            self._hand_out(file, file.finish_event())
+            self._emit(file, file.finish_event())
         if is_over and file.found_path is None:
-            self._forget(file)
+            self._untrack(file)
         elif quiet_seconds >= config.idle_close_seconds and file.pending_bytes == 0:
-            # With an unfinished line it stays open, since that goes on when the file is deleted.
+            # With an unfinished line it stays open, since the line is emitted when the file is deleted.
             file.close()
 
-    def _hand_out(self, file: TailedFile, parts: Sequence[Lines]) -> None:
+    def _emit(self, file: TailedFile, parts: Sequence[Lines]) -> None:
         if parts:
-            self._due.append(Portion(file, parts))
+            self._output.append(FileChunk(file, parts))
 
     # Reading.
 
     def _read(self, file: TailedFile) -> Sequence[Lines]:
         long_line_count = file.long_line_count
         try:
-            if not self._open_one(file):
+            if not self._open_file(file):
                 return []
-            if file.is_set_aside:
-                # Opened only to see whether it is still the same.
+            if file.has_failed:
+                # Opened only to check that it is the same file.
                 file.close()
-                file.has_news = False
+                file.has_unread = False
                 return []
             parts = file.read()
         except FileReplacedError:
-            return self._replaced(file)
+            return self._handle_replaced(file)
         except OSError as error:
             file.close()
-            file.try_again()
+            file.retry_later()
             if not isinstance(error, FileNotFoundError):
-                self._register.tell(file.path, why_refused(error))
+                self._register.log_problem(file.path, os_error_text(error))
             return []
         if file.long_line_count > long_line_count:
             limit = f"line_bytes_max, {self._config.line_bytes_max}"
-            self._register.tell(file.path, f"it has lines longer than {limit}: {self._config.long_lines.value}")
-        self._check(file)
-        self._bound_waiting(file)
+            self._register.log_problem(file.path, f"it has lines longer than {limit}: {self._config.long_lines.value}")
+        self._check_failure(file)
+        self._limit_pending(file)
         return parts
 
-    def _open_one(self, file: TailedFile) -> bool:
-        """Opens a file, closing another one where there are too many; tells whether that could be."""
+    def _open_file(self, file: TailedFile) -> bool:
+        """Opens a file, and closes another one if too many are open; returns whether it is open."""
         if not file.is_open:
             self._open = {each: None for each in self._open if each.is_open}
-            if len(self._open) >= self._config.files_open_max and not self._close_another():
-                file.try_again()
+            if len(self._open) >= self._config.files_open_max and not self._evict_open_file():
+                file.retry_later()
                 return False
             try:
                 file.open()
             except FileNotFoundError:
-                # It was renamed since the last scan. What is newer must not be read before it.
-                if not self._register.finds_again(file):
+                # It was renamed since the last scan. A newer file must not be read before it.
+                if not self._register.relocate(file):
                     raise
                 file.open()
-        # The one that was read last comes last.
+        # Most recently read files come last.
         self._open.pop(file, None)
         self._open[file] = None
         return True
 
-    def _close_another(self) -> bool:
+    def _evict_open_file(self) -> bool:
         for file in self._open:
-            file.look_at_open(self._clock())
-            # Where nothing leads to a file any more, it could not be opened again.
+            file.refresh(self._clock())
+            # A file without a path could not be opened again.
             if file.found_path is not None and not file.is_deleted:
                 file.close()
                 return True
         return False
 
-    def _replaced(self, file: TailedFile) -> Sequence[Lines]:
-        # What has taken its place is to be found soon.
+    def _handle_replaced(self, file: TailedFile) -> Sequence[Lines]:
+        # The file that replaced it must be found soon.
         self._scan_at = self._clock()
-        if self._register.goes_on_in_copy(file):
+        if self._register.continue_in_copy(file):
             return []
-        parts = self._finished(file)
-        self._forget(file)
+        parts = self._finish(file)
+        self._untrack(file)
         return parts
 
-    def _finished(self, file: TailedFile) -> Sequence[Lines]:
-        self._waiting.pop(file, None)
+    def _finish(self, file: TailedFile) -> Sequence[Lines]:
+        self._pending.pop(file, None)
         if file.failure is not None:
             return []
         parts = file.finish()
-        self._check(file)
+        self._check_failure(file)
         return parts
 
-    def _check(self, file: TailedFile) -> None:
-        """Sets a file aside that holds what must not be."""
+    def _check_failure(self, file: TailedFile) -> None:
+        """Stops reading a file that has failed."""
         if file.failure is not None:
-            file.is_set_aside = True
+            file.has_failed = True
             file.close()
-            file.has_news = False
-            self._register.tell(file.path, f"it is not read on: {file.failure}")
+            file.has_unread = False
+            self._register.log_problem(file.path, f"it is not read any further: {file.failure}")
 
-    def _bound_waiting(self, file: TailedFile) -> None:
-        self._waiting.pop(file, None)
+    def _limit_pending(self, file: TailedFile) -> None:
+        self._pending.pop(file, None)
         if file.pending_bytes:
-            self._waiting[file] = file.pending_bytes
-        for other in [each for each in self._waiting if each is not file]:
-            if sum(self._waiting.values()) <= WAITING_BYTES_MAX:
+            self._pending[file] = file.pending_bytes
+        for other in [each for each in self._pending if each is not file]:
+            if sum(self._pending.values()) <= PENDING_BYTES_MAX:
                 break
-            other.forget_waiting()
-            del self._waiting[other]
+            other.discard_pending()
+            del self._pending[other]
 
-    def _forget(self, file: TailedFile) -> None:
-        for known in (self._ready, self._open, self._waiting):
+    def _untrack(self, file: TailedFile) -> None:
+        for known in (self._ready, self._open, self._pending):
             known.pop(file, None)
         self._register.untrack(file)

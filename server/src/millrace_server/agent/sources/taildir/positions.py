@@ -1,4 +1,4 @@
-"""How a file is known again: by parts of what it holds."""
+"""The positions up to which files were read, and the fingerprints that identify files."""
 
 import errno
 import hashlib
@@ -17,34 +17,34 @@ from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.files import make_directories, write_atomically
 
 HEAD_BYTES_MAX = 1024
-"""A file is known by so many bytes of its beginning, once it has them."""
+"""The size of the head of a file that identifies it, as soon as the file has that many bytes."""
 
 TAIL_BYTES_MAX = 256
-"""And by so many bytes before the place where it was read last."""
+"""The size of the part before the current position that identifies a file."""
 
 _DIGEST_BYTES = 16
 
 
 class FileKey(NamedTuple):
-    """Which file of those that are there now; another file may have the same key once this one is gone."""
+    """Identifies an existing file; another file may have the same key once this one is deleted."""
 
     device: int
     inode: int
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileKey":
-        """The key of the file that has this status."""
+        """Returns the key of a file with this status."""
         return cls(status.st_dev, status.st_ino)
 
 
 def open_file(place: str, key: FileKey) -> int:
-    """Opens a file for reading, if it is the one that is meant.
+    """Opens a file for reading if it has this key.
 
     Raises:
-        FileNotFoundError: It is gone, or another one is in its place.
+        FileNotFoundError: It is gone, or another file has replaced it.
         OSError: It cannot be opened.
     """
-    # Were it a pipe by now, opening it must not wait for a writer.
+    # If a pipe has replaced it, opening must not wait for a writer.
     descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if FileKey.of(os.fstat(descriptor)) != key:
         os.close(descriptor)
@@ -54,12 +54,12 @@ def open_file(place: str, key: FileKey) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What some bytes of a file were.
+    """The digest of some bytes of a file.
 
     Attributes:
-        start: Where they begin.
-        size: How many.
-        digest: Their digest, in hexadecimal digits.
+        start: The position of the bytes.
+        size: Their number.
+        digest: Their digest in hexadecimal.
     """
 
     start: int
@@ -68,7 +68,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, start: int, content: bytes) -> "Fingerprint":
-        """The fingerprint of these bytes."""
+        """Returns the fingerprint of these bytes."""
         return cls(start, len(content), _digest(content))
 
     @property
@@ -77,11 +77,11 @@ class Fingerprint:
         return self.start + self.size
 
     def matches(self, content: bytes) -> bool:
-        """Whether these bytes, which lie there now, are the same."""
+        """Whether these bytes are the same."""
         return _digest(content) == self.digest
 
-    def is_found_in(self, descriptor: int) -> bool:
-        """Whether an open file has the same bytes there.
+    def matches_file(self, descriptor: int) -> bool:
+        """Whether an open file has the same bytes at this position.
 
         Raises:
             OSError: It cannot be read.
@@ -90,13 +90,13 @@ class Fingerprint:
 
 
 def producer_id(source_name: str, key: FileKey, head: Fingerprint, generation: int) -> str:
-    """What channels know a file by.
+    """Returns the producer id of a file.
 
     Args:
-        source_name: The source that reads it: another source on the same file is another producer.
-        key: The file's.
-        head: What it began with when it was first seen.
-        generation: Tells files apart that had the same key and the same head, one after another.
+        source_name: The source that reads it: each source has its own producer for the same file.
+        key: The key of the file.
+        head: Its head when it was first found.
+        generation: Distinguishes consecutive files with the same key and the same head.
     """
     described = f"{key.device} {key.inode} {head.start} {head.size} {head.digest} {generation}"
     return f"taildir/{source_name}/{_digest(described.encode())}"
@@ -118,30 +118,30 @@ _Number = Annotated[int, Field(ge=0)]
 
 
 class FilePosition(BaseModel, frozen=True, extra="forbid"):
-    """What is kept of one file."""
+    """The stored state of one file."""
 
     producer_id: str
-    """What channels know it by."""
+    """Its producer id in the channels."""
     path: str
-    """The path under which it was first seen."""
+    """The path under which it was first found."""
     pattern: str
-    """The pattern that has found it."""
+    """The pattern that matches it."""
     place: str
-    """Where it was last, links resolved."""
+    """Its last path, with symbolic links resolved."""
     device: int
     inode: _Number
     position: _Number
     """One past the last byte that all channels have stored."""
     head: Fingerprint
-    """What it begins with."""
+    """Its first bytes."""
     tail: Fingerprint
-    """What lay before the place where it was read last."""
+    """The bytes before the position up to which it was read."""
     is_resting: bool = False
-    """Whether it was rotated and read to its end: it need not be looked for."""
+    """Whether it was rotated and read to its end, so that it need not be tailed."""
 
     @property
     def key(self) -> FileKey:
-        """Which file it was when this was written."""
+        """Its key when this was written."""
         return FileKey(self.device, self.inode)
 
 
@@ -149,10 +149,10 @@ _FILES = TypeAdapter(list[FilePosition])
 
 
 class PositionsFile:
-    """Reads and writes the file of one source.
+    """Reads and writes the positions file of one source.
 
     Args:
-        directory: The source's; made where it is missing.
+        directory: The source's directory; created if missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -160,14 +160,13 @@ class PositionsFile:
 
     @property
     def path(self) -> str:
-        """Where it is."""
         return str(self._path)
 
     def load(self) -> list[FilePosition] | None:
-        """What was saved last; None where nothing was, or where it is damaged: then it is set aside.
+        """Returns the saved positions; None if there are none, or if they are damaged: then the file is renamed.
 
         Raises:
-            ComponentFailedError: Another version wrote it.
+            ComponentFailedError: Another version of the server wrote the file.
             OSError: It cannot be read.
         """
         try:
@@ -179,14 +178,16 @@ class PositionsFile:
         except (ValueError, RecursionError) as error:
             aside = self._path.with_name(POSITIONS_FILE + DAMAGED_SUFFIX)
             self._path.replace(aside)
-            _log.warning("positions are damaged, and begun anew", set_aside_as=str(aside), reason=str(error))
+            _log.warning(
+                "the positions file is damaged, and a new one begins", set_aside_as=str(aside), reason=str(error)
+            )
             return None
 
     def save(self, files: Iterable[FilePosition]) -> None:
-        """Puts these in the place of what was saved. Once this returns, they survive a power cut.
+        """Replaces the saved positions. Once this returns, the new ones survive a power failure.
 
         Raises:
-            OSError: What was saved before is still there.
+            OSError: The old positions are still there.
         """
         described = [file.model_dump() for file in files]
         content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "files": described}
@@ -196,7 +197,7 @@ class PositionsFile:
     def _decoded(self, content: Any) -> list[FilePosition]:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f'it does not say that its format is "{_FORMAT}"')
-        # The version comes first: another version may define everything else anew.
+        # The version is checked first: another version may define everything else differently.
         if (version := content.get("version")) != _VERSION:
             raise ComponentFailedError(
                 f"{self._path} has version {version!a}, and this server knows version {_VERSION} only; start the "

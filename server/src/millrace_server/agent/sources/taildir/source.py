@@ -1,4 +1,4 @@
-"""The source `taildir` at work."""
+"""The source `taildir`."""
 
 import asyncio
 
@@ -6,26 +6,26 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
-from millrace_server.agent.sources.taildir.discovery import AcceptedRanges
-from millrace_server.agent.sources.taildir.file_scheduler import FileScheduler, Portion
-from millrace_server.agent.sources.taildir.register import FileRegister, shown_path
+from millrace_server.agent.sources.taildir.discovery import StoredRanges
+from millrace_server.agent.sources.taildir.file_scheduler import FileChunk, FileScheduler
+from millrace_server.agent.sources.taildir.register import FileRegister, printable_path
 from millrace_server.agent.sources.taildir.tailed_file import TailedFile
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
-_ANSWER_SECONDS_MAX = 60.0
-"""The event loop answers its threads sooner, as long as it runs."""
+_LOOP_SECONDS_MAX = 60.0
+"""A limit for the event loop's response to its threads, which is never reached while the loop runs."""
 
 
 class TaildirSource:
-    """Brings the lines of files that grow, each exactly once and in order.
+    """Stores the lines of growing files, each exactly once and in order.
 
-    Each file is a producer of its own, and a batch's stamp says which of its bytes the batch covers. So the channels
-    themselves know what they have stored: a batch that was stored in some of them only is stored in the others once it
-    is read again.
+    Each file is a producer, and the stamp of a batch says which bytes of the file the batch covers. So the channels
+    themselves know what they have stored: a batch that only some of them have stored is stored in the others when it is
+    read again.
 
-    All that touches files is done by one thread of the source's own. It reads the next block while the one before is
-    being stored.
+    A single thread of the source performs all file operations. It reads the next chunk while the previous one is being
+    stored.
     """
 
     def __init__(self, config: TaildirSourceConfig, place: SourceContext) -> None:
@@ -33,61 +33,61 @@ class TaildirSource:
         self._place = place
 
     async def run(self, writer: ChannelWriter) -> None:
-        """Brings lines until it is cancelled.
+        """Stores lines until it is cancelled.
 
         Raises:
             ComponentFailedError: Another version of the server has saved its positions.
             OSError: Its positions cannot be read.
-            MillraceError: A channel does not exist any more.
+            MillraceError: A channel does not exist any longer.
         """
         loop = asyncio.get_running_loop()
 
-        async def ask(producer_id: str) -> AcceptedRanges:
+        async def ask(producer_id: str) -> StoredRanges:
             return writer.stored_ranges(producer_id)
 
-        def accepted(producer_id: str) -> AcceptedRanges:
-            return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_ANSWER_SECONDS_MAX)
+        def stored_ranges(producer_id: str) -> StoredRanges:
+            return asyncio.run_coroutine_threadsafe(ask(producer_id), loop).result(_LOOP_SECONDS_MAX)
 
-        register = FileRegister(self._config, self._place, accepted)
+        register = FileRegister(self._config, self._place, stored_ranges)
         scheduler = FileScheduler(self._config, register)
         thread = WorkerThread(f"taildir {self._place.name}")
-        await thread.submit(register.begin)
+        await thread.submit(register.load)
         try:
             writer.report_running()
             await self._pump(writer, thread, scheduler)
         finally:
-            # Behind what the thread is doing.
+            # Runs after what the thread is doing at the moment.
             closing = thread.submit(scheduler.close)
             thread.shutdown()
             await closing
 
     async def _pump(self, writer: ChannelWriter, thread: WorkerThread, scheduler: FileScheduler) -> None:
-        upcoming = thread.submit(scheduler.next_portion)
+        upcoming = thread.submit(scheduler.next_chunk)
         try:
             while True:
-                portion = await upcoming
-                if portion is None:
+                chunk = await upcoming
+                if chunk is None:
                     await asyncio.sleep(scheduler.wait_seconds)
-                upcoming = thread.submit(scheduler.next_portion)
-                if portion is not None:
-                    await self._deliver(writer, portion)
+                upcoming = thread.submit(scheduler.next_chunk)
+                if chunk is not None:
+                    await self._deliver(writer, chunk)
         finally:
             upcoming.cancel()
 
-    async def _deliver(self, writer: ChannelWriter, portion: Portion) -> None:
-        headers = self._headers_of(portion.file)
-        for lines in portion.parts:
+    async def _deliver(self, writer: ChannelWriter, chunk: FileChunk) -> None:
+        headers = self._headers_of(chunk.file)
+        for lines in chunk.parts:
             for part in lines.parts(writer.events_max, writer.body_bytes_max):
                 table = EventTable(part.bodies, headers)
                 if self._config.byte_offset_header is not None:
                     table.headers[self._config.byte_offset_header] = list(map(str, part.offsets))
-                await writer.deliver(table, Stamp(portion.file.producer_id, part.start, part.end - 1))
-                portion.file.stored = part.end
+                await writer.deliver(table, Stamp(chunk.file.producer_id, part.start, part.end - 1))
+                chunk.file.stored = part.end
 
     def _headers_of(self, file: TailedFile) -> dict[str, str]:
         config = self._config
         headers = dict(config.path_headers.get(file.pattern, {}))
-        path = shown_path(file.path)
+        path = printable_path(file.path)
         if config.file_header is not None:
             headers[config.file_header] = path
         if config.basename_header is not None:

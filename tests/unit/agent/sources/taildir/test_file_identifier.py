@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.agent.sources.taildir.discovery import AcceptedRanges, FirstSight, FoundFile
+from millrace_server.agent.sources.taildir.discovery import FileIdentifier, FoundFile, StoredRanges
 from millrace_server.agent.sources.taildir.positions import FilePosition
 from tests.unit.agent.sources.taildir.tailing import append, config_of, numbered
 
@@ -16,17 +16,17 @@ class Sights:
     def __init__(self, path: Path, **settings: object) -> None:
         self._path = path
         self.ledger: dict[str, list[tuple[int, int]]] = {}
-        self._first_sight = FirstSight(config_of(path, **settings), "app", self._accepted)
+        self._identifier = FileIdentifier(config_of(path, **settings), "app", self._stored_ranges)
 
-    def _accepted(self, producer_id: str) -> AcceptedRanges:
+    def _stored_ranges(self, producer_id: str) -> StoredRanges:
         return [[], self.ledger.get(producer_id, [])]
 
-    def look(self, *known_ids: str, is_all_unknown: bool = False) -> FilePosition | None:
+    def look(self, *known_ids: str, has_no_positions: bool = False) -> FilePosition | None:
         found = FoundFile(str(self._path), self._path.stat(), "pattern")
-        return self._first_sight.identify(found, known_ids, is_all_unknown=is_all_unknown)
+        return self._identifier.identify(found, known_ids, has_no_positions=has_no_positions)
 
-    def identity(self, *known_ids: str, is_all_unknown: bool = False) -> str:
-        seen = self.look(*known_ids, is_all_unknown=is_all_unknown)
+    def identity(self, *known_ids: str, has_no_positions: bool = False) -> str:
+        seen = self.look(*known_ids, has_no_positions=has_no_positions)
         assert seen is not None
         return seen.producer_id
 
@@ -82,7 +82,7 @@ def test_identify_with_nothing_known_asks_the_channels(log: Path) -> None:
     second = sights.identity()
     sights.ledger[second] = [(0, LINE_BYTES - 1)]
     append(log, *numbered(1, 100))
-    assert sights.identity(is_all_unknown=True) == second
+    assert sights.identity(has_no_positions=True) == second
     assert sights.identity() not in {first, second}
 
 
@@ -92,9 +92,9 @@ def test_identify_with_nothing_known_takes_no_longer_files_identity(log: Path) -
     sights = Sights(log)
     other = sights.identity()
     sights.ledger[other] = [(0, 10 * LINE_BYTES)]
-    assert sights.identity(is_all_unknown=True) != other
+    assert sights.identity(has_no_positions=True) != other
     sights.ledger[other] = [(0, 10 * LINE_BYTES - 1)]
-    assert sights.identity(is_all_unknown=True) == other
+    assert sights.identity(has_no_positions=True) == other
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_identify_with_nothing_known_takes_no_longer_files_identity(log: Path) -
 def test_identify_with_skipping_begins_at_the_last_line(log: Path, content: bytes, charset: str, position: int) -> None:
     """What is skipped ends where a line ends, so that no line is read in part."""
     log.write_bytes(content)
-    seen = Sights(log, skip_to_end=True, charset=charset).look(is_all_unknown=True)
+    seen = Sights(log, skip_to_end=True, charset=charset).look(has_no_positions=True)
     assert seen is not None
     assert seen.position == position
     assert (seen.tail.end, seen.tail.matches(content[max(position - 256, 0) : position])) == (position, True)
@@ -123,6 +123,6 @@ def test_identify_of_a_file_that_was_replaced_meanwhile_raises(log: Path) -> Non
     found = FoundFile(str(log), log.stat(), "pattern")
     log.rename(log.with_name("old"))
     append(log, b"two")
-    first_sight = FirstSight(config_of(log), "app", lambda _id: [])
+    identifier = FileIdentifier(config_of(log), "app", lambda _id: [])
     with pytest.raises(FileNotFoundError, match="another file is in its place"):
-        first_sight.identify(found, (), is_all_unknown=False)
+        identifier.identify(found, (), has_no_positions=False)
