@@ -1,46 +1,61 @@
-"""What became of the lines, step by step."""
+"""The account: whether every line of the file is landed, once."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pyarrow.dataset as ds
 from rich.table import Table
 
 from examples.access_log.tables import table
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Lines in one place: how many, and a checksum that tells each line at each number from all others."""
+class Fingerprint:
+    """The count of some lines, and a checksum of the lines with their numbers."""
 
     count: int = 0
     checksum: int = 0
-    """The sum of the CRC-32 of each line, as UTF-8, with its number and a space before it."""
+    """The sum of the CRC-32 of each line, with its number and a space in front."""
 
 
-def tally(lines: Iterable[bytes]) -> Tally:
-    """Counts lines that are numbered from 1."""
+def fingerprint(lines: Iterable[tuple[int, bytes]]) -> Fingerprint:
+    """Returns the fingerprint of numbered lines, which does not depend on their order."""
     count = checksum = 0
-    for count, line in enumerate(lines, 1):
-        # What is no UTF-8 is replaced, as Spark does it.
-        text = line.decode(errors="replace").encode()
-        checksum += zlib.crc32(text, zlib.crc32(b"%d " % count))
-    return Tally(count, checksum)
+    for number, line in lines:
+        count += 1
+        checksum += zlib.crc32(line, zlib.crc32(b"%d " % number))
+    return Fingerprint(count, checksum)
+
+
+def landed_lines(*folders: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the sequence and the line of each landed row or bad line."""
+    for folder in folders:
+        for batch in parquet_batches(folder, ["sequence", "body"]):
+            yield from zip(batch.column("sequence").to_pylist(), batch.column("body").to_pylist(), strict=True)
+
+
+def parquet_batches(folder: Path, columns: list[str]) -> Iterator[Any]:
+    """Yields the rows of a folder of Parquet files as RecordBatches; none if the folder does not exist."""
+    if folder.exists():
+        yield from ds.dataset(str(folder), format="parquet").to_batches(columns=columns)
 
 
 @dataclass(kw_only=True)
 class Account:
-    """The same lines in each place that they went through."""
+    """The same lines in each place that they passed."""
 
-    in_file: Tally
+    in_file: Fingerprint
     events_committed: int = 0
-    """By the server: the sequences that it gave."""
-    landed: Tally = Tally()
-    """In the Parquet files, read again."""
+    """By the sequences that the server assigned."""
+    landed: Fingerprint = Fingerprint()
+    """In the Parquet files, bad lines included."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing is missing, nothing is there twice, and each line has the number that it has in the file."""
+        """Whether no line is missing or duplicated, and each has its number in the file as its sequence."""
         return self.in_file == self.landed and self.in_file.count == self.events_committed
 
     def table(self) -> Table:

@@ -14,7 +14,7 @@ CHANNEL = "lines"
 """The channel's name, in both agents."""
 
 _BATCH_LINES_MAX = 1_000
-_LINE_BYTES_MAX = 16 << 20
+LINE_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ type = "file"
 capacity = {limits.lines_max}
 transaction_capacity = {min(_BATCH_LINES_MAX, limits.lines_max)}
 # A fifth of it is set aside for headers, and one line of the largest size fits whatever else is there.
-byte_capacity = {2 * (limits.bytes_max + _LINE_BYTES_MAX)}
+byte_capacity = {2 * (limits.bytes_max + LINE_BYTES_MAX)}
 """
 
 
@@ -74,7 +74,7 @@ type = "taildir"
 paths = ['{live_log.resolve()}']
 channels = ["{CHANNEL}"]
 basename_header = "file"
-line_bytes_max = {_LINE_BYTES_MAX}
+line_bytes_max = {LINE_BYTES_MAX}
 
 [sinks.collector]
 type = "millrace"

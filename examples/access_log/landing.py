@@ -1,111 +1,144 @@
-"""Lands what a channel holds as Parquet, each event once."""
+"""The landing of the collector's channel: `millrace-spark land` as a process that can be killed and started again."""
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
-from rich.table import Table
+from examples.access_log.agents import CHANNEL, LINE_BYTES_MAX
 
-from examples.access_log.account import Tally
-from examples.access_log.agents import CHANNEL
+# Spark's settings of other programs must not apply here.
+_REMOVED_VARIABLES = {"SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS"}
 
-READER_ID = "access-log-job"
+# The second compiler and several garbage collector threads take half of the CPU time of a short run.
+_SHORT_RUN_CONF = '"spark.driver.extraJavaOptions" = "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
 
 
-class LogKind(Protocol):
-    """A module that knows one kind of lines."""
-
-    NAME: str
-
-    def parse(self, lines: DataFrame) -> DataFrame:
-        """Turns `(sequence: bigint, line: string)` into the columns that are written; one row a line."""
-
-    def tables(self, rows: DataFrame) -> Iterator[Table]:
-        """Shows what written rows say."""
+class LandingError(Exception):
+    """Raised when the landing failed; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Landing:
-    """A folder of Parquet files that grows by what comes into a channel.
+@dataclass(frozen=True, kw_only=True)
+class LandingPlan:
+    """What to land, and where."""
 
-    A streaming query writes them, and its checkpoint lies beside them: where it is killed, the next one goes on, and
-    Spark leaves out what files the killed one had not finished.
-    """
+    endpoint: str
+    """The server of the channel."""
+    rows_folder: Path
+    """The folder of the landed rows; the checkpoint is beside it."""
+    bad_lines_folder: Path
+    """The folder of the lines that cannot be parsed."""
+    line_type: str
+    """The format of the lines: `parse.type` of `millrace-spark`."""
+    batch_events_max: int
+    is_short: bool
+    """Whether the landing takes little longer than Spark's start."""
 
-    spark: SparkSession
-    folder: Path
-    kind: LogKind
+    def config(self) -> str:
+        """Returns the configuration of `millrace-spark land`."""
+        return f"""\
+[source]
+endpoints = ["{self.endpoint}"]
+channels = ["{CHANNEL}"]
+reader_id = "access-log-job"
+events_per_batch_max = {self.batch_events_max}
+
+[parse]
+type = "{self.line_type}"
+invalid_utf8 = "replace"
+line_bytes_max = {LINE_BYTES_MAX}
+
+[target]
+path = {json.dumps(str(self.rows_folder.absolute()))}
+event_columns = ["sequence", "body"]
+
+[bad_lines]
+path = {json.dumps(str(self.bad_lines_folder.absolute()))}
+
+[spark.conf]
+"spark.sql.shuffle.partitions" = "2"
+{_SHORT_RUN_CONF if self.is_short else ""}
+"""
+
+
+class LandingProcess:
+    """A running landing, created by `local_landing`."""
+
+    def __init__(self, plan: LandingPlan, scratch: Path) -> None:
+        self._errors = scratch / "errors"
+        config = scratch / "landing.toml"
+        config.write_text(plan.config())
+        with self._errors.open("wb") as errors:
+            # A process group with the JVM, so that Ctrl-C reaches only the job, and a kill ends both.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "millrace_spark.cli", "land", config],
+                env={name: value for name, value in os.environ.items() if name not in _REMOVED_VARIABLES},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
 
     @property
-    def parquet(self) -> Path:
-        """Where the rows are."""
-        return self.folder / "parquet"
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
 
-    def land(self, endpoint: str, batch_events_max: int) -> None:
-        """Lands all that the channel holds now, and acknowledges what is landed.
+    def kill(self) -> bool:
+        """Ends the process and its JVM as a crash would; returns False if it had ended before."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait() == -signal.SIGKILL
 
-        Args:
-            endpoint: The channel's server.
-            batch_events_max: The most events that one batch of the query takes.
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+            LandingError: The landing failed.
         """
-        events = (
-            self.spark.readStream.format("millrace")
-            .option("endpoints", endpoint)
-            .option("channels", CHANNEL)
-            .option("readerId", READER_ID)
-            .option("maxEventsPerTrigger", batch_events_max)
-            .schema("sequence bigint, body binary")
-            .load()
-        )
-        # What is no UTF-8 is shown as such, and stops nothing.
-        lines = events.select("sequence", F.make_valid_utf8(F.col("body").cast("string")).alias("line"))
-        query = (
-            self.kind.parse(lines)
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(self.parquet))
-        )
-        query.awaitTermination()
+        if self._process.wait():
+            lines = self._errors.read_text(errors="replace").splitlines()
+            raise LandingError(lines[-1] if lines else f"the landing ended with {self._process.returncode}")
 
-    def rows(self) -> DataFrame:
-        """All rows that are landed."""
-        return self.spark.read.parquet(str(self.parquet))
 
-    def tally(self) -> Tally:
-        """The rows that are landed, read again; counted as `account.tally` counts the lines of the file."""
-        numbered = F.concat(F.col("sequence").cast("string"), F.lit(" "), "line")
-        checksum = F.coalesce(F.sum(F.crc32(numbered)), F.lit(0))
-        (row,) = self.rows().agg(F.count("*").alias("count"), checksum.alias("checksum")).collect()
-        return Tally(**row.asDict())
+@contextmanager
+def local_landing(plan: LandingPlan) -> Iterator[LandingProcess]:
+    """Runs a landing, and kills it if it has not ended at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="landing-", dir=plan.rows_folder.parent.parent) as scratch:
+        landing = LandingProcess(plan, Path(scratch))
+        try:
+            yield landing
+        finally:
+            landing.kill()
 
 
 @dataclass
 class Replacement:
-    """A folder that was begun anew."""
+    """A folder that replaces an earlier one."""
 
     earlier: Path
-    """What was there before, if anything was."""
+    """The earlier folder, if there was one."""
     is_whole: bool = True
-    """Whether the new one has all that it should, so that nobody needs the one before."""
+    """Whether the new folder is complete, so that the earlier one can be removed."""
 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Replacement]:
-    """Begins a folder anew; what was there is gone when the block succeeds, and is back when it fails.
+    """Replaces a folder: removes the earlier one if the block succeeds, and restores it if the block fails.
 
-    Where the block says that what it made is not whole, both stay: what was made shows what is wrong, and the next call
-    begins it anew.
+    If the block reports an incomplete result, both folders stay, and the next call replaces the incomplete one.
     """
     earlier = folder.with_name(f"{folder.name}.earlier")
     replacement = Replacement(earlier)
     if earlier.exists():
-        # A run that was killed left it, and what it had made itself is not whole.
+        # A killed run left it, and its own result is incomplete.
         shutil.rmtree(folder, ignore_errors=True)
     elif folder.exists():
         folder.rename(earlier)

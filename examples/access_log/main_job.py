@@ -13,7 +13,7 @@ from rich.console import Console
 import millrace_client as millrace
 from examples.access_log.agents import RoundLimits, two_agents
 from examples.access_log.job import Job
-from examples.access_log.local_query import QueryError
+from examples.access_log.landing import LandingError
 from examples.access_log.local_server import ServerError
 from examples.access_log.log_file import LogFile, LogFileError, open_log_file
 
@@ -38,7 +38,7 @@ def main() -> int:
             return _run(open_log_file(path), _OUTPUT / path.name, console)
     except LogFileError as error:
         return _fail(str(error), EXIT_BAD_LOG)
-    except (ServerError, QueryError, millrace.MillraceError, OSError) as error:
+    except (ServerError, LandingError, millrace.MillraceError, OSError) as error:
         return _fail(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("stopped; the agents and Spark are stopped too", EXIT_STOPPED)

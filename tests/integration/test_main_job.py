@@ -8,26 +8,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 
 import millrace_client as millrace
-from examples.access_log import access_lines, job, local_query
+from examples.access_log import job
 from examples.access_log.agents import CHANNEL, RoundLimits, collector_toml, two_agents
 from examples.access_log.job import Job
-from examples.access_log.landing import Landing, replaced
-from examples.access_log.local_query import Landed, LocalQuery, QueryError, QueryPlan
+from examples.access_log.landing import LandingError, LandingPlan, LandingProcess, local_landing, replaced
 from examples.access_log.local_server import ServerError, local_server
 from examples.access_log.log_file import open_log_file
 from examples.access_log.main_job import EXIT_BAD_LOG, EXIT_STOPPED, main
-from examples.access_log.query import KINDS
-from tests.query_plan import query_plan
+from millrace_spark.landing.config_file import load_config
+from millrace_spark.landing.landing_run import Landing
+from tests.landing_plan import landing_plan
 
 pytestmark = pytest.mark.spark
 
@@ -52,34 +52,34 @@ def path_without_java(folder: Path) -> str:
     return str(folder)
 
 
-class SessionQuery(LocalQuery):
-    """A query that runs to its end in this process, when it is asked what it landed."""
+class SessionLanding(LandingProcess):
+    """A landing that runs to its end in this process, when the job waits for it."""
 
     is_running = False
 
-    def __init__(self, spark: SparkSession, plan: QueryPlan) -> None:
-        self._landing = Landing(spark, plan.folder, KINDS[plan.kind])
-        self._plan = plan
+    def __init__(self, spark: SparkSession, plan: LandingPlan, folder: Path) -> None:
+        config = folder / "landing.toml"
+        config.write_text(plan.config())
+        self._landing = Landing(load_config(config), spark, threading.Event())
 
-    def landed(self) -> Landed:
-        self._landing.land(self._plan.endpoint, self._plan.batch_events_max)
-        return Landed(self._landing.tally(), "what is landed\n")
+    def wait(self) -> None:
+        self._landing.run()
 
 
 @contextmanager
 def job_on(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: Path, limits: RoundLimits
-) -> Iterator[tuple[Job, list[QueryPlan], io.StringIO]]:
-    """A job with agents of its own and queries in this process; the queries that it plans, and what it shows."""
+) -> Iterator[tuple[Job, list[LandingPlan], io.StringIO]]:
+    """A job with its own agents, and landings in this process; the plans of the landings, and the output."""
     shown = io.StringIO()
-    plans: list[QueryPlan] = []
+    plans: list[LandingPlan] = []
 
     @contextmanager
-    def query_here(plan: QueryPlan) -> Iterator[LocalQuery]:
+    def landing_here(plan: LandingPlan) -> Iterator[LandingProcess]:
         plans.append(plan)
-        yield SessionQuery(spark, plan)
+        yield SessionLanding(spark, plan, log.parent)
 
-    monkeypatch.setattr(job, "local_query", query_here)
+    monkeypatch.setattr(job, "local_landing", landing_here)
     with two_agents(log.parent, limits) as agents:
         console = Console(file=shown, width=200)
         yield (
@@ -122,14 +122,14 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
         assert told in ran.stdout
     for counted in ("lines in the file", "events committed", "rows landed"):
         assert f"{counted:<17}   2,500" in ran.stdout
-    assert "Killed the edge (SIGKILL) while the log went on to grow: after " in ran.stdout
-    assert "Killed the collector (SIGKILL) while the edge forwarded to it: after " in ran.stdout
-    killed = re.search(r"Killed the query \(SIGKILL\) when ([\d,]+) lines were acknowledged", ran.stdout)
+    assert "Killed the edge (SIGKILL) while the log was growing: after " in ran.stdout
+    assert "Killed the collector (SIGKILL) while the edge was forwarding to it: after " in ran.stdout
+    killed = re.search(r"Killed the landing \(SIGKILL\) when ([\d,]+) lines were acknowledged", ran.stdout)
     assert killed
     assert 0 < int(killed[1].replace(",", "")) < 2_500
     assert "Every line is landed, once, and acknowledged: both channels are empty." in ran.stdout
     output = tmp_path / "build" / "access_log" / "access.log"
-    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "landed", "spark.log"]
+    assert sorted(path.name for path in output.iterdir()) == ["collector.log", "edge.log", "landed"]
     for name, start_count in (("edge", 2), ("collector", 2)):
         events = events_of(output / f"{name}.log")
         assert (events.count("serving"), events.count("channel opened")) == (start_count, start_count)
@@ -139,7 +139,8 @@ def test_run_with_an_access_log_accounts_for_each_line_without_java(tmp_path: Pa
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    "moment", ["The edge listens", "lines of a web server's access log", "grow", "Killed the query", "Status codes"]
+    "moment",
+    ["The edge listens", "lines of a web server's access log", "growing", "Killed the landing", "Status"],
 )
 def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment: str) -> None:
     """Ctrl-C at any time, which a terminal sends to all, ends Spark, its Java and the agents in one sentence."""
@@ -148,7 +149,7 @@ def test_run_when_it_is_interrupted_takes_everything_down(tmp_path: Path, moment
     assert told == "run: stopped; the agents and Spark are stopped too\n"
     output = tmp_path / "build" / "access_log" / "access.log"
     assert [events_of(output / f"{name}.log")[-1] for name in ("edge", "collector")] == ["stopped", "stopped"]
-    assert {path.name for path in output.iterdir()} <= {"collector.log", "edge.log", "spark.log"}
+    assert {path.name for path in output.iterdir()} <= {"collector.log", "edge.log"}
     assert [command for command in processes_below(tmp_path) if "java" in command or "millraced" in command] == []
 
 
@@ -212,43 +213,37 @@ def test_job_with_a_log_larger_than_the_channel_takes_several_rounds(
     rows = spark.read.parquet(str(tmp_path / "landed" / "parquet")).orderBy("sequence").collect()
     assert [row.sequence for row in rows] == list(range(1, 1_501))
     assert [row.line for row in rows] == [line.decode(errors="replace") for line in lines]
-    assert (rows[0].first_word, str(rows[0].time)) == ("Collecting", "2024-05-17 10:05:03")
-    assert (rows[1_497].level, rows[1_499].characters) == ("WARNING", 5_000)
-    assert "1,500 lines of text" in shown.getvalue()
+    assert [bytes(row.body) for row in rows] == lines
+    for told in ("Collecting", "WARNING", "5,000", "1,500 lines of text"):
+        assert told in shown.getvalue()
     assert (len(plans), plans[0].batch_events_max) == (2, 200)
     assert shown.getvalue().count("Killed the collector") == 1
-    assert shown.getvalue().count("The query was done before it could be killed.") == 1
-    assert "Killed the query" not in shown.getvalue()
-
-
-class LossyLines:
-    """A kind of lines that forgets some."""
-
-    NAME = "text"
-
-    def parse(self, lines: DataFrame) -> DataFrame:
-        return lines.where("sequence % 10 != 0")
-
-    def tables(self, rows: DataFrame) -> Iterator[Table]:
-        yield from ()
+    assert shown.getvalue().count("The landing was done before it could be killed.") == 1
+    assert "Killed the landing" not in shown.getvalue()
 
 
 def test_job_that_loses_lines_says_so(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts that differ fail the job, and the earlier result is kept beside the one that is not whole."""
+    """Counts that differ fail the job, and the earlier result is kept beside the incomplete one."""
     (tmp_path / "landed").mkdir()
     (tmp_path / "landed" / "earlier").write_text("")
-    monkeypatch.setitem(KINDS, "plain", LossyLines())
     log = tmp_path / "some.log"
     log.write_text("line\n" * 100)
+    wait = SessionLanding.wait
+
+    def wait_and_lose_a_file(landing: SessionLanding) -> None:
+        wait(landing)
+        next((tmp_path / "landed" / "parquet").glob("*.parquet")).unlink()
+
+    monkeypatch.setattr(SessionLanding, "wait", wait_and_lose_a_file)
     with job_on(spark, monkeypatch, log, RoundLimits()) as (lossy_job, _, shown):
         assert not lossy_job.run()
     assert "The account is not equal; 0 events are not acknowledged." in shown.getvalue()
-    assert f"{'rows landed':<17}      90" in shown.getvalue()
+    assert f"{'rows landed':<17}      80" in shown.getvalue()
     assert f"The earlier result is in {tmp_path / 'landed.earlier'}" in shown.getvalue()
     assert [path.name for path in (tmp_path / "landed.earlier").iterdir()] == ["earlier"]
 
 
-def test_job_whose_query_fails_keeps_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_whose_landing_fails_keeps_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run landed is replaced by a whole result or not at all."""
     (tmp_path / "landed").mkdir()
     (tmp_path / "landed" / "earlier").write_text("")
@@ -258,19 +253,19 @@ def test_job_whose_query_fails_keeps_the_earlier_result(tmp_path: Path, monkeypa
     with two_agents(tmp_path, RoundLimits()) as agents:
         console = Console(file=io.StringIO())
         failing_job = Job(log=open_log_file(log), agents=agents, output=tmp_path, console=console)
-        with pytest.raises(QueryError, match="the query ended with 1"):
+        with pytest.raises(LandingError, match="the landing ended with 1"):
             failing_job.run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collector.log", "edge.log", "landed", "some.log"]
     assert [path.name for path in (tmp_path / "landed").iterdir()] == ["earlier"]
 
 
-def test_local_query_that_fails_tells_why(tmp_path: Path) -> None:
-    """What the query complains of is the error, in one sentence."""
+def test_local_landing_that_fails_says_why(tmp_path: Path) -> None:
+    """The error of the landing is raised as one sentence."""
     with (
-        local_query.local_query(query_plan(tmp_path, "nonsense")) as query,
-        pytest.raises(QueryError, match="invalid choice: 'nonsense'"),
+        local_landing(landing_plan(tmp_path, "nonsense")) as landing,
+        pytest.raises(LandingError, match=r'parse\.type: is "nonsense"'),
     ):
-        query.landed()
+        landing.wait()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -295,32 +290,6 @@ def land_badly(folder: Path) -> None:
         assert not folder.exists()
         folder.mkdir()
         raise OSError("full")
-
-
-def test_access_lines_are_parsed_whole(spark: SparkSession) -> None:
-    """Each part of a line arrives in its column, and what a line does not say is null."""
-    combined = (
-        '1.2.3.4 - ann [17/May/2015:10:05:03 +0200] "GET /a?b=1 HTTP/1.1" 200 99999999999 "http://x/" "say \\"hi\\""'
-    )
-    common = '::1 - - [nonsense] "-" 400 -'
-    lines = spark.createDataFrame([(1, combined), (2, common), (3, "what is this?")], "sequence bigint, line string")
-    first, second, third = (row.asDict() for row in access_lines.parse(lines).orderBy("sequence").collect())
-    assert {name: value for name, value in first.items() if name != "time"} == {
-        "sequence": 1,
-        "client": "1.2.3.4",
-        "user": "ann",
-        "method": "GET",
-        "path": "/a",
-        "status": 200,
-        "bytes": 99_999_999_999,
-        "referrer": "http://x/",
-        "agent": 'say \\"hi\\"',
-        "line": combined,
-    }
-    assert first["time"].timestamp() == 1_431_849_903
-    nothing = dict.fromkeys(first) | {"sequence": 2, "client": "::1", "method": "-", "status": 400, "line": common}
-    assert second == nothing
-    assert third == dict.fromkeys(first) | {"sequence": 3, "line": "what is this?"}
 
 
 @pytest.mark.parametrize(

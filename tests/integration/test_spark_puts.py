@@ -192,7 +192,7 @@ def test_commit_all_repeated_with_new_transactions_stores_nothing(
     """A repeated batch is dropped with its transactions, whatever is in it; the log tells of it."""
     commit(put(client, channel, rows(0, 1)), number=7)
     commit(put(client, channel, rows(5, 6, 7)), number=7)
-    assert "has batch 7 of producer query already, so nothing of its 3 events is stored again" in caplog.text
+    assert "has batch 7 of producer query already, so none of its 3 events is stored again" in caplog.text
     commit(put(client, channel, rows(2)), number=9)
     commit(put(client, channel, rows(8)), number=6)
     assert bodies(client, channel) == numbered(3)
