@@ -402,7 +402,7 @@ def test_readme_programs_do_what_it_says(
         )
         exec(here.replace('"orders"', f'"{channel.name}"'), {"spark": spark})  # noqa: S102 - the README's own program
 
-    run("Looking")
+    run("Batch reads")
     assert re.search(r"\|\s*7\|", capsys.readouterr().out)
     run("Consuming")
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 7
