@@ -234,7 +234,7 @@ def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, ch
     puts = put(client, channel, rows(0), leaseSeconds="0.1")
     wait_until(lambda: open_count(client, channel) == 0)
     for is_streaming, advice in ((True, "start the query again"), (False, "save again")):
-        with pytest.raises(MillraceSparkError, match=f"leaseSeconds ran out, .* is gone; {advice}"):
+        with pytest.raises(MillraceSparkError, match=f"leaseSeconds ran out, .* are gone; {advice}"):
             commit(puts, is_streaming=is_streaming)
     assert bodies(client, channel) == []
 
@@ -295,10 +295,10 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
         commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False)
     assert "at 127.0.0.1:1: cannot reach a Millrace server" in str(refused.value)
     assert str(refused.value).endswith(
-        f"The rows for {puts[0].shard} is stored; saving again to the same endpoints with "
+        f"The rows for {puts[0].shard} are stored; saving again to the same endpoints with "
         'option("producerId", "query").option("batchNumber", 3) stores only the rest'
     )
-    with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} is stored$"):
+    with pytest.raises(MillraceSparkError, match=f"The rows for {puts[0].shard} are stored$"):
         commit([*puts, away], 3, retry_seconds=0.1, is_streaming=False, is_repeatable=False)
     roll_back([*puts, away])
     assert bodies(client, channel) == numbered(2)

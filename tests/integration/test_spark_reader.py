@@ -180,7 +180,7 @@ def test_load_after_its_lease_reads_again(
         txn.take(max_events=1)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert format_error(refused).endswith("what this read was planned for has been consumed; load again")
+    assert format_error(refused).endswith("events that this read was planned for have been consumed; load again")
 
 
 # Consuming.
@@ -254,7 +254,7 @@ def test_claim_ranges_when_another_reads_is_refused(
     begin = f"channel {channel.name} at {client.endpoint}: reader 'nightly' has claimed the channel, for "
     for sentence in (str(refused.value), format_error(refused_plan)):
         assert sentence.startswith(begin)
-        assert "or take the claim over; in Spark, by the option takeover, or where that reader is this" in sentence
+        assert "or take the claim over; in Spark, set the option takeover; if the reader is in this" in sentence
         assert sentence.endswith("own, by release() of what claim_ranges() returned, or stop() of the query")
 
 
@@ -339,7 +339,7 @@ def test_ranges_after_acknowledging_are_gone(
     fill(channel, 10)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         claimed.acknowledge()
-        with pytest.raises(PySparkException, match="has been consumed; load again"):
+        with pytest.raises(PySparkException, match="have been consumed; load again"):
             claimed.load(spark).collect()
 
 

@@ -289,7 +289,7 @@ def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
         assert other_client.admin.update_channel(name, full).applied
         with pytest.raises(StreamingQueryException) as refused:
             lines.run(endpoints, name, retrySeconds=1)
-        assert f"The rows for {name}@{client.endpoint} is stored" in str(refused.value)
+        assert f"The rows for {name}@{client.endpoint} are stored" in str(refused.value)
         here = bodies(client, name)
         other_client.admin.update_channel(name, millrace.ChannelConfig(capacity=1_000))
         lines.run(endpoints, name)
@@ -327,7 +327,7 @@ def test_stream_whose_server_is_killed_before_the_commit_repeats_the_batch(
             lines.run(server.grpc, "orders", hold=(b"1999", go_on))
         restarting.result()
     assert "the server restarted, or leaseSeconds ran out" in str(refused.value)
-    assert "start the query again; it repeats the batch, and stores nothing twice" in str(refused.value)
+    assert "start the query again; it repeats the batch and stores nothing twice" in str(refused.value)
     lines.run(server.grpc, "orders")
     with millrace.connect(server.grpc) as client:
         assert sorted(bodies(client, "orders"), key=int) == lines.expected
