@@ -196,8 +196,8 @@ def records_on(disk: Disk) -> list[SeenRecord]:
     try:
         return [
             SeenRecord(record.location.segment_id, record.kind, bytes(record.payload))
-            for record in log.replay(settles=False)
-            if record.kind is not Kind.MARK
+            for record in log.replay(read_only=True)
+            if record.kind is not Kind.SYNC_POINT
         ]
     finally:
         log.close()
@@ -216,11 +216,11 @@ def opened_log(disk: Disk) -> Iterator[WriteAheadLog]:
         log.close()
 
 
-def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, settles: bool = True) -> Recovered:
+def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, read_only: bool = False) -> Recovered:
     """What a replay of the log on a disk comes to."""
     log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
     checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True)
-    return recover(log, checkpoints, LogColumns(log, RecentMemory()), progress or ReplayProgress(), settles=settles)
+    return recover(log, checkpoints, LogColumns(log, RecentMemory()), progress or ReplayProgress(), read_only=read_only)
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ TWO_DIRECTORIES = (Path("left"), Path("right"))
 
 KEYS = {"old": bytes(32), "new": b"k" * 32}
 PLAIN = PayloadCodec(keys=KEYS)
-SEALERS = [
+CODECS = [
     PLAIN,
     PayloadCodec(compresses=True, keys=KEYS),
     PayloadCodec(active_key_id="old", keys=KEYS),
@@ -47,9 +47,9 @@ Found = tuple[Kind, bytes]
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
-    monkeypatch.setattr(writer, "RESERVE_BYTES_MIN", 1024)
-    monkeypatch.setattr(writer, "RESERVE_BYTES_MAX", 2048)
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1024)
+    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 2048)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ def replay(disk: Disk, directories: Sequence[Path] = (DATA,), start: LogPosition
 
 
 def _found(log: WriteAheadLog, start: LogPosition | None) -> list[Found]:
-    return [(record.kind, bytes(record.payload)) for record in log.replay(start) if record.kind is not Kind.MARK]
+    return [(record.kind, bytes(record.payload)) for record in log.replay(start) if record.kind is not Kind.SYNC_POINT]
 
 
 class RunningLog:

@@ -219,8 +219,8 @@ class SimulatedChannel:
         """Has the log mark its end, as it does after a while without a commit."""
         writer = self.store._files.log._writer
         assert writer is not None
-        if writer._failure is None and writer._marked_position < writer._synced_position:
-            writer._mark()
+        if writer._failure is None and writer._sync_point_position < writer._synced_position:
+            writer._write_sync_point()
 
     async def close(self) -> None:
         """Closes it as a server that stops does."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from millrace_server.wal.writer import RESERVE_BYTES_MAX, RESERVE_BYTES_MIN
+from millrace_server.wal.writer import PREALLOCATE_BYTES_MAX, PREALLOCATE_BYTES_MIN
 
 
 def append_synced(path: Path, batch: bytes, count: int, *, sets_aside: bool) -> None:
@@ -27,7 +27,7 @@ def append_synced(path: Path, batch: bytes, count: int, *, sets_aside: bool) -> 
         for _ in range(count):
             crc32(batch)
             if sets_aside and position + len(batch) > reserved:
-                ahead = min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, position))
+                ahead = min(PREALLOCATE_BYTES_MAX, max(PREALLOCATE_BYTES_MIN, position))
                 length = position + len(batch) - reserved + ahead
                 os.posix_fallocate(descriptor, reserved, length)
                 reserved += length

@@ -11,7 +11,7 @@ from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, Checkp
 from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogPosition
-from tests.log_histories import CHANNEL_ID, DATA, PLAIN, SEALERS, Account, Recording
+from tests.log_histories import CHANNEL_ID, CODECS, DATA, PLAIN, Account, Recording
 from tests.simulated_disk import SimulatedDisk
 
 _CHANGING_KINDS = ["list", "unlink", "create", "write", "sync", "rename", "open_directory", "sync_directory"]
@@ -31,9 +31,9 @@ def _checkpoint(number: int) -> Checkpoint:
 
 def _numbers(disk: SimulatedDisk) -> list[int]:
     """Which checkpoints are good, the newest first; that they are whole is checked."""
-    good_ones = list(_files_on(disk).good_ones())
-    assert good_ones == [_checkpoint(checkpoint.position.segment_id) for checkpoint in good_ones]
-    return [checkpoint.position.segment_id for checkpoint in good_ones]
+    valid_checkpoints = list(_files_on(disk).valid_checkpoints())
+    assert valid_checkpoints == [_checkpoint(checkpoint.position.segment_id) for checkpoint in valid_checkpoints]
+    return [checkpoint.position.segment_id for checkpoint in valid_checkpoints]
 
 
 def _with_checkpoints(count: int) -> SimulatedDisk:
@@ -115,7 +115,7 @@ def test_write_on_a_full_disk_leaves_the_one_before_where_the_newest_is_damaged(
 
 
 @pytest.mark.parametrize(("keeps_previous", "kept"), [(True, [3, 2]), (False, [3])])
-def test_good_ones_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
+def test_valid_checkpoints_after_some_writes_are_those_that_are_kept(*, keeps_previous: bool, kept: list[int]) -> None:
     """The newest comes first; the one before it only where it is to be kept."""
     disk = SimulatedDisk([DATA])
     for number in range(1, 4):
@@ -123,7 +123,7 @@ def test_good_ones_after_some_writes_are_those_that_are_kept(*, keeps_previous: 
     assert _numbers(disk) == kept
 
 
-def test_good_ones_with_any_bit_of_the_newest_flipped_begin_with_the_one_before() -> None:
+def test_valid_checkpoints_with_any_bit_of_the_newest_flipped_begin_with_the_one_before() -> None:
     """No single wrong bit goes unseen."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
@@ -134,7 +134,7 @@ def test_good_ones_with_any_bit_of_the_newest_flipped_begin_with_the_one_before(
         assert _numbers(disk) == [1]
 
 
-def test_good_ones_with_the_newest_cut_anywhere_begin_with_the_one_before() -> None:
+def test_valid_checkpoints_with_the_newest_cut_anywhere_begin_with_the_one_before() -> None:
     """A checkpoint cut at any byte is none."""
     disk = _with_checkpoints(2)
     content = disk.content(DATA / NEWEST)
@@ -145,7 +145,7 @@ def test_good_ones_with_the_newest_cut_anywhere_begin_with_the_one_before() -> N
     assert _numbers(disk) == [1]
 
 
-def test_good_ones_without_the_newest_begin_with_the_one_before() -> None:
+def test_valid_checkpoints_without_the_newest_begin_with_the_one_before() -> None:
     """Each of the two may be missing, or both."""
     disk = _with_checkpoints(2)
     disk.remove(DATA / NEWEST)
@@ -155,14 +155,14 @@ def test_good_ones_without_the_newest_begin_with_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "size", "read"])
-def test_good_ones_with_the_newest_unreadable_begin_with_the_one_before(kind: str) -> None:
+def test_valid_checkpoints_with_the_newest_unreadable_begin_with_the_one_before(kind: str) -> None:
     """A disk that cannot give a checkpoint back has damaged it."""
     disk = _with_checkpoints(2)
     disk.fail(kind, 1, errno.EIO)
     assert _numbers(disk) == [1]
 
 
-def test_good_ones_of_another_channel_are_passed_over() -> None:
+def test_valid_checkpoints_of_another_channel_are_passed_over() -> None:
     """A checkpoint that was copied from another channel is none of this one."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, b"another channel!", keeps_previous=True).write(_checkpoint(1))
@@ -176,29 +176,29 @@ def _with_checksum(content: bytearray) -> bytearray:
     return content
 
 
-@pytest.mark.parametrize("codec", SEALERS)
-def test_good_ones_that_were_sealed_are_opened(codec: PayloadCodec) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_valid_checkpoints_that_were_sealed_are_opened(codec: PayloadCodec) -> None:
     """A state comes back as it was given, however it was sealed, and lies on the disk as it was sealed."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=codec).write(_checkpoint(1))
     with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN)
-    assert list(with_keys.good_ones()) == [_checkpoint(1)]
-    assert (_checkpoint(1).state in disk.content(DATA / NEWEST)) is not codec.seals
+    assert list(with_keys.valid_checkpoints()) == [_checkpoint(1)]
+    assert (_checkpoint(1).state in disk.content(DATA / NEWEST)) is not codec.is_active
 
 
-def test_good_ones_without_the_key_say_which() -> None:
+def test_valid_checkpoints_without_the_key_say_which() -> None:
     """A checkpoint whose key was forgotten is not passed over: the one before may be much older."""
     disk = SimulatedDisk([DATA])
-    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=SEALERS[3]).write(_checkpoint(1))
+    CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=CODECS[3]).write(_checkpoint(1))
     with pytest.raises(KeyMissingError, match="'new'"):
         _numbers(disk)
 
 
-def test_good_ones_that_do_not_open_are_passed_over() -> None:
+def test_valid_checkpoints_that_do_not_open_are_passed_over() -> None:
     """With another key of that name, or as the checkpoint of another place, it is none."""
     disk = SimulatedDisk([DATA])
     for number in (1, 2):
-        CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=SEALERS[3]).write(_checkpoint(number))
+        CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=CODECS[3]).write(_checkpoint(number))
     stranger = CheckpointFiles(
         disk,
         DATA,
@@ -206,15 +206,15 @@ def test_good_ones_that_do_not_open_are_passed_over() -> None:
         keeps_previous=True,
         codec=PayloadCodec(keys={"new": b"another key, of 32 bytes as well"}),
     )
-    assert list(stranger.good_ones()) == []
+    assert list(stranger.valid_checkpoints()) == []
     content = bytearray(disk.content(DATA / NEWEST))
     content[_POSITION_OFFSET] ^= 1
     disk.set_content(DATA / NEWEST, _with_checksum(content))
-    opened = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN).good_ones()
+    opened = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN).valid_checkpoints()
     assert list(opened) == [_checkpoint(1)]
 
 
-def test_good_ones_with_unknown_flags_are_refused() -> None:
+def test_valid_checkpoints_with_unknown_flags_are_refused() -> None:
     """They ask for something that a later Millrace knows."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
@@ -234,7 +234,7 @@ def test_write_of_a_state_that_is_too_long_writes_nothing(monkeypatch: pytest.Mo
     assert len(disk.calls) == calls
 
 
-def test_good_ones_of_another_version_are_refused() -> None:
+def test_valid_checkpoints_of_another_version_are_refused() -> None:
     """A checkpoint of a later Millrace is not damage to be passed over; nothing may be written beside it."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))
@@ -244,7 +244,7 @@ def test_good_ones_of_another_version_are_refused() -> None:
         _numbers(disk)
 
 
-def test_good_ones_with_another_magic_are_passed_over() -> None:
+def test_valid_checkpoints_with_another_magic_are_passed_over() -> None:
     """A file of that name and shape that is no checkpoint is passed over."""
     disk = _with_checkpoints(2)
     content = bytearray(disk.content(DATA / NEWEST))

@@ -123,8 +123,8 @@ def test_replay_with_a_file_cut_finds_it_unless_it_may_be_a_torn_tail(written: W
             assert bool(_damage_found(disk, written.end)) is (path != THIRD or length < written.end.position)
 
 
-def _record(header: SegmentHeader, position: int, write_number: int, kind: int, payload: bytes = b"") -> bytes:
-    head = RecordHead(payload_checksum([payload]), len(payload), Kind.PUT, Flags(0), write_number, 0)
+def _record(header: SegmentHeader, position: int, lsn: int, kind: int, payload: bytes = b"") -> bytes:
+    head = RecordHead(payload_checksum([payload]), len(payload), Kind.PUT, Flags(0), lsn, 0)
     encoded = bytearray(head.encode(header.seed(position)))
     encoded[12] = kind
     encoded[:4] = zlib.crc32(encoded[4:], header.seed(position)).to_bytes(4, "little")
@@ -203,13 +203,13 @@ def _record_of_another_segment(disk: SimulatedDisk, written: WrittenLog) -> None
 
 def _number_left_out(disk: SimulatedDisk, written: WrittenLog) -> None:
     content, position = disk.content(THIRD), written.end.position
-    skipping = _record(_header(disk, THIRD), position, written.end.write_number + 1, Kind.PUT)
+    skipping = _record(_header(disk, THIRD), position, written.end.lsn + 1, Kind.PUT)
     disk.set_content(THIRD, content[:position] + skipping)
 
 
 def _older_segment(disk: SimulatedDisk, _written: WrittenLog) -> None:
     """The last segment is that of another history, in which as many bytes and fewer records lay before it."""
-    header = replace(_header(disk, THIRD), first_write_number=7)
+    header = replace(_header(disk, THIRD), first_lsn=7)
     disk.set_content(THIRD, header.encode() + _record(header, SEGMENT_HEADER_BYTES, 7, Kind.STATE))
 
 
@@ -221,17 +221,17 @@ def _next_version(disk: SimulatedDisk, _written: WrittenLog) -> None:
 
 def _kind_of_a_later_version(disk: SimulatedDisk, written: WrittenLog) -> None:
     content, position = disk.content(THIRD), written.end.position
-    record = _record(_header(disk, THIRD), position, written.end.write_number, 99)
+    record = _record(_header(disk, THIRD), position, written.end.lsn, 99)
     disk.set_content(THIRD, content[:position] + record)
 
 
 DAMAGES = [
-    (_remove(SECOND), "what lay between is missing"),
+    (_remove(SECOND), "the segments between are missing"),
     (_copy(FIRST, DATA / segment_name(4)), "its header says that it is segment 1 of channel .*; it must be segment 4"),
     (_copy(FIRST, SECOND), "its header says that it is segment 1 .*; it must be segment 2"),
     (_another_channels_segment, f"it is segment 2 of channel {b'another channel!'.hex()}; it must be segment 2"),
     (_empty_file, "a segment begins with 64 bytes; there are 0"),
-    (_no_magic, "it does not begin as a segment does"),
+    (_no_magic, "it does not begin with the magic of a segment"),
     (_header_alone, "has 64 bytes; it was synced up to byte 65"),
     (_first_record_gone, "is damaged at byte 64; it was synced up to byte 65"),
     (_something_behind_a_full_segment, r"segment-000000000001.log: has \d+ bytes; it had \d+ when it was full"),
@@ -240,8 +240,8 @@ DAMAGES = [
     (_zeros(THIRD, 2), "is damaged at byte"),
     (_record_twice, "is damaged at byte"),
     (_record_of_another_segment, "is damaged at byte"),
-    (_number_left_out, "record 14 stands at byte .*, where record 13 must be"),
-    (_older_segment, "begins with record 7, where record 9 must be"),
+    (_number_left_out, "the record at byte .* has LSN 14; it must be 13"),
+    (_older_segment, "begins with LSN 7; it must be 9"),
     (_next_version, "segment-000000000003.log: its format version is 2; this program knows version 1 only"),
     (_kind_of_a_later_version, "segment-000000000003.log: it has a record of kind 99 with flags 0"),
 ]
@@ -265,20 +265,20 @@ def test_replay_with_a_segment_in_two_directories_refuses_both(written: WrittenL
     disk = SimulatedDisk(TWO_DIRECTORIES)
     for directory in TWO_DIRECTORIES:
         disk.set_content(directory / FIRST.name, written.disk.content(FIRST))
-    with pytest.raises(LogCorruptError, match="what lay between is missing"):
+    with pytest.raises(LogCorruptError, match="the segments between are missing"):
         replay(disk, TWO_DIRECTORIES)
 
 
 def test_replay_from_a_segment_that_is_missing_is_refused(written: WrittenLog) -> None:
     """A checkpoint that points nowhere shows that segments are missing."""
-    with pytest.raises(LogCorruptError, match="segment 4, from which the log is to be read, is missing"):
+    with pytest.raises(LogCorruptError, match="segment 4, where replay begins, is missing"):
         replay(written.disk.copy(), start=LogPosition(4, SEGMENT_HEADER_BYTES, 14))
 
 
 def test_replay_from_another_record_than_it_should_be_is_refused(written: WrittenLog) -> None:
     """A checkpoint that counts the records otherwise is not this log's."""
-    with pytest.raises(LogCorruptError, match=r"record 13 stands at byte \d+, where record 12 must be"):
-        replay(written.disk.copy(), start=written.end._replace(write_number=12))
+    with pytest.raises(LogCorruptError, match=r"the record at byte \d+ has LSN 13; it must be 12"):
+        replay(written.disk.copy(), start=written.end._replace(lsn=12))
 
 
 def test_replay_from_a_place_reads_only_what_is_behind_it(written: WrittenLog) -> None:

@@ -128,7 +128,7 @@ def test_submit_on_a_full_disk_refuses_until_there_is_room() -> None:
         with pytest.raises(LogFullError, match="No space left on device"):
             log.append(b"large" * 1000)
         log.append(b"small")
-        with pytest.raises(LogFullError, match="a new segment could not be made: No space"):
+        with pytest.raises(LogFullError, match="a new segment could not be created: No space"):
             log.append(b"next state" * 1000, begins_segment=True)
         log.append(b"small again")
         assert log.log.first_segment_id == max(log.log._segments) == 1
@@ -161,7 +161,7 @@ def test_submit_when_its_rest_cannot_be_cut_fails_the_log() -> None:
         log.append(b"state", begins_segment=True)
         disk.fail("write", 1, errno.ENOSPC)
         disk.fail("truncate", 1, errno.EIO)
-        with pytest.raises(LogFailedError, match="could not be cut behind a failed write: Input/output error"):
+        with pytest.raises(LogFailedError, match="could not be truncated after a failed write: Input/output error"):
             log.append(b"doubtful")
         account = log.account_now()
     account.check(replay(disk))

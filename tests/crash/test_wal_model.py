@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from millrace_server.wal.payload_codec import PayloadCodec
-from tests.log_histories import SEALERS, TWO_DIRECTORIES, RunningLog, make_small, replay
+from tests.log_histories import CODECS, TWO_DIRECTORIES, RunningLog, make_small, replay
 from tests.simulated_disk import SimulatedDisk
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -88,7 +88,7 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.capacity_bytes = 1 << 40
         self.disk.heal()
 
-    @rule(codec=st.sampled_from(SEALERS))
+    @rule(codec=st.sampled_from(CODECS))
     def stop(self, codec: PayloadCodec) -> None:
         """The log is closed as it should be, and opened anew, perhaps to seal payloads otherwise from now on."""
         self.log.log.close()
@@ -113,7 +113,7 @@ class LogMachine(RuleBasedStateMachine):
             replay(disk, TWO_DIRECTORIES)
         self._open(disk.crashed(seed))
 
-    def _open(self, disk: SimulatedDisk, codec: PayloadCodec = SEALERS[-1]) -> None:
+    def _open(self, disk: SimulatedDisk, codec: PayloadCodec = CODECS[-1]) -> None:
         account = self.log.account_now()
         self.log.log.close()
         disk.capacity_bytes = 1 << 40

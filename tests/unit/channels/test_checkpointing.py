@@ -17,7 +17,7 @@ HAS_THREADS = True
 
 def checkpoints_of(opened: FileChannel) -> list[Checkpoint]:
     """The newest first."""
-    return list(opened.checkpoints.good_ones())
+    return list(opened.checkpoints.valid_checkpoints())
 
 
 def renames(disk: SimulatedDisk) -> int:

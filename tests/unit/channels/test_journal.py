@@ -15,9 +15,9 @@ from millrace_server.errors import (
     TxnsOpenError,
     TxnStateError,
 )
-from millrace_server.log_tools.walking import SegmentWalker
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind
+from millrace_server.wal.reading import SegmentScanner
 from tests.channel_events import (
     append,
     begin,
@@ -29,7 +29,6 @@ from tests.channel_events import (
     stored,
 )
 from tests.file_channels import (
-    CHANNEL_ID,
     Gate,
     called,
     file_channel,
@@ -223,7 +222,7 @@ async def test_segment_with_a_large_state_has_as_much_of_commits(disk: Simulated
             await append(opened.channel, b"", stamp=Stamp(f"producer {number}", 1, 1))
         segments = list(opened.log._segments.values())
         for segment in segments[:-1]:
-            state = SegmentWalker(segment.file, CHANNEL_ID, segment.segment_id).record_at(SEGMENT_HEADER_BYTES)
+            state = SegmentScanner(segment.file, segment.header).record_at(SEGMENT_HEADER_BYTES)
             assert state is not None
             assert segment.file.size() >= max(2000, 2 * len(state.payload))
         assert len(segments) < 20

@@ -338,7 +338,7 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
         assert queued(channel) == [b"a"]
         assert len(opened.faults) == 1
         await opened.checkpointing.make()
-        assert list(opened.checkpoints.good_ones()) == []
+        assert list(opened.checkpoints.valid_checkpoints()) == []
 
 
 async def test_claims_of_a_log_that_fails_begin_no_more_and_may_end(disk: SimulatedDisk) -> None:

@@ -12,8 +12,8 @@ from millrace_server.channels.records import (
     claim_note,
     claim_record,
     commit_records,
-    keep_record,
-    kept_batches,
+    memory_state_record,
+    persisted_batches,
     restore_batches,
     restore_ended,
     restore_ledger,
@@ -116,11 +116,11 @@ def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
         StoredBatch(5, Window(first, 2, 3, 3)),
         StoredBatch(6, Window.whole(second)),
     ]
-    kind, (payload,) = keep_record(pb.State(next_sequence=9), [first, second], batches)
-    keep = pb.Keep.FromString(bytes(payload))
+    kind, (payload,) = memory_state_record(pb.State(next_sequence=9), [first, second], batches)
+    keep = pb.MemoryState.FromString(bytes(payload))
     puts = [Location(1, 64, first.raw_bytes), Location(1, 200, second.raw_bytes)]
-    kept = list(kept_batches(keep, puts, Source(b"a", b"bb", b"ccc")))
-    assert (kind, keep.state.next_sequence) == (Kind.KEEP, 9)
+    kept = list(persisted_batches(keep, puts, Source(b"a", b"bb", b"ccc")))
+    assert (kind, keep.state.next_sequence) == (Kind.MEMORY_STATE, 9)
     assert [(one.first_sequence, one.count, one.window.body_bytes) for one in kept] == [(3, 1, 1), (5, 1, 3), (6, 1, 1)]
     assert [one.window.stored.location for one in kept] == [puts[0], puts[0], puts[1]]
     assert kept[0].window.stored is kept[1].window.stored

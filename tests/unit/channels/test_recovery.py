@@ -63,7 +63,7 @@ def keep(
     next_sequence: int, *puts: Sequence[bytes], reserved_sequence: int = 0, kept: Sequence[tuple[int, int, int]] = ()
 ) -> Record:
     """With the events that are kept as (sequence, index of the put, index in it)."""
-    message = pb.Keep(
+    message = pb.MemoryState(
         state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
         put_counts=[len(bodies) for bodies in puts],
         put_body_bytes=[len(b"".join(bodies)) for bodies in puts],
@@ -74,7 +74,7 @@ def keep(
         stops=[start + 1 for _, _, start in kept],
         body_bytes=[len(puts[index][start]) for _, index, start in kept],
     )
-    return Kind.KEEP, [message.SerializeToString()]
+    return Kind.MEMORY_STATE, [message.SerializeToString()]
 
 
 def put(*bodies: bytes) -> Record:
@@ -174,12 +174,12 @@ async def test_recover_of_what_was_kept_finds_it_in_its_place(disk: SimulatedDis
 @pytest.mark.parametrize(
     ("segments", "complaint"),
     [
-        ([[state(), commit(1, [b"a"])]], "it has 1 puts and 0 takes, and those before it lead to sequence 1"),
-        ([[state(), commit(1, take_records=1)]], "it has 0 puts and 1 takes"),
-        ([[state(), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2, and those before it lead to sequence 1"),
+        ([[state(), commit(1, [b"a"])]], "it has 1 puts; before it lie 0"),
+        ([[state(), commit(1, take_records=1)]], "it has 1 takes; before it lie 0"),
+        ([[state(), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2; those before it lead to 1"),
         ([[state()], [state(2)]], "segment 2: the record at byte .* says that the next sequence is 2"),
-        ([[state(), keep(2)]], "the next sequence is 2, and those before it lead to sequence 1"),
-        ([[state(), keep(1, [b"a"], kept=[(1, 0, 0)])]], "it keeps 1 puts"),
+        ([[state(), keep(2)]], "the next sequence is 2; those before it lead to 1"),
+        ([[state(), keep(1, [b"a"], kept=[(1, 0, 0)])]], "it has 1 puts; before it lie 0"),
         ([[state(5), keep(4)]], "the next sequence is 4"),
         ([[state(1, 10), put(b"a"), commit(11, [b"a"])]], "its first sequence is 11"),
         ([[state(1, 10), keep(1), put(b"a"), commit(2, [b"a"])]], "its first sequence is 2"),
@@ -201,7 +201,7 @@ async def test_recover_without_settling_changes_nothing(disk: SimulatedDisk) -> 
         await append(opened.channel, b"a")
         killed = disk.copy()
     before = killed.fingerprint()
-    assert bodies_of(recovered_from(killed, settles=False).queue) == [b"a"]
+    assert bodies_of(recovered_from(killed, read_only=True).queue) == [b"a"]
     assert killed.fingerprint() == before
 
 
@@ -362,7 +362,7 @@ async def test_recover_of_a_checkpoint_that_needs_a_segment_that_is_missing_is_r
         await opened.checkpointing.make()
         killed = disk.copy()
     killed.unlink(DATA / "segment-000000000001.log")
-    with pytest.raises(LogCorruptError, match="segment 1, whose events a checkpoint has as queued, is missing"):
+    with pytest.raises(LogCorruptError, match="segment 1, which holds events of a checkpoint, is missing"):
         recovered_from(killed)
 
 

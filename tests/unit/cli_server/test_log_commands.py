@@ -10,9 +10,9 @@ from rich.console import Console
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.directory_lock import lock_directory
+from millrace_server.cli import log_targets
 from millrace_server.cli.reporting import EXIT_DAMAGED, EXIT_UNAVAILABLE, EXIT_USAGE
 from millrace_server.hosting.data_dir import Catalog
-from millrace_server.log_tools import progress
 from millrace_server.wal.checkpoints import NEWEST
 from tests.unit.log_tools.kept_channels import (
     NAME,
@@ -65,7 +65,7 @@ def test_log_verify_of_a_good_channel_sums_it_up(home: Path) -> None:
     assert (report["state"]["events"], report["state"]["claim"]["reader_id"]) == (47, "reader")
     assert [one["state"] for one in report["checkpoints"]] == ["good", "good"]
     assert run("log", "verify", "--no-keys", home).stdout.splitlines()[-1] == (
-        "Good as far as checksums tell; nothing was opened."
+        "Good as far as checksums show; no payload was decoded."
     )
 
 
@@ -76,7 +76,7 @@ def test_log_verify_of_a_damaged_channel_says_what_is_wrong_on_standard_error(ho
     flip(home / NEWEST, 100)
     result = run("log", "verify", home)
     assert result.exit_code == EXIT_DAMAGED
-    assert f"segment-000000000001.log: is damaged at byte {put}; the next good record is at byte " in result.stderr
+    assert f"segment-000000000001.log: is damaged at byte {put}; the next valid record is at byte " in result.stderr
     assert result.stdout.splitlines()[-1] == (
         "Damaged: 2 problems; it concerns sequences 11 to 20; a server opens the channel with 47 events."
     )
@@ -102,7 +102,7 @@ def test_log_verify_with_a_torn_tail_says_how_much_a_crash_left(home: Path) -> N
     flip(segment, positions(segment)[-1])
     result = run("log", "verify", home)
     assert result.exit_code == 0
-    assert " bytes behind the end, which a crash left or which are being written" in result.stdout
+    assert " bytes behind the end, left by a crash or being written" in result.stdout
     assert f"  {NEWEST}: missing" in result.stdout
 
 
@@ -125,7 +125,7 @@ def test_log_dump_of_the_state_shows_the_channel(home: Path) -> None:
     assert sum(batch["count"] for batch in state["batches"]) == 47
     assert {ended["state"] for ended in state["ended_txns"].values()} == {"committed", "rolled back"}
     segments(home)[1].unlink()
-    assert "what lay between is missing" in refused("log", "dump", "--state", home, exit_code=EXIT_DAMAGED)
+    assert "the segments between are missing" in refused("log", "dump", "--state", home, exit_code=EXIT_DAMAGED)
 
 
 def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_backup_and_restore_say_what_they_did(home: Path, tmp_path: Path) -> Non
         (["log", "verify"], "name the channel's directories, or --config FILE and --channel NAME"),
         (["log", "verify", "--config", "x"], "--config FILE and --channel NAME must be given together"),
         (["log", "verify", "--channel", "x"], "--config FILE and --channel NAME must be given together"),
-        (["log", "verify", "nowhere"], "nowhere: is no directory"),
-        (["log", "verify", "no\n\x1b[2J"], r"no\n\x1b[2J: is no directory"),
+        (["log", "verify", "nowhere"], "nowhere: is not a directory"),
+        (["log", "verify", "no\n\x1b[2J"], r"no\n\x1b[2J: is not a directory"),
         (["log", "verify", "--config", "no.toml", "--channel", "x"], "no.toml: cannot be read: No such file"),
         (["log", "verify", ".", "--key", "x"], "--key: is 'x'; it must be ID=FILE"),
         (["log", "verify", ".", "--key", "=x"], "--key: is '=x'; it must be ID=FILE"),
@@ -188,7 +188,7 @@ def test_backup_and_restore_say_what_they_did(home: Path, tmp_path: Path) -> Non
         (["log", "dump", ".", "--from", "x"], "--from: is 'x'; it must be SEGMENT or SEGMENT:BYTE"),
         (["backup", "target"], "name the channel's directories"),
         (["restore", "nowhere"], "name the channel's directories"),
-        (["restore", "nowhere", "target"], "nowhere: is no directory"),
+        (["restore", "nowhere", "target"], "nowhere: is not a directory"),
     ],
 )
 def test_command_line_that_names_something_else_is_refused_in_a_sentence(
@@ -280,8 +280,8 @@ def test_tools_with_the_servers_file_find_directories_and_keys_there(key_file: P
 def test_progress_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere there is none, so that scripts read nothing but answers."""
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "Console", lambda **_options: Console(file=screen, force_terminal=True, width=100))
-    with progress.shown_progress() as shown:
+    monkeypatch.setattr(log_targets, "Console", lambda **_options: Console(file=screen, force_terminal=True, width=100))
+    with log_targets.shown_progress() as shown:
         shown.begin("reading", 1000)
         shown.advance(500)
         shown.begin("recovering", 3)

@@ -17,21 +17,21 @@ from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.cli import app
-from millrace_server.log_tools.backing_up import BackupTools
-from millrace_server.log_tools.frozen_disk import FrozenFile
-from millrace_server.log_tools.places import LogPlaces, find_places
-from millrace_server.log_tools.progress import NoProgress
-from millrace_server.log_tools.verifying import Report, batches_of, recover_as_found
-from millrace_server.log_tools.verifying import verify as verify_view
-from millrace_server.log_tools.view import take_view
-from millrace_server.log_tools.walking import SegmentWalker
+from millrace_server.log_tools.backup import ToolContext
+from millrace_server.log_tools.layout import ChannelLayout, find_layout
+from millrace_server.log_tools.read_only_disk import ReadOnlyFile
+from millrace_server.log_tools.scanning import ToolProgress
+from millrace_server.log_tools.verify import Report, batches_of, recover_as_found
+from millrace_server.log_tools.verify import verify as verify_view
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import SegmentHeader
 from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.reading import SegmentScanner
 from tests.channel_events import append, begin, begin_with_takes, numbered
 
 NAME = "orders"
-TOOLS = BackupTools(OsDisk(), PayloadCodec(), NoProgress())
+TOOLS = ToolContext(OsDisk(), PayloadCodec(), ToolProgress())
 
 
 def limits_of(**limits: Any) -> LogChannelConfig:
@@ -124,19 +124,19 @@ def story(recovered: Recovered) -> Story:
 
 def story_of(*directories: Path, codec: PayloadCodec | None = None) -> Story:
     """How a server would find a channel."""
-    with take_view(find_places(directories), waits=False) as view:
+    with open_view(find_layout(directories), is_live=False) as view:
         return story(recover_as_found(view, codec or PayloadCodec()))
 
 
 def verified(*directories: Path, codec: PayloadCodec | None = None) -> Report:
     """What is wrong with a closed channel."""
-    with take_view(find_places(directories), waits=False) as view:
-        return verify_view(view, codec or PayloadCodec(), NoProgress())
+    with open_view(find_layout(directories), is_live=False) as view:
+        return verify_view(view, codec or PayloadCodec(), ToolProgress())
 
 
-def places_of(*directories: Path) -> LogPlaces:
-    """A channel's places."""
-    return find_places(directories)
+def layout_of(*directories: Path) -> ChannelLayout:
+    """A channel's layout."""
+    return find_layout(directories)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -178,8 +178,8 @@ def positions(segment: Path) -> list[int]:
     """Where a segment's records lie."""
     content = segment.read_bytes()
     header = SegmentHeader.decode(content)
-    walker = SegmentWalker(FrozenFile.of(content), header.channel_id, header.segment_id)
-    return [record.position for record in walker.records()]
+    scanner = SegmentScanner(ReadOnlyFile.of(content), header)
+    return [record.position for record in scanner.records()]
 
 
 def log_end(directory: Path) -> int:

@@ -3,9 +3,12 @@ from collections.abc import Sequence
 import pytest
 
 from millrace.columns import columns_from_events
-from millrace_server.log_tools.contents_check import ContentsCheck, ContradictionError, Totals
+from millrace_server.channels.replay import ContradictionError
+from millrace_server.log_tools.contents_check import ContentsCheck, Totals
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.format import Kind
+from millrace_server.wal.format import Flags, Kind
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.records import Location
 
 
 def put_of(*bodies: bytes) -> bytes:
@@ -33,7 +36,7 @@ def state_of(next_sequence: int, claim: pb.Claim | None = None, reserved_sequenc
 def keep_of(next_sequence: int, reserved_sequence: int = 0, puts: Sequence[bytes] = (), first: int = 6) -> bytes:
     """The payload of a KEEP of puts with one event each, which has one byte of body."""
     ones = [1] * len(puts)
-    return pb.Keep(
+    return pb.MemoryState(
         state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
         put_counts=ones,
         put_body_bytes=ones,
@@ -46,6 +49,10 @@ def keep_of(next_sequence: int, reserved_sequence: int = 0, puts: Sequence[bytes
     ).SerializeToString()
 
 
+def record_of(kind: Kind, payload: bytes) -> LogRecord:
+    return LogRecord(kind, Flags(0), Location(1, 64, len(payload)), lambda: payload)
+
+
 ONE, THREE = put_of(b"a"), put_of(b"b", b"c", b"d")
 
 
@@ -53,9 +60,9 @@ ONE, THREE = put_of(b"a"), put_of(b"b", b"c", b"d")
 def check() -> ContentsCheck:
     """A log that begins with sequence 5, of which one event was put."""
     check = ContentsCheck()
-    check.apply(Kind.STATE, state_of(5))
-    check.apply(Kind.PUT, ONE)
-    check.apply(Kind.COMMIT, commit_of(5, [ONE], [1]))
+    check.apply(record_of(Kind.STATE, state_of(5)))
+    check.apply(record_of(Kind.PUT, ONE))
+    check.apply(record_of(Kind.COMMIT, commit_of(5, [ONE], [1])))
     return check
 
 
@@ -69,10 +76,10 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
         (Kind.TAKE, take),
         (Kind.COMMIT, commit_of(6, [THREE], [3], take_records=1)),
         (Kind.ROLLBACK, pb.Rollback(txn_id="t").SerializeToString()),
-        (Kind.MARK, b""),
+        (Kind.SYNC_POINT, b""),
         (Kind.STATE, state_of(9)),
     ]:
-        check.apply(kind, payload)
+        check.apply(record_of(kind, payload))
     assert (check.next_sequence, check.next_sequence_seen, check.lost) == (9, 9, [])
     assert check.totals == Totals(commit_count=2, event_count=4, taken_count=1)
 
@@ -80,20 +87,20 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
 def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: ContentsCheck) -> None:
     """Sequences below the reserve may be skipped, since events in memory had them; until the reserve is taken back."""
     for kind, payload in [
-        (Kind.KEEP, keep_of(6, 20)),
+        (Kind.MEMORY_STATE, keep_of(6, 20)),
         (Kind.PUT, THREE),
         (Kind.COMMIT, commit_of(8, [THREE], [3])),
         (Kind.STATE, state_of(12, reserved_sequence=20)),
         (Kind.PUT, ONE),
         (Kind.PUT, ONE),
-        (Kind.KEEP, keep_of(14, 0, [ONE, ONE])),
+        (Kind.MEMORY_STATE, keep_of(14, 0, [ONE, ONE])),
         (Kind.COMMIT, commit_of(14)),
     ]:
-        check.apply(kind, payload)
+        check.apply(record_of(kind, payload))
     assert (check.next_sequence, check.next_sequence_seen, check.lost) == (14, 14, [])
     assert (check.reserved_sequence, check.reserved_sequence_seen) == (0, 20)
     with pytest.raises(ContradictionError):
-        check.apply(Kind.COMMIT, commit_of(15))
+        check.apply(record_of(Kind.COMMIT, commit_of(15)))
 
 
 @pytest.mark.parametrize(
@@ -101,18 +108,18 @@ def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: Conten
     [
         ([(Kind.PUT, b"\xff")], "does not hold events", []),
         ([(Kind.PUT, b"\x08\x05")], "does not hold events: columns.body_sizes", []),
-        ([(Kind.COMMIT, b"\xff")], "does not hold what a COMMIT says", []),
+        ([(Kind.COMMIT, b"\xff")], "does not hold the message of a COMMIT", []),
         ([(Kind.COMMIT, commit_of(7))], "its first sequence is 7; those before it lead to 6", []),
         ([(Kind.PUT, ONE), (Kind.COMMIT, commit_of(9, [ONE], [1]))], "its first sequence is 9", [(6, 9)]),
         ([(Kind.PUT, ONE), (Kind.COMMIT, commit_of(6, [THREE], [3]))], "it has puts of", [(6, 8)]),
-        ([(Kind.COMMIT, commit_of(6, take_records=1))], "and 1 takes; before it lie puts of .* and 0 takes", []),
+        ([(Kind.COMMIT, commit_of(6, take_records=1))], "it has 1 takes; before it lie 0", []),
         ([(Kind.STATE, state_of(8))], "the next sequence is 8; those before it lead to 6", [(6, 7)]),
-        ([(Kind.KEEP, keep_of(8))], "the next sequence is 8; those before it lead to 6", [(6, 7)]),
-        ([(Kind.KEEP, b"\xff")], "does not hold what a KEEP says", []),
-        ([(Kind.KEEP, keep_of(6, 20)), (Kind.COMMIT, commit_of(21))], "its first sequence is 21", [(6, 20)]),
+        ([(Kind.MEMORY_STATE, keep_of(8))], "the next sequence is 8; those before it lead to 6", [(6, 7)]),
+        ([(Kind.MEMORY_STATE, b"\xff")], "does not hold the message of a MEMORY_STATE", []),
+        ([(Kind.MEMORY_STATE, keep_of(6, 20)), (Kind.COMMIT, commit_of(21))], "its first sequence is 21", [(6, 20)]),
         (
-            [(Kind.KEEP, keep_of(6, 20)), (Kind.PUT, THREE), (Kind.KEEP, keep_of(9, 20, [ONE], 7))],
-            "it keeps puts of .* before it lie puts of",
+            [(Kind.MEMORY_STATE, keep_of(6, 20)), (Kind.PUT, THREE), (Kind.MEMORY_STATE, keep_of(9, 20, [ONE], 7))],
+            "it has puts of .* before it lie puts of",
             [(7, 7)],
         ),
     ],
@@ -123,24 +130,24 @@ def test_apply_of_a_record_that_contradicts_says_how(
     """Also one whose checksums are right."""
     *before, last = records
     for record in before:
-        check.apply(*record)
+        check.apply(record_of(*record))
     with pytest.raises(ContradictionError, match=words):
-        check.apply(*last)
+        check.apply(record_of(*last))
     assert [pair for pair in check.lost if pair[0] <= pair[1]] == (lost or check.lost)
 
 
 def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
     """The next COMMIT or STATE tells where the sequences go on."""
-    check.skip()
-    check.apply(Kind.PUT, ONE)
-    check.apply(Kind.COMMIT, commit_of(9, [ONE], [1]))
-    check.skip()
+    check.skip_damage()
+    check.apply(record_of(Kind.PUT, ONE))
+    check.apply(record_of(Kind.COMMIT, commit_of(9, [ONE], [1])))
+    check.skip_damage()
     # Its PUT was lost with what was damaged.
-    check.apply(Kind.COMMIT, commit_of(10, [THREE], [3]))
-    check.skip()
-    check.apply(Kind.STATE, state_of(20))
-    check.skip()
-    check.apply(Kind.STATE, state_of(20))
+    check.apply(record_of(Kind.COMMIT, commit_of(10, [THREE], [3])))
+    check.skip_damage()
+    check.apply(record_of(Kind.STATE, state_of(20)))
+    check.skip_damage()
+    check.apply(record_of(Kind.STATE, state_of(20)))
     assert check.lost == [(6, 8), (10, 12), (13, 19)]
     assert check.next_sequence_seen == 20
 
@@ -148,6 +155,6 @@ def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
 def test_apply_of_claims_remembers_the_highest_epoch(check: ContentsCheck) -> None:
     """It is the one that must not be granted again."""
     for epoch in (3, 7, 5):
-        check.apply(Kind.CLAIM, pb.Claim(reader_id="r", epoch=epoch).SerializeToString())
-    check.apply(Kind.STATE, state_of(6, pb.Claim(reader_id="s", epoch=6)))
+        check.apply(record_of(Kind.CLAIM, pb.Claim(reader_id="r", epoch=epoch).SerializeToString()))
+    check.apply(record_of(Kind.STATE, state_of(6, pb.Claim(reader_id="s", epoch=6))))
     assert check.claim_seen == pb.Claim(reader_id="r", epoch=7)

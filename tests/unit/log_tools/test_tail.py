@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel_file import ChannelFile, ChannelIdentity
-from millrace_server.log_tools import tail
-from millrace_server.log_tools.frozen_disk import FrozenFile
-from millrace_server.log_tools.places import LogPlaces
-from millrace_server.log_tools.tail import Tail, find_tail
+from millrace_server.log_tools import view
+from millrace_server.log_tools.layout import ChannelLayout
+from millrace_server.log_tools.read_only_disk import ReadOnlyFile
+from millrace_server.log_tools.view import Tail, find_tail
 from millrace_server.wal.format import Flags, Kind, SegmentHeader, encode_record_head, payload_checksum
 from millrace_server.wal.segments import segment_name
 
@@ -32,7 +32,7 @@ STATE: Made = (Kind.STATE, b"", 0)
 # The STATE ends at 96, and each record with 4 bytes of payload has 36.
 FIRST: Made = (Kind.PUT, b"one.", 96)
 SECOND: Made = (Kind.PUT, b"two.", 132)
-MARK: Made = (Kind.MARK, b"", 168)
+MARK: Made = (Kind.SYNC_POINT, b"", 168)
 
 
 class Growing:
@@ -45,29 +45,29 @@ class Growing:
         if len(self._contents) > 1:
             self._contents.pop(0)
 
-    def frozen(self) -> FrozenFile:
-        return FrozenFile(lambda length, offset: self._contents[0][offset : offset + length], 1 << 20)
+    def frozen(self) -> ReadOnlyFile:
+        return ReadOnlyFile(lambda length, offset: self._contents[0][offset : offset + length], 1 << 20)
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> LogPlaces:
+def layout(tmp_path: Path) -> ChannelLayout:
     identity = ChannelIdentity("orders", LOG_ID, LOG_ID, 0)
-    return LogPlaces((tmp_path,), tmp_path, LOG_ID, identity, {tmp_path: ChannelFile(identity, 0, 1)}, {})
+    return ChannelLayout((tmp_path,), tmp_path, LOG_ID, identity, {tmp_path: ChannelFile(identity, 0, 1)}, {})
 
 
 Find = Callable[..., Tail]
 
 
 @pytest.fixture
-def find(places: LogPlaces, monkeypatch: pytest.MonkeyPatch) -> Find:
+def find(layout: ChannelLayout, monkeypatch: pytest.MonkeyPatch) -> Find:
     """Finds the end of a file that changes whenever its reader waits; with none left to come, time is up."""
 
-    def find(*contents: bytes, waits: bool = True) -> Tail:
+    def find(*contents: bytes, is_live: bool = True) -> Tail:
         growing = Growing(*contents)
         clock = iter(range(1000))
         monkeypatch.setattr(time, "sleep", growing.go_on)
         monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.5)
-        return find_tail(growing.frozen(), places, 1, waits=waits)
+        return find_tail(growing.frozen(), layout, 1, is_live=is_live)
 
     return find
 
@@ -94,7 +94,7 @@ def test_find_tail_with_a_refused_group_leaves_it_out(find: Find) -> None:
         segment_of([STATE, FIRST, refused]),
         segment_of([STATE, FIRST]),
         segment_of([STATE, FIRST, other]),
-        segment_of([STATE, FIRST, other, (Kind.MARK, b"", 178)]),
+        segment_of([STATE, FIRST, other, (Kind.SYNC_POINT, b"", 178)]),
     ]
     assert find(*contents) == Tail(210)
 
@@ -102,7 +102,7 @@ def test_find_tail_with_a_refused_group_leaves_it_out(find: Find) -> None:
 def test_find_tail_after_a_kill_takes_what_stays_there(find: Find) -> None:
     """No proof ever comes; what is good for so long is no refused group."""
     assert find(segment_of([STATE, FIRST, SECOND])) == Tail(168)
-    assert find(segment_of([STATE, FIRST, SECOND]), waits=False) == Tail(168)
+    assert find(segment_of([STATE, FIRST, SECOND]), is_live=False) == Tail(168)
 
 
 def test_find_tail_of_what_goes_on_without_a_proof_ends_where_the_look_began(find: Find) -> None:
@@ -122,30 +122,30 @@ def test_find_tail_with_rot_before_a_proof_says_so(find: Find) -> None:
     """A record behind it was written once all before it was synced."""
     rotten = bytearray(segment_of([STATE, FIRST, SECOND, MARK]))
     rotten[100] ^= 1
-    assert find(bytes(rotten)).is_rotten
+    assert find(bytes(rotten)).is_damaged
     rotten = bytearray(segment_of([STATE]))
     rotten[70] ^= 1
-    assert find(bytes(rotten)).is_rotten
+    assert find(bytes(rotten)).is_damaged
 
 
-def test_find_tail_that_saw_a_place_too_early_looks_again(places: LogPlaces) -> None:
+def test_find_tail_that_saw_a_place_too_early_looks_again(layout: ChannelLayout) -> None:
     """A window is read before what lies behind it; a record behind may come in between."""
     content = segment_of([STATE, FIRST, SECOND, MARK])
     looks = iter([content[:100] + bytes(len(content) - 100)])
-    file = FrozenFile(lambda length, offset: next(looks, content)[offset : offset + length], len(content))
-    assert find_tail(file, places, 1, waits=True) == Tail(200)
+    file = ReadOnlyFile(lambda length, offset: next(looks, content)[offset : offset + length], len(content))
+    assert find_tail(file, layout, 1, is_live=True) == Tail(200)
 
 
-def test_find_tail_with_a_successor_takes_the_whole_segment(places: LogPlaces, find: Find) -> None:
+def test_find_tail_with_a_successor_takes_the_whole_segment(layout: ChannelLayout, find: Find) -> None:
     """The next segment's header tells how long this one was when it was full."""
     following = SegmentHeader(LOG_ID, 2, 4, 168).encode()
-    (places.directories[0] / segment_name(2)).write_bytes(following)
+    (layout.directories[0] / segment_name(2)).write_bytes(following)
     assert find(segment_of([STATE, FIRST, SECOND])) == Tail(168)
 
 
-def test_find_tail_with_a_proof_at_hand_does_not_wait(places: LogPlaces) -> None:
+def test_find_tail_with_a_proof_at_hand_does_not_wait(layout: ChannelLayout) -> None:
     """Only a kill has the tools wait."""
     content = segment_of([STATE, FIRST, SECOND, MARK])
     started = time.monotonic()
-    find_tail(FrozenFile.of(content), places, 1, waits=True)
-    assert time.monotonic() - started < tail.PROOF_SECONDS_MAX
+    find_tail(ReadOnlyFile.of(content), layout, 1, is_live=True)
+    assert time.monotonic() - started < view.PROOF_SECONDS_MAX

@@ -45,7 +45,7 @@ def test_write_when_the_system_writes_nothing_raises(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "pwritev", write_nothing)
     monkeypatch.setattr(os, "pwrite", write_nothing)
-    with pytest.raises(OSError, match="took no bytes") as raised:
+    with pytest.raises(OSError, match="accepted no bytes") as raised:
         DISK.create(tmp_path / "file").write([b"something"], 0)
     assert raised.value.errno == errno.EIO
 

@@ -91,7 +91,7 @@ def test_decode_of_an_unknown_kind_or_flag_is_refused(offset: int, value: int) -
     ("encoded", "message"),
     [
         (b"MILLRACE", "a segment begins with 64 bytes; there are 8"),
-        (b"MILLCHKP" + bytes(56), "it does not begin as a segment does"),
+        (b"MILLCHKP" + bytes(56), "it does not begin with the magic of a segment"),
         (b"MILLRACE\x01" + bytes(55), "the checksum of its header does not match"),
     ],
 )

@@ -12,7 +12,7 @@ from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Record, Submission
 from millrace_server.wal.segments import LogCorruptError, SegmentFiles
-from tests.log_histories import CHANNEL_ID, DATA, KEYS, SEALERS, TWO_DIRECTORIES, RunningLog, files_on, replay
+from tests.log_histories import CHANNEL_ID, CODECS, DATA, KEYS, TWO_DIRECTORIES, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_logs")
@@ -157,7 +157,7 @@ def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> N
     unheard.close()
     assert not any(answer.done() for answer in answers)
     again = WriteAheadLog(files)
-    assert [record.kind for record in again.replay()] == [Kind.STATE, Kind.PUT, Kind.MARK]
+    assert [record.kind for record in again.replay()] == [Kind.STATE, Kind.PUT, Kind.SYNC_POINT]
     again.close()
 
 
@@ -168,11 +168,11 @@ async def test_submit_when_the_disk_refuses_raises(tmp_path: Path) -> None:
     assert list(log.replay()) == []
     log.start()
     disk.fail("write", 1, errno.ENOSPC)
-    with pytest.raises(LogFullError, match="a new segment could not be made: No space left"):
+    with pytest.raises(LogFullError, match="a new segment could not be created: No space left"):
         await _submit(log, STATE, begins_segment=True)
     log.resume()
     disk.fail("write", 1, errno.EIO)
-    with pytest.raises(LogFailedError, match="a new segment could not be made: Input/output error"):
+    with pytest.raises(LogFailedError, match="a new segment could not be created: Input/output error"):
         await _submit(log, STATE, begins_segment=True)
     log.close()
 
@@ -196,7 +196,7 @@ async def test_replay_of_a_closed_log_tells_all_records_with_their_places(log: W
         (Kind.COMMIT, Flags(0), b"commit"),
         (Kind.STATE, Flags(0), b"state"),
         (Kind.PUT, Flags(0), b"two"),
-        (Kind.MARK, Flags(0), b""),
+        (Kind.SYNC_POINT, Flags(0), b""),
     ]
     assert again.byte_count() == sum(segment.path.stat().st_size for segment in again._files.find())
     assert (again.first_segment_id, again.segment_count) == (1, 2)
@@ -222,7 +222,7 @@ def test_replay_that_does_not_settle_changes_nothing(tmp_path: Path) -> None:
             return super().open(path)
 
     log = WriteAheadLog(SegmentFiles(ReadOnlyDisk(), [tmp_path], CHANNEL_ID))
-    assert [bytes(record.payload) for record in log.replay(settles=False)] == [b"state", b"record"]
+    assert [bytes(record.payload) for record in log.replay(read_only=True)] == [b"state", b"record"]
     assert log.end == end
     with pytest.raises(AssertionError, match="replayed to its end before it is started"):
         log.start()
@@ -239,12 +239,12 @@ def test_replay_after_one_that_failed_begins_anew() -> None:
         end = running.append(b"record").end
     log = WriteAheadLog(files_on(disk))
     assert len(list(log.replay())) == 3
-    with pytest.raises(LogCorruptError, match="segment 9, from which the log is to be read, is missing"):
+    with pytest.raises(LogCorruptError, match="segment 9, where replay begins, is missing"):
         next(log.replay(LogPosition(9, 64, 9)))
     assert log.end == LogPosition(0, 0, 1)
     with pytest.raises(AssertionError, match="replayed to its end before it is started"):
         log.start()
-    assert [record.kind for record in log.replay(end)] == [Kind.MARK]
+    assert [record.kind for record in log.replay(end)] == [Kind.SYNC_POINT]
     log.start()
     log.close()
 
@@ -259,7 +259,7 @@ def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
     next(replaying)
     with pytest.raises(AssertionError, match="replayed to its end before it is started"):
         log.start()
-    assert [record.kind for record in replaying] == [Kind.MARK]
+    assert [record.kind for record in replaying] == [Kind.SYNC_POINT]
     log.start()
     with pytest.raises(AssertionError, match="that was started is not replayed"):
         next(log.replay())
@@ -269,14 +269,14 @@ def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
 def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
     """Compression and keys may change at each start; what was sealed before stays readable."""
     disk = SimulatedDisk([DATA])
-    for number, codec in enumerate(SEALERS):
+    for number, codec in enumerate(CODECS):
         with RunningLog(disk, codec=codec) as log:
             log.append(b"state" * 50, b"%d" % number * 100, begins_segment=not number)
     log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys=KEYS))
     found = [
         (record.flags, record.location, bytes(record.payload))
         for record in log_again.replay()
-        if record.kind is not Kind.MARK
+        if record.kind is not Kind.SYNC_POINT
     ]
     assert [flags for flags, _location, _payload in found] == [
         flags
@@ -293,7 +293,7 @@ def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
 def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
     """A key that was forgotten ends the opening before anything is written, also where it is a put's only."""
     disk = SimulatedDisk([DATA])
-    for number, codec in enumerate(SEALERS):
+    for number, codec in enumerate(CODECS):
         with RunningLog(disk, codec=codec) as log:
             log.append(b"record" * 100, begins_segment=not number)
     disk.set_content(DATA / "segment-000000000001.log", disk.content(DATA / "segment-000000000001.log") + b"torn")
@@ -309,13 +309,13 @@ def test_replay_without_a_key_says_which_and_changes_nothing() -> None:
 def test_replay_with_another_key_of_the_same_name_says_where_it_does_not_open() -> None:
     """A key that was mistaken for another is found, and nothing is changed."""
     disk = SimulatedDisk([DATA])
-    with RunningLog(disk, codec=SEALERS[-1]) as log:
+    with RunningLog(disk, codec=CODECS[-1]) as log:
         log.append(b"state", begins_segment=True)
     before = disk.fingerprint()
     log_again = WriteAheadLog(files_on(disk), PayloadCodec(keys={"new": bytes(32)}))
     with pytest.raises(
         LogCorruptError,
-        match=r"segment-000000000001.log: the record at byte 64 is damaged: it does not open with the key 'new'",
+        match=r"segment-000000000001.log: the record at byte 64 is damaged: it cannot be decrypted with the key 'new'",
     ):
         [record.payload for record in log_again.replay()]
     assert disk.fingerprint() == before
@@ -430,7 +430,7 @@ async def test_read_while_its_segment_is_removed_ends_well(log: WriteAheadLog) -
     segment = log._segments[1]
     assert log.remove_before(2) == 1
     assert segment.file.read(6, begun.locations[1].position + 32) == b"record"
-    with pytest.raises(LogCorruptError, match="segment 1, in which a record is to be read, is not there"):
+    with pytest.raises(LogCorruptError, match="segment 1, which holds a record to be read, is missing"):
         log.read(begun.locations[1])
 
 
@@ -441,6 +441,6 @@ def test_close_of_a_log_that_was_not_started_adds_nothing() -> None:
         log.append(b"state", begins_segment=True)
     for _ in range(2):
         only_read = WriteAheadLog(files_on(disk))
-        assert [record.kind for record in only_read.replay()] == [Kind.STATE, Kind.MARK]
+        assert [record.kind for record in only_read.replay()] == [Kind.STATE, Kind.SYNC_POINT]
         only_read.close()
     WriteAheadLog(files_on(disk)).close()

@@ -9,36 +9,36 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.wal import payload_codec as sealing
+from millrace_server.wal import payload_codec
 from millrace_server.wal.format import Flags, Kind
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
-from tests.log_histories import KEYS, PLAIN, SEALERS
+from tests.log_histories import CODECS, KEYS, PLAIN
 
 PLACE = b"a place of a log"
-ENCRYPTING = SEALERS[2]
+ENCRYPTING = CODECS[2]
 _SEALED_BYTES_MORE = 284
 
 
 def _sealed(codec: PayloadCodec, payload: bytes, kind: int = Kind.PUT, context: bytes = PLACE) -> tuple[Flags, bytes]:
-    flags, pieces = codec.seal(kind, [payload[:2], payload[2:]], context)
+    flags, pieces = codec.encode(kind, [payload[:2], payload[2:]], context)
     return flags, b"".join(pieces)
 
 
-@given(st.sampled_from(SEALERS), st.lists(st.binary() | st.integers(0, 5000).map(bytes)), st.sampled_from(Kind))
-def test_open_of_what_was_sealed_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
+@given(st.sampled_from(CODECS), st.lists(st.binary() | st.integers(0, 5000).map(bytes)), st.sampled_from(Kind))
+def test_decode_of_what_was_sealed_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
     """However a payload is sealed and cut, whoever has the keys opens it, and it grows by little at most."""
-    flags, sealed = codec.seal(kind, pieces, PLACE)
+    flags, sealed = codec.encode(kind, pieces, PLACE)
     whole = b"".join(sealed)
-    assert PLAIN.open(kind, flags, memoryview(whole), PLACE) == b"".join(pieces)
+    assert PLAIN.decode(kind, flags, memoryview(whole), PLACE) == b"".join(pieces)
     assert len(whole) <= len(b"".join(pieces)) + _SEALED_BYTES_MORE
 
 
-@pytest.mark.parametrize("codec", SEALERS)
-def test_seal_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
     """There is nothing in it to keep small or secret."""
-    assert codec.seal(Kind.MARK, [], PLACE) == (Flags(0), [])
-    assert codec.seal(Kind.PUT, [b"", b""], PLACE) == (Flags(0), [b"", b""])
+    assert codec.encode(Kind.SYNC_POINT, [], PLACE) == (Flags(0), [])
+    assert codec.encode(Kind.PUT, [b"", b""], PLACE) == (Flags(0), [b"", b""])
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_seal_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
         (b"x" * 900 + random.Random(1).randbytes(100), True),
     ],
 )
-def test_seal_of_what_does_not_get_smaller_leaves_it_uncompressed(payload: bytes, *, is_compressed: bool) -> None:
+def test_encode_of_what_does_not_get_smaller_leaves_it_uncompressed(payload: bytes, *, is_compressed: bool) -> None:
     """Compressing is for what it helps."""
     flags, sealed = _sealed(PayloadCodec(compresses=True), payload)
     assert (flags is Flags.COMPRESSED, len(sealed) < len(payload)) == (is_compressed, is_compressed)
     assert is_compressed or sealed == payload
-    encrypted_flags, _sealed_payload = _sealed(SEALERS[3], payload)
+    encrypted_flags, _sealed_payload = _sealed(CODECS[3], payload)
     assert encrypted_flags == flags | Flags.ENCRYPTED
 
 
-def test_seal_with_a_key_hides_the_payload_differently_each_time() -> None:
+def test_encode_with_a_key_hides_the_payload_differently_each_time() -> None:
     """Equal payloads cannot be told as equal; the layout is the documented one."""
     payload = b"secret" * 10
     sealed = {_sealed(ENCRYPTING, payload)[1] for _ in range(100)}
@@ -69,53 +69,53 @@ def test_seal_with_a_key_hides_the_payload_differently_each_time() -> None:
     assert not any(b"secret" in one for one in sealed)
 
 
-@pytest.mark.parametrize("codec", SEALERS[2:])
-def test_open_elsewhere_or_as_something_else_is_refused(codec: PayloadCodec) -> None:
+@pytest.mark.parametrize("codec", CODECS[2:])
+def test_decode_elsewhere_or_as_something_else_is_refused(codec: PayloadCodec) -> None:
     """A payload opens only in its channel and place, and as the kind that it was."""
     flags, sealed = _sealed(codec, b"payload" * 100)
-    with pytest.raises(LogCorruptError, match="does not open with the key"):
-        PLAIN.open(Kind.TAKE, flags, sealed, PLACE)
-    with pytest.raises(LogCorruptError, match="does not open with the key"):
-        PLAIN.open(Kind.PUT, flags, sealed, b"another place!!!")
-    with pytest.raises(LogCorruptError, match="does not open with the key"):
-        PLAIN.open(Kind.PUT, flags ^ Flags.COMPRESSED, sealed, PLACE)
+    with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
+        PLAIN.decode(Kind.TAKE, flags, sealed, PLACE)
+    with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
+        PLAIN.decode(Kind.PUT, flags, sealed, b"another place!!!")
+    with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
+        PLAIN.decode(Kind.PUT, flags ^ Flags.COMPRESSED, sealed, PLACE)
 
 
-@pytest.mark.parametrize("codec", SEALERS[2:])
-def test_open_with_any_bit_flipped_is_refused(codec: PayloadCodec) -> None:
+@pytest.mark.parametrize("codec", CODECS[2:])
+def test_decode_with_any_bit_flipped_is_refused(codec: PayloadCodec) -> None:
     """No change of a sealed payload goes unseen; in the key's id it asks for another key."""
     flags, sealed = _sealed(codec, b"payload" * 20)
     changed = bytearray(sealed)
     for bit in range(8 * len(sealed)):
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(KeyMissingError if 0 < bit // 8 < 4 and bit % 8 < 7 else (LogCorruptError, KeyMissingError)):
-            PLAIN.open(Kind.PUT, flags, bytes(changed), PLACE)
+            PLAIN.decode(Kind.PUT, flags, bytes(changed), PLACE)
         changed[bit // 8] ^= 1 << bit % 8
-    assert PLAIN.open(Kind.PUT, flags, bytes(changed), PLACE) == b"payload" * 20
+    assert PLAIN.decode(Kind.PUT, flags, bytes(changed), PLACE) == b"payload" * 20
 
 
-def test_open_cut_anywhere_is_refused() -> None:
+def test_decode_cut_anywhere_is_refused() -> None:
     """Whatever is missing of a sealed payload, an error says so."""
-    for codec in SEALERS[1:]:
+    for codec in CODECS[1:]:
         flags, sealed = _sealed(codec, b"payload" * 20)
         for length in range(len(sealed)):
             with pytest.raises((LogCorruptError, KeyMissingError)):
-                PLAIN.open(Kind.PUT, flags, sealed[:length], PLACE)
+                PLAIN.decode(Kind.PUT, flags, sealed[:length], PLACE)
 
 
 @pytest.mark.parametrize("sealed", [b"", b"\0", b"\0" * 100, b"\2\xff\xff" + bytes(100)])
-def test_open_of_what_names_no_key_is_refused(sealed: bytes) -> None:
+def test_decode_of_what_names_no_key_is_refused(sealed: bytes) -> None:
     """What can be no key's id is damage, not a key that is missing."""
-    with pytest.raises(LogCorruptError, match="it does not say which key opens it"):
-        PLAIN.open(Kind.PUT, Flags.ENCRYPTED, sealed, PLACE)
+    with pytest.raises(LogCorruptError, match="it does not name the key that encrypted it"):
+        PLAIN.decode(Kind.PUT, Flags.ENCRYPTED, sealed, PLACE)
 
 
-def test_open_without_the_key_says_which_is_needed() -> None:
+def test_decode_without_the_key_says_which_is_needed() -> None:
     """It is one that was not given, not damage."""
     flags, sealed = _sealed(ENCRYPTING, b"payload")
     keyless = PayloadCodec(active_key_id="new", keys={"new": KEYS["new"]})
     with pytest.raises(KeyMissingError, match="the encryption key 'old' is needed, and was not given") as raised:
-        keyless.open(Kind.PUT, flags, sealed, PLACE)
+        keyless.decode(Kind.PUT, flags, sealed, PLACE)
     assert raised.value.key_id == "old"
     with pytest.raises(KeyMissingError):
         keyless.check_key(flags, sealed)
@@ -123,45 +123,45 @@ def test_open_without_the_key_says_which_is_needed() -> None:
     PLAIN.check_key(flags, sealed)
 
 
-def test_open_with_another_key_of_that_name_is_refused() -> None:
+def test_decode_with_another_key_of_that_name_is_refused() -> None:
     """Which of the two is wrong, nobody can say."""
     flags, sealed = _sealed(ENCRYPTING, b"payload")
-    with pytest.raises(LogCorruptError, match="does not open with the key 'old': it was changed, or the key was"):
-        PayloadCodec(keys={"old": b"?" * 32}).open(Kind.PUT, flags, sealed, PLACE)
+    with pytest.raises(LogCorruptError, match="with the key 'old': the payload or the key has changed"):
+        PayloadCodec(keys={"old": b"?" * 32}).decode(Kind.PUT, flags, sealed, PLACE)
 
 
-def test_open_of_a_frame_that_claims_too_much_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_of_a_frame_that_claims_too_much_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that would become very many are refused before they do."""
-    monkeypatch.setattr(sealing, "PAYLOAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(payload_codec, "PAYLOAD_BYTES_MAX", 1000)
     flags, sealed = _sealed(PayloadCodec(compresses=True), bytes(1000))
-    assert PLAIN.open(Kind.PUT, flags, sealed, PLACE) == bytes(1000)
+    assert PLAIN.decode(Kind.PUT, flags, sealed, PLACE) == bytes(1000)
     bomb = zstandard.ZstdCompressor().compress(bytes(1001))
     with pytest.raises(LogCorruptError, match="cannot be decompressed: it claims to have 1001 bytes"):
-        PLAIN.open(Kind.PUT, Flags.COMPRESSED, bomb, PLACE)
+        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, bomb, PLACE)
 
 
-def test_open_of_a_frame_that_does_not_tell_its_length_is_refused() -> None:
+def test_decode_of_a_frame_that_does_not_tell_its_length_is_refused() -> None:
     """Nobody knows how much to set aside for it; Millrace writes no such frame."""
     endless = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
     with pytest.raises(LogCorruptError, match="it claims to have -1 bytes"):
-        PLAIN.open(Kind.PUT, Flags.COMPRESSED, endless, PLACE)
+        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, endless, PLACE)
 
 
 @pytest.mark.parametrize("change", [lambda frame: frame + b"more", lambda frame: frame * 2, lambda _frame: b"no frame"])
-def test_open_of_what_is_not_one_frame_is_refused(change: Callable[[bytes], bytes]) -> None:
+def test_decode_of_what_is_not_one_frame_is_refused(change: Callable[[bytes], bytes]) -> None:
     """A frame ends where its payload does."""
     flags, sealed = _sealed(PayloadCodec(compresses=True), bytes(1000))
     with pytest.raises(LogCorruptError, match="it cannot be decompressed"):
-        PLAIN.open(Kind.PUT, flags, change(sealed), PLACE)
+        PLAIN.decode(Kind.PUT, flags, change(sealed), PLACE)
 
 
-def test_seal_and_open_on_many_threads_at_once_mix_nothing() -> None:
+def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
     """One codec serves all threads."""
 
     def there_and_back(number: int) -> bool:
         payload = b"%d " % number * 5000
-        flags, sealed = _sealed(SEALERS[3], payload)
-        return PLAIN.open(Kind.PUT, flags, sealed, PLACE) == payload
+        flags, sealed = _sealed(CODECS[3], payload)
+        return PLAIN.decode(Kind.PUT, flags, sealed, PLACE) == payload
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(there_and_back, range(400)))
@@ -185,7 +185,7 @@ def test_sealer_with_keys_that_cannot_be_is_a_mistake(active_key_id: str, keys: 
 
 def test_sealer_shows_no_keys() -> None:
     """Keys do not come into logs by accident."""
-    assert repr(SEALERS[3]) == "PayloadCodec(compresses=True, active_key_id='new')"
+    assert repr(CODECS[3]) == "PayloadCodec(compresses=True, active_key_id='new')"
 
 
 def test_import_of_the_log_does_not_import_what_seals() -> None:

@@ -8,7 +8,7 @@ from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import KeyMissingError, Payload, PayloadCodec
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
-from tests.log_histories import DATA, KEYS, SEALERS, RunningLog, files_on
+from tests.log_histories import CODECS, DATA, KEYS, RunningLog, files_on
 from tests.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("small_logs")
@@ -95,7 +95,7 @@ def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) 
         assert log.log.read_run(locations) == [b"state", b"one"]
 
 
-@pytest.mark.parametrize("codec", SEALERS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, codec: PayloadCodec) -> None:
     """Readers see what was submitted."""
     with RunningLog(disk, codec=codec) as log:
@@ -137,13 +137,13 @@ def test_read_run_of_a_segment_that_is_gone_says_so(disk: SimulatedDisk, *, cach
         locations = _write(log, b"state", begins_segment=True)
         _write(log, b"state", begins_segment=True)
         log.remove_before(2)
-        with pytest.raises(LogCorruptError, match="segment 1, in which a record is to be read, is not there"):
+        with pytest.raises(LogCorruptError, match="segment 1, which holds a record to be read, is missing"):
             log.log.read_run(locations, cached_only=cached_only)
 
 
 def test_read_without_the_key_says_which(disk: SimulatedDisk) -> None:
     """A record that was not opened at replay asks for its key when it is read."""
-    with RunningLog(disk, codec=SEALERS[-1]) as log:
+    with RunningLog(disk, codec=CODECS[-1]) as log:
         locations = _write(log, b"state", begins_segment=True)
         keyless = WriteAheadLog(files_on(disk), PayloadCodec(keys={"old": KEYS["old"]}))
         keyless._segments.update(log.log._segments)

@@ -87,7 +87,7 @@ def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
 
 def test_submit_behind_a_lone_record_waits_for_nobody(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was answered alone may never come again."""
-    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         gate = Gate(disk, "sync")
@@ -112,7 +112,7 @@ def test_submit_after_several_were_answered_waits_for_as_many(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two whose commits shared a sync come again one after the other, and share the next."""
-    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         _append_two_together(log)
@@ -128,7 +128,7 @@ def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes again at once is not waited for besides."""
-    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     log = WriteAheadLog(files_on(disk))
     assert list(log.replay()) == []
     done = threading.Event()
@@ -152,8 +152,8 @@ def test_submit_after_several_waits_neither_long_nor_where_they_wrote_much(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, seconds: float, bytes_max: int
 ) -> None:
     """Who does not come again is not waited for, nor anybody where a sync costs less than the writing."""
-    monkeypatch.setattr(writer, "GATHER_SECONDS", seconds)
-    monkeypatch.setattr(writer, "GATHER_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", seconds)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_BYTES_MAX", bytes_max)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         _append_two_together(log)
@@ -166,7 +166,7 @@ def test_close_while_others_are_waited_for_writes_what_is_there(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody comes any more, so nobody is waited for."""
-    monkeypatch.setattr(writer, "GATHER_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     started = time.monotonic()
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -325,7 +325,7 @@ def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
     header = SegmentHeader.decode(content)
     position, marks = 64, []
     while head := RecordHead.decode(content[position : position + 32], header.seed(position)):
-        if head.kind is Kind.MARK:
+        if head.kind is Kind.SYNC_POINT:
             assert head.synced_position == position
             marks.append(position)
         position += head.record_length
@@ -346,7 +346,7 @@ def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
 
 def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A while after the last sync its mark is written and synced, without anybody asking; then there is silence."""
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     syncs = 0
     is_marked = threading.Event()
 
@@ -366,7 +366,7 @@ def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, mo
 
 def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark does not stand for records that nobody has synced yet."""
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
         log.append(b"no haste", needs_sync=False)
@@ -376,7 +376,7 @@ def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monke
 
 def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """How far the segment before was marked says nothing about this one."""
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
         end = log.append(b"state", begins_segment=True).end
@@ -395,7 +395,7 @@ def test_mark_that_finds_no_room_hinders_nobody(disk: SimulatedDisk) -> None:
 
 def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the disk is an error, also where only a mark met it."""
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     gate = Gate(disk, "sync_directory")
     with RunningLog(disk) as log:
         begun = log.submit(b"state", begins_segment=True)
@@ -502,7 +502,7 @@ def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: Simulat
 
 def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody builds on a mark."""
-    monkeypatch.setattr(writer, "MARK_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         begun = Gate(disk, "sync_directory")
         answer = log.submit(b"state", begins_segment=True)
@@ -519,8 +519,8 @@ def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monke
 
 def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small segment has little set aside, a large one as much as it has, up to a limit."""
-    monkeypatch.setattr(writer, "RESERVE_BYTES_MIN", 1000)
-    monkeypatch.setattr(writer, "RESERVE_BYTES_MAX", 5000)
+    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1000)
+    monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 5000)
     sizes = []
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -544,7 +544,7 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
     log.start()
     log.close()
     assert answers == [(LogPosition(1, 96, 2), None), (LogPosition(1, 130, 3), None)]
-    assert [segment.header.first_write_number for segment in segments.values()] == [1]
+    assert [segment.header.first_lsn for segment in segments.values()] == [1]
 
 
 def _nobody(_submission: Submission, _error: Exception | None) -> None:

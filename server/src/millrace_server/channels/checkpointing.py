@@ -7,7 +7,7 @@ import structlog
 
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.pending import Snapshot
-from millrace_server.channels.records import batches_message
+from millrace_server.channels.records import batches_message, first_needed_segment
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
@@ -113,7 +113,7 @@ class Checkpointing:
         batches = sorted(snapshot.batches, key=lambda batch: batch.first_sequence)
         message = pb.Checkpoint(state=snapshot.state, batches=batches_message(batches))
         self._files.write(Checkpoint(snapshot.position, message.SerializeToString()))
-        needed = min([*message.batches.segment_ids, snapshot.position.segment_id])
+        needed = first_needed_segment(message, snapshot.position)
         needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
         self._needed_before = needed
         self._log.remove_before(needed_by_both)

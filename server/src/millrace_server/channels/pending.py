@@ -10,7 +10,7 @@ from millrace_server.channels.commits import ClaimNote, CommitEnd
 from millrace_server.channels.contents import BegunChange, Change, Contents, Receipt
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.memory_tier import MemoryTier
-from millrace_server.channels.records import claim_record, commit_records, keep_record, put_records
+from millrace_server.channels.records import claim_record, commit_records, memory_state_record, put_records
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.records import Location, LogPosition, Record
@@ -270,7 +270,7 @@ class PendingKeep(Pending):
         share = self._tier
         self._reserved_before = share.reserving_sequence
         self._reserved = share.reserving_sequence = share.reservation(self._holding.contents.assigned_sequence)
-        self.records = [*put_records(self._stored), keep_record(self._state(), self._stored, self._batches)]
+        self.records = [*put_records(self._stored), memory_state_record(self._state(), self._stored, self._batches)]
 
     def finish(self, locations: Sequence[Location], _end: LogPosition) -> None:
         for stored, location in zip(self._stored, locations, strict=False):

@@ -12,7 +12,7 @@ from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
-from millrace_server.wal.records import Location, Record
+from millrace_server.wal.records import Location, LogPosition, Record
 
 _ROLLED_BACK = 0
 _EXPIRED = 1
@@ -93,7 +93,7 @@ def stamps_of(commit: pb.Commit) -> list[Stamp]:
     return [Stamp(stamp.producer_id, stamp.first, stamp.last) for stamp in stamps]
 
 
-def keep_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
+def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
     """The record of what is to last of a channel with events in memory only; those that are kept are put before it.
 
     Args:
@@ -102,7 +102,7 @@ def keep_record(state: pb.State, stored: Sequence[StoredColumns], batches: Seque
         batches: What of them is in the channel.
     """
     indexes = {id(columns): index for index, columns in enumerate(stored)}
-    keep = pb.Keep(
+    keep = pb.MemoryState(
         state=state,
         put_counts=[columns.count for columns in stored],
         put_body_bytes=[columns.body_bytes for columns in stored],
@@ -113,10 +113,10 @@ def keep_record(state: pb.State, stored: Sequence[StoredColumns], batches: Seque
         stops=[batch.window.stop for batch in batches],
         body_bytes=[batch.window.body_bytes for batch in batches],
     )
-    return Kind.KEEP, [keep.SerializeToString()]
+    return Kind.MEMORY_STATE, [keep.SerializeToString()]
 
 
-def kept_batches(keep: pb.Keep, puts: Sequence[Location], source: ColumnsSource) -> Iterator[StoredBatch]:
+def persisted_batches(keep: pb.MemoryState, puts: Sequence[Location], source: ColumnsSource) -> Iterator[StoredBatch]:
     """The events that a KEEP record has written.
 
     Args:
@@ -229,6 +229,11 @@ def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
         record_body_bytes=[columns.body_bytes for columns in stored],
         record_raw_bytes=[columns.raw_bytes for columns in stored],
     )
+
+
+def first_needed_segment(checkpoint: pb.Checkpoint, position: LogPosition) -> int:
+    """Returns the oldest segment that a checkpoint at a log position refers to."""
+    return min([*checkpoint.batches.segment_ids, position.segment_id])
 
 
 def _located(batch: StoredBatch) -> Location:

@@ -8,8 +8,8 @@ import typer
 from millrace_server.cli.reporting import EXIT_DAMAGED, complain
 
 if TYPE_CHECKING:
-    from millrace_server.log_tools.places import LogPlaces
-    from millrace_server.log_tools.verifying import Report
+    from millrace_server.log_tools.layout import ChannelLayout
+    from millrace_server.log_tools.verify import Report
 
 _LINE_LENGTH_MAX = 100_000
 """Longer lines of a dump are cut; --json shows them whole."""
@@ -42,17 +42,16 @@ def verify(
     json: AsJson = False,
 ) -> None:
     """Check that a channel's files are intact. Changes nothing; a server may be using them."""
-    from millrace_server.cli.log_targets import exit_on_error, find_log
-    from millrace_server.log_tools.documents import report_document, report_lines
-    from millrace_server.log_tools.progress import shown_progress
-    from millrace_server.log_tools.verifying import verify as verify_log
-    from millrace_server.log_tools.view import take_view
+    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress
+    from millrace_server.log_tools.reports import report_document, report_lines
+    from millrace_server.log_tools.verify import verify as verify_log
+    from millrace_server.log_tools.view import open_view
 
     with exit_on_error(), shown_progress() as progress:
-        places, codec = find_log(directories, config, channel, key)
-        with take_view(places) as view:
-            report = verify_log(view, codec, progress, opens=not no_keys)
-            document, lines = report_document(places, report), list(report_lines(view, report))
+        layout, codec = find_log(directories, config, channel, key)
+        with open_view(layout) as view:
+            report = verify_log(view, codec, progress, decodes=not no_keys)
+            document, lines = report_document(layout, report), list(report_lines(view, report))
     if json:
         _print_json(document)
     else:
@@ -80,20 +79,20 @@ def dump(
     """Show a log, one record a line; damage is reported and skipped. Changes nothing."""
     is_damaged = False
     from millrace_server.cli.log_targets import exit_on_error, find_log
-    from millrace_server.log_tools.documents import detailed_state_document, record_line
-    from millrace_server.log_tools.dumping import Place
-    from millrace_server.log_tools.dumping import dump as dump_log
-    from millrace_server.log_tools.verifying import recover_as_found
-    from millrace_server.log_tools.view import take_view
+    from millrace_server.log_tools.dump import DumpStart, record_line
+    from millrace_server.log_tools.dump import dump as dump_log
+    from millrace_server.log_tools.reports import detailed_state_document
+    from millrace_server.log_tools.verify import recover_as_found
+    from millrace_server.log_tools.view import open_view
 
     with exit_on_error():
-        place = None if start is None else Place.parse(start)
-        places, codec = find_log(directories, config, channel, key)
-        with take_view(places) as view:
+        first = None if start is None else DumpStart.parse(start)
+        layout, codec = find_log(directories, config, channel, key)
+        with open_view(layout) as view:
             if state:
                 _print_json(detailed_state_document(recover_as_found(view, codec)))
                 return
-            for document in dump_log(view, codec, place, shows_bodies=bodies):
+            for document in dump_log(view, codec, first, shows_bodies=bodies):
                 is_damaged = is_damaged or "damage" in document
                 if json:
                     _print_json(document, indent=None)
@@ -118,21 +117,20 @@ def repair(
     json: AsJson = False,
 ) -> None:
     """Repair a damaged channel so that it opens again. Stop its server first; without --yes nothing changes."""
-    from millrace_server.cli.log_targets import backup_tools, exit_on_error, find_log
-    from millrace_server.log_tools.documents import report_document
-    from millrace_server.log_tools.progress import shown_progress
-    from millrace_server.log_tools.repairing import repair as repair_log
+    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress, tool_context
+    from millrace_server.log_tools.repair import repair as repair_log
+    from millrace_server.log_tools.reports import report_document
 
     with exit_on_error(), shown_progress() as progress:
-        places, codec = find_log(directories, config, channel, key)
-        done = repair_log(places, backup_tools(codec, progress), keep=keep, is_agreed=yes)
+        layout, codec = find_log(directories, config, channel, key)
+        done = repair_log(layout, tool_context(codec, progress), keep=keep, applies=yes)
     if json:
         _print_json(
             {
                 "steps": done.steps,
                 "is_done": done.report is not None,
                 "keep": str(done.keep) if done.keep else None,
-                "report": report_document(places, done.report) if done.report else None,
+                "report": report_document(layout, done.report) if done.report else None,
             }
         )
     elif not done.steps:
@@ -160,16 +158,15 @@ def backup(
 ) -> None:
     """Copy a file channel, even while a server uses it. The copy has every commit that was acknowledged before."""
     *directories, target = paths
-    from millrace_server.cli.log_targets import backup_tools, exit_on_error, find_log
-    from millrace_server.log_tools.backing_up import back_up
-    from millrace_server.log_tools.places import find_places
-    from millrace_server.log_tools.progress import shown_progress
+    from millrace_server.cli.log_targets import exit_on_error, find_log, shown_progress, tool_context
+    from millrace_server.log_tools.backup import back_up
+    from millrace_server.log_tools.layout import find_layout
 
     with exit_on_error(), shown_progress() as progress:
-        places, codec = find_log(directories, config, channel, key)
-        report = back_up(places, target, backup_tools(codec, progress))
-        copied = find_places([target])
-    _show_copy(copied, report, f"Copied channel {places.name} to {target}.", json=json)
+        layout, codec = find_log(directories, config, channel, key)
+        report = back_up(layout, target, tool_context(codec, progress))
+        copied = find_layout([target])
+    _show_copy(copied, report, f"Copied channel {layout.name} to {target}.", json=json)
 
 
 def restore(
@@ -189,17 +186,16 @@ def restore(
 ) -> None:
     """Restore a file channel from a backup; the server opens it at its next start."""
     backup_dir, *targets = paths
-    from millrace_server.cli.log_targets import backup_tools, choose_log, exit_on_error
-    from millrace_server.log_tools.backing_up import RestoreTarget
-    from millrace_server.log_tools.backing_up import restore as restore_channel
-    from millrace_server.log_tools.progress import shown_progress
+    from millrace_server.cli.log_targets import choose_log, exit_on_error, shown_progress, tool_context
+    from millrace_server.log_tools.backup import RestoreTarget
+    from millrace_server.log_tools.backup import restore as restore_channel
 
     with exit_on_error(), shown_progress() as progress:
         chosen = choose_log(targets, config, channel, key)
         target = RestoreTarget(data_dirs=chosen.data_dirs, checkpoint_dir=chosen.checkpoint_dir, name=name or channel)
-        report, places = restore_channel(backup_dir, target, backup_tools(chosen.codec, progress))
+        report, layout = restore_channel(backup_dir, target, tool_context(chosen.codec, progress))
     _show_copy(
-        places, report, f"Restored channel {places.name} to {' and '.join(map(str, places.directories))}.", json=json
+        layout, report, f"Restored channel {layout.name} to {' and '.join(map(str, layout.directories))}.", json=json
     )
     if not json:
         _print(
@@ -208,21 +204,21 @@ def restore(
         )
 
 
-def _show_copy(places: "LogPlaces", report: "Report", sentence: str, *, json: bool) -> None:
-    from millrace_server.log_tools.documents import report_document
+def _show_copy(layout: "ChannelLayout", report: "Report", sentence: str, *, json: bool) -> None:
+    from millrace_server.log_tools.reports import report_document
 
     if json:
-        _print_json(report_document(places, report))
+        _print_json(report_document(layout, report))
     else:
         _print(sentence)
-        if report.survey.key_ids:
-            _print(f"To read it, keep the keys: {', '.join(sorted(report.survey.key_ids))}.")
+        if report.scan.key_ids:
+            _print(f"To read it, keep the keys: {', '.join(sorted(report.scan.key_ids))}.")
         _show_report(report)
     _end(report)
 
 
 def _show_report(report: "Report") -> None:
-    from millrace_server.log_tools.documents import summary
+    from millrace_server.log_tools.reports import summary
 
     for sentence in report.sentences:
         complain(sentence)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
@@ -27,10 +29,9 @@ from millrace_server.cli.reporting import (
 from millrace_server.configuration.settings import SettingsError, load_settings
 from millrace_server.errors import StartError
 from millrace_server.hosting.data_dir import CATALOG_FILE, Catalog
-from millrace_server.log_tools.backing_up import BackupTools
-from millrace_server.log_tools.errors import ToolError, UnavailableError, UsageError
-from millrace_server.log_tools.places import LogPlaces, find_places
-from millrace_server.log_tools.progress import ToolProgress
+from millrace_server.log_tools.backup import ToolContext
+from millrace_server.log_tools.layout import ChannelLayout, ToolError, UnavailableError, UsageError, find_layout
+from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.logs import safe_text
 from millrace_server.wal.disk import OsDisk
 from millrace_server.wal.format import UnknownVersionError
@@ -51,18 +52,18 @@ class LogTarget:
 
 def find_log(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
-) -> tuple[LogPlaces, PayloadCodec]:
-    """Returns the places of an existing log and the codec that reads it."""
+) -> tuple[ChannelLayout, PayloadCodec]:
+    """Returns the layout of an existing channel and the codec that reads its log."""
     # All segments of a log are open at once, possibly more than the soft limit of open files.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     chosen = choose_log(directories, config, channel, key)
     if not chosen.is_configured:
-        return find_places(chosen.data_dirs), chosen.codec
+        return find_layout(chosen.data_dirs), chosen.codec
     # Without duplicates: the checkpoints may be beside the segments.
     everything = list(dict.fromkeys([*chosen.data_dirs, chosen.checkpoint_dir]))
-    return find_places(everything, chosen.checkpoint_dir), chosen.codec
+    return find_layout(everything, chosen.checkpoint_dir), chosen.codec
 
 
 def choose_log(
@@ -113,9 +114,38 @@ def _keys(key: list[str] | None) -> dict[str, bytes]:
     return load_keys(paths)
 
 
-def backup_tools(codec: PayloadCodec, progress: ToolProgress) -> BackupTools:
-    """Returns the tools that write a log on the real disk."""
-    return BackupTools(OsDisk(), codec, progress)
+def tool_context(codec: PayloadCodec, progress: ToolProgress) -> ToolContext:
+    """Returns what the tools work with on the real disk."""
+    return ToolContext(OsDisk(), codec, progress)
+
+
+class BarProgress(ToolProgress):
+    """A progress bar for each part of the work, one after the other on the same line."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def begin(self, label: str, total_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(label, total=total_bytes)
+
+    def advance(self, byte_count: int) -> None:
+        assert self._task is not None, "a part has begun"
+        self._progress.advance(self._task, byte_count)
+
+
+@contextmanager
+def shown_progress() -> Iterator[ToolProgress]:
+    """Shows progress on standard error until the block ends, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield ToolProgress()
+        return
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield BarProgress(progress)
 
 
 @contextmanager

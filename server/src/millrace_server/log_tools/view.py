@@ -1,4 +1,4 @@
-"""A look at a channel's files that holds together, also while a server writes to them."""
+"""A consistent view of a channel's files, also while a server writes to them."""
 
 import time
 from collections.abc import Sequence
@@ -8,118 +8,129 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from millrace_server.log_tools.errors import UnavailableError
-from millrace_server.log_tools.frozen_disk import FrozenDisk, FrozenFile
-from millrace_server.log_tools.places import CHECKPOINT_NAMES, LogPlaces, check_regular, segment_paths
-from millrace_server.log_tools.tail import Tail, find_tail
-from millrace_server.log_tools.walking import SegmentWalker
+from millrace_server.log_tools.layout import (
+    CHECKPOINT_NAMES,
+    ChannelLayout,
+    UnavailableError,
+    check_regular,
+    segment_paths,
+)
+from millrace_server.log_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
 from millrace_server.wal.disk import File, OsDisk
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, Kind, SegmentHeader
+from millrace_server.wal.reading import SegmentScanner
+from millrace_server.wal.segments import segment_name
 
 TRIES_MAX = 10
-"""Looks that are taken while segments come and go."""
+"""Attempts to open all files while segments come and go."""
+
+PROOF_SECONDS_MAX = 2.0
+"""How long to wait for proof of the log's end. It comes within 0.1 s from a running server, never from a killed one."""
 
 _PAUSE_SECONDS = 0.05
+_POLL_SECONDS = 0.02
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ViewedSegment:
+class SegmentView:
     """A segment of a view."""
 
     segment_id: int
     path: Path
-    file: FrozenFile
+    file: ReadOnlyFile
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """A channel's files as they were at one moment; to be used as a context.
+    """A channel's files as they were at one moment; a context manager.
 
-    All that was acknowledged before the look began is in it, and it ends between two records.
+    It contains all that was acknowledged before it was opened, and ends between two records.
     """
 
-    places: LogPlaces
-    disk: FrozenDisk
+    layout: ChannelLayout
+    disk: ReadOnlyDisk
     """Segments and checkpoints by their paths."""
-    segments: Sequence[ViewedSegment]
-    """By number."""
+    segments: Sequence[SegmentView]
+    """Ordered by id."""
     torn_bytes: int
-    """What lies behind the last record: a crash left it, or it was about to be written."""
-    is_rotten: bool
-    """Whether the last segment is damaged in what was synced; then it is in the view as far as there is anything."""
+    """Bytes behind the last record: a crash left them, or they were being written."""
+    is_damaged: bool
+    """Whether synced bytes of the last segment are damaged. The view then has all of the file."""
     _opened: ExitStack
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all segments."""
+        """Size of all segments."""
         return sum(segment.file.size() for segment in self.segments)
 
     @property
     def checkpoint_paths(self) -> list[Path]:
-        """The checkpoints that are there, the newest first."""
-        names = self.disk.list(self.places.checkpoint_dir)
-        return [self.places.checkpoint_dir / name for name in CHECKPOINT_NAMES if name in names]
+        """The checkpoints that exist, the newest first."""
+        names = self.disk.list(self.layout.checkpoint_dir)
+        return [self.layout.checkpoint_dir / name for name in CHECKPOINT_NAMES if name in names]
 
-    def walker(self, segment: ViewedSegment) -> SegmentWalker:
-        """Reads a segment's records."""
-        return SegmentWalker(segment.file, self.places.log_id, segment.segment_id)
-
-    def close(self) -> None:
-        """Closes the files."""
-        self._opened.close()
+    def scanner(self, segment: SegmentView) -> SegmentScanner:
+        """Returns a scanner of a segment."""
+        return _scanner(segment.file, self.layout, segment.segment_id)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.close()
+        self._opened.close()
+
+
+def _scanner(file: File, layout: ChannelLayout, segment_id: int) -> SegmentScanner:
+    # The ids come from the file's name and directory, since the segment's own header may be damaged.
+    return SegmentScanner(file, SegmentHeader(layout.log_id, segment_id, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Files that were opened, all of which were there at once."""
+class _OpenFiles:
+    """Files that were opened and all existed at one moment."""
 
-    checkpoints: dict[Path, FrozenFile]
+    checkpoints: dict[Path, ReadOnlyFile]
     segments: list[tuple[int, Path, File]]
 
     @property
     def segment_ids(self) -> list[int]:
-        """The segments' numbers."""
         return [segment_id for segment_id, _, _ in self.segments]
 
 
-def take_view(places: LogPlaces, *, waits: bool = True) -> LogView:
-    """Looks at a channel's files. Changes nothing, and takes no lock.
+def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
+    """Opens a view of a channel's files. Changes nothing and takes no lock.
 
     Args:
-        places: Where they lie.
-        waits: Whether a server may be writing to them, so that the end of the log may have to be waited for.
+        layout: The channel.
+        is_live: Whether a server may be writing, so that the end of the log may have to be awaited.
 
     Raises:
         UnavailableError: Segments come and go faster than they can be opened, or one cannot be read.
-        UsageError: A segment is no file.
+        UsageError: A segment is not a regular file.
     """
     ids_before: list[int] = []
     for _ in range(TRIES_MAX):
         with ExitStack() as opened:
-            found = _open_all(places, opened)
-            # A gap may be there because directories are listed one after the other. If it stays, it is a gap.
-            if found and (found.segment_ids == ids_before or not _has_gap(found.segment_ids)):
-                return _view(places, found, opened, waits=waits)
-        ids_before = found.segment_ids if found else []
+            files = _open_all(layout, opened)
+            # A gap may only be apparent, because directories are listed one after the other. One that stays is real.
+            if files and (files.segment_ids == ids_before or not _has_gap(files.segment_ids)):
+                return _view(layout, files, opened, is_live=is_live)
+        ids_before = files.segment_ids if files else []
         time.sleep(_PAUSE_SECONDS)
-    raise UnavailableError(f"{places.directories[0]}: segments come and go faster than they can be read; try again")
+    raise UnavailableError(f"{layout.directories[0]}: segments come and go faster than they can be read; try again")
 
 
-def _open_all(places: LogPlaces, opened: ExitStack) -> _Found | None:
-    """Opens all files; None where one has gone meanwhile."""
-    # The checkpoint first: what it needs was there before it, and stays until it has a successor.
-    before = {path for _, path in segment_paths(places.directories)}
+def _open_all(layout: ChannelLayout, opened: ExitStack) -> _OpenFiles | None:
+    """Opens all files; returns None if one was removed meanwhile."""
+    # The checkpoints first: what one refers to existed before it, and stays until it has a successor.
+    before = {path for _, path in segment_paths(layout.directories)}
     checkpoints = {
         path: file
         for name in CHECKPOINT_NAMES
-        if (file := _read_checkpoint(path := places.checkpoint_dir / name)) is not None
+        if (file := _read_checkpoint(path := layout.checkpoint_dir / name)) is not None
     }
-    paths = segment_paths(places.directories)
+    paths = segment_paths(layout.directories)
     if not before <= {path for _, path in paths}:
         return None
     segments: list[tuple[int, Path, File]] = []
@@ -132,34 +143,134 @@ def _open_all(places: LogPlaces, opened: ExitStack) -> _Found | None:
             raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
         opened.callback(segment.close)
         segments.append((segment_id, path, segment))
-    return _Found(checkpoints, segments)
+    return _OpenFiles(checkpoints, segments)
 
 
-def _read_checkpoint(path: Path) -> FrozenFile | None:
+def _read_checkpoint(path: Path) -> ReadOnlyFile | None:
     check_regular(path)
     try:
-        return FrozenFile.of(path.read_bytes())
+        return ReadOnlyFile.of(path.read_bytes())
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
     except OSError:
-        # The disk has lost it: that is damage, and no content is that of a checkpoint.
-        return FrozenFile.of(b"")
+        # The disk has lost it. That is damage, and an empty file is no valid checkpoint either.
+        return ReadOnlyFile.of(b"")
 
 
 def _has_gap(segment_ids: Sequence[int]) -> bool:
     return any(after != before + 1 for before, after in pairwise(segment_ids))
 
 
-def _view(places: LogPlaces, found: _Found, opened: ExitStack, *, waits: bool) -> LogView:
+def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_live: bool) -> LogView:
     segments = [
-        ViewedSegment(number, path, FrozenFile(file.read, file.size())) for number, path, file in found.segments
+        SegmentView(segment_id, path, ReadOnlyFile(file.read, file.size())) for segment_id, path, file in files.segments
     ]
     tail = Tail(0)
-    if found.segments:
-        number, path, file = found.segments[-1]
-        tail = find_tail(file, places, number, waits=waits)
-        segments[-1] = ViewedSegment(number, path, FrozenFile(file.read, tail.cut))
-    disk = FrozenDisk(found.checkpoints | {segment.path: segment.file for segment in segments})
-    return LogView(places, disk, segments, tail.torn_bytes, tail.is_rotten, opened.pop_all())
+    if files.segments:
+        segment_id, path, file = files.segments[-1]
+        tail = find_tail(file, layout, segment_id, is_live=is_live)
+        segments[-1] = SegmentView(segment_id, path, ReadOnlyFile(file.read, tail.end))
+    disk = ReadOnlyDisk(files.checkpoints | {segment.path: segment.file for segment in segments})
+    return LogView(layout, disk, segments, tail.torn_bytes, tail.is_damaged, opened.pop_all())
+
+
+# The end of a log to which a server may be writing.
+#
+# A group of records becomes visible piece by piece, and is truncated again if the disk is full. So the end of the log
+# is a position that provably stays: a later record states that it was synced, or a SYNC_POINT ends there, which is
+# written alone and after everything before it. Under load the next commit is that proof, in an idle log a SYNC_POINT
+# 50 ms after the last sync, and in a closed log its last SYNC_POINT.
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a log's last segment."""
+
+    end: int
+    """Where to stop reading."""
+    torn_bytes: int = 0
+    """Bytes between the last record and the last byte that is not zero."""
+    is_damaged: bool = False
+    """Whether a record behind the last one proves that synced bytes are damaged."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    end: int
+    """Behind the last valid record."""
+    proven: int
+    """Up to here the log provably stays; between two records."""
+    is_damaged: bool = False
+
+
+def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bool) -> Tail:
+    """Finds the end of a log's last segment.
+
+    Args:
+        file: The segment. It may grow meanwhile, and get a successor.
+        layout: The channel.
+        segment_id: The segment's id.
+        is_live: Whether a server may be writing, so that a proof is worth waiting for.
+    """
+    scanner = _scanner(file, layout, segment_id)
+    progress = _scan(scanner, _Progress(SEGMENT_HEADER_BYTES, 0))
+    # All that was acknowledged before this call lies before this position.
+    wanted = progress.end
+    deadline = time.monotonic() + (PROOF_SECONDS_MAX if is_live else 0.0)
+    while not progress.is_damaged:
+        if progress.proven >= wanted:
+            return Tail(progress.proven, _torn_bytes(file, progress.end))
+        if (length := _full_length(layout, segment_id)) is not None:
+            return Tail(length)
+        if time.monotonic() >= deadline:
+            # No server is writing, so what is valid now stays valid.
+            return Tail(_last_end(scanner, progress.proven, wanted), _torn_bytes(file, progress.end))
+        time.sleep(_POLL_SECONDS)
+        progress = _scan(scanner, _Progress(progress.proven, progress.proven))
+    return Tail(file.size(), is_damaged=True)
+
+
+def _scan(scanner: SegmentScanner, progress: _Progress) -> _Progress:
+    """Reads on to the end of the valid records, and checks whether it is damage."""
+    while True:
+        for record in scanner.records(progress.end):
+            progress.end = record.end
+            # A segment gets its name only after its first record was synced, so that one needs no proof.
+            is_proof = record.head.kind is Kind.SYNC_POINT or not progress.proven
+            progress.proven = record.end if is_proof else max(progress.proven, record.head.synced_position)
+        evidence = scanner.synced_position_behind(progress.end + 1)
+        if max(evidence, SEGMENT_HEADER_BYTES + 1) <= progress.end:
+            return progress
+        # A record behind states that this position was synced before it was written. If the position is valid by now,
+        # it was only read too early; if not, it never will be.
+        if scanner.record_at(progress.end) is None:
+            progress.is_damaged = True
+            return progress
+
+
+def _last_end(scanner: SegmentScanner, start: int, wanted: int) -> int:
+    """Returns the end of the last record that ends at or before `wanted` and was not truncated meanwhile."""
+    ends = (record.end for record in scanner.records(start))
+    return max((end for end in ends if end <= wanted), default=start)
+
+
+def _full_length(layout: ChannelLayout, segment_id: int) -> int | None:
+    """Returns the segment's length if it has a successor by now, whose header states it."""
+    for directory in layout.directories:
+        try:
+            with (directory / segment_name(segment_id + 1)).open("rb") as file:
+                return SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES)).previous_length
+        except (OSError, FormatError):
+            continue
+    return None
+
+
+def _torn_bytes(file: File, end: int) -> int:
+    size = file.size()
+    last = end
+    for start in range(end, size, _BLOCK_BYTES):
+        block = file.read(_BLOCK_BYTES, start).rstrip(b"\0")
+        last = start + len(block) if block else last
+    return last - end

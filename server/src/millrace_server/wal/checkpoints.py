@@ -1,11 +1,11 @@
-"""Checkpoints: how a channel stood at a place in its log, so that replay begins there and not at the beginning.
+"""Checkpoints: a channel's state at a position in its log, so that replay begins there and not at the beginning.
 
-A checkpoint is one file, written beside the one before, synced, and renamed. The one before is kept under another
-name: should the newest be damaged, replay begins at the older one and reads some more of the log.
+A checkpoint is one file, written beside the previous one, synced, and renamed. The previous one is kept under another
+name: if the newest is damaged, replay begins at the older one and reads some more of the log.
 
     0   8  magic, "MILLCHKP"
     8   2  format version
-   10   1  flags: how the state is sealed
+   10   1  flags: how the state is encoded
    11   5  zeros
    16  16  channel id
    32   8  segment id of the log position
@@ -40,30 +40,30 @@ _CHECKSUM = struct.Struct("<I")
 _TEMPORARY = "checkpoint.new"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
-# To what a sealed state is bound in place of a record's kind; no record has it.
-_SEALED_KIND = 0
+# What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
+_STATE_KIND = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A channel's state at a place in its log."""
+    """A channel's state at a position in its log."""
 
     position: LogPosition
-    """Everything before it is in the state, and was synced before the checkpoint was written."""
+    """Everything before it is in the state and was synced before the checkpoint was written."""
     state: bytes
     is_previous: bool = field(default=False, compare=False)
-    """Whether it was found under the name of the one before."""
+    """Whether it was read from the file of the previous checkpoint."""
 
 
 class CheckpointFiles:
     """The checkpoints of one channel.
 
     Args:
-        disk: Where they are.
+        disk: The disk.
         directory: The directory, which no other channel uses.
-        channel_id: Whose they are, 16 bytes.
-        keeps_previous: Whether the one before is kept.
-        codec: How states are sealed.
+        channel_id: 16 bytes.
+        keeps_previous: Whether the previous checkpoint is kept.
+        codec: Encodes and decodes states.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class CheckpointFiles:
         self._codec = codec or PayloadCodec()
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Puts a checkpoint in the place of the newest. Once this returns, it survives a power cut.
+        """Replaces the newest checkpoint. Once this returns, the new one survives a power cut.
 
         Raises:
-            OSError: The newest is still the one before, and good; or, where only the sync of the directory failed, it
-                is this one, and may be the one before again after a power cut.
+            OSError: The newest checkpoint is still the previous one, and valid; or, if only the sync of the directory
+                failed, it is this one, and may be the previous one again after a power cut.
             ValueError: Its state is longer than a payload may be; nothing was written.
         """
         if len(checkpoint.state) > PAYLOAD_BYTES_MAX:
@@ -94,13 +94,16 @@ class CheckpointFiles:
             is_spare = {NEWEST, PREVIOUS} <= set(names) and self._read(self._directory / NEWEST) is not None
             if error.errno not in _NO_ROOM or not is_spare:
                 raise
-            # It would go in a moment anyway, and what this one frees may be much more than it takes.
+            # The previous one is about to be replaced anyway, and a new checkpoint may free far more than it takes.
+            # Until the renames there is one checkpoint only, which was just read and is valid.
             self._disk.unlink(self._directory / PREVIOUS)
             self._write_temporary(checkpoint)
         if self._keeps_previous and NEWEST in names:
-            # Between the two renames there is no newest; then the previous one, which is it, is read.
+            # A crash between the two renames leaves no newest; then the previous one, which is the same, is read.
             self._disk.rename(self._directory / NEWEST, self._directory / PREVIOUS)
         self._disk.rename(self._directory / _TEMPORARY, self._directory / NEWEST)
+        # Before the caller removes segments: until then a power cut may restore the old names, and with them a
+        # checkpoint that needs those segments.
         self._disk.sync_directory(self._directory)
 
     def _write_temporary(self, checkpoint: Checkpoint) -> None:
@@ -108,16 +111,16 @@ class CheckpointFiles:
         try:
             with closing(self._disk.create(path)) as file:
                 file.write(self._encode(checkpoint), 0)
-                # The name must not point at bytes that are not on the disk.
+                # Before the rename: the name must never refer to bytes that are not durable.
                 file.sync()
         except OSError:
             with suppress(OSError):
-                # On a full disk its room is wanted elsewhere.
+                # A full disk needs its space for other things.
                 self._disk.unlink(path)
             raise
 
-    def good_ones(self) -> Iterator[Checkpoint]:
-        """The checkpoints that are there and hold together, the newest first.
+    def valid_checkpoints(self) -> Iterator[Checkpoint]:
+        """Yields the checkpoints that exist and are valid, the newest first.
 
         Raises:
             KeyMissingError: One is encrypted with a key that was not given.
@@ -129,7 +132,7 @@ class CheckpointFiles:
                 yield checkpoint
 
     def _encode(self, checkpoint: Checkpoint) -> Sequence[Piece]:
-        flags, pieces = self._codec.seal(_SEALED_KIND, [checkpoint.state], self._context(checkpoint.position))
+        flags, pieces = self._codec.encode(_STATE_KIND, [checkpoint.state], self._context(checkpoint.position))
         length = sum(map(len, pieces))
         head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)
         return [head, _CHECKSUM.pack(payload_checksum([head, *pieces])), *pieces]
@@ -139,15 +142,18 @@ class CheckpointFiles:
             with closing(self._disk.open(path)) as file:
                 encoded = file.read(file.size(), 0)
         except OSError:
-            # It cannot be read: that is damage too, and the one before may be good.
+            # A checkpoint that cannot be read is as good as a damaged one: the previous one, or the log, replaces it.
             return None
+        # Anything that is not a valid checkpoint counts as none: it is an optimization, and the log has everything.
         start = _HEAD.size + _CHECKSUM.size
         if len(encoded) < start:
             return None
-        magic, version, flags, channel_id, *place, length = _HEAD.unpack_from(encoded)
-        sealed = memoryview(encoded)[start:]
+        magic, version, flags, channel_id, *position, length = _HEAD.unpack_from(encoded)
+        state = memoryview(encoded)[start:]
         (checksum,) = _CHECKSUM.unpack_from(encoded, _HEAD.size)
-        if checksum != payload_checksum([encoded[: _HEAD.size], sealed]) or len(sealed) != length:
+        # The checksum comes before the version, unlike in a segment: no version may change it, so that damage to the
+        # version is not taken for a later one. A later version is refused, since it may have removed segments.
+        if checksum != payload_checksum([encoded[: _HEAD.size], state]) or len(state) != length:
             return None
         if version != _VERSION:
             raise UnknownVersionError(
@@ -155,16 +161,18 @@ class CheckpointFiles:
             )
         if (magic, channel_id) != (_MAGIC, self._channel_id):
             return None
-        return self._open(path, LogPosition(*place), flags, sealed)
+        return self._decode(path, LogPosition(*position), flags, state)
 
-    def _open(self, path: Path, position: LogPosition, flags: int, sealed: memoryview) -> Checkpoint | None:
+    def _decode(self, path: Path, position: LogPosition, flags: int, encoded: memoryview) -> Checkpoint | None:
         try:
             known_flags = Flags(flags)
         except ValueError:
             raise UnknownVersionError(f"{path.name}: its flags {flags} are not known") from None
         try:
-            state = self._codec.open(_SEALED_KIND, known_flags, sealed, self._context(position))
+            state = self._codec.decode(_STATE_KIND, known_flags, encoded, self._context(position))
         except LogCorruptError:
+            # Its checksum matches, so somebody changed it or the key's content. A missing key, in contrast, is raised:
+            # the operator can supply it.
             return None
         return Checkpoint(position, bytes(state), is_previous=path.name == PREVIOUS)
 

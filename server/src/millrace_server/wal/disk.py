@@ -1,7 +1,7 @@
-"""Every call to the operating system that the log makes, in one place, so that tests can take the disk's part.
+"""All calls to the operating system that the log makes, behind protocols, so that tests can simulate a disk.
 
-A write is on the disk only after `sync` of the file; a name that was made, changed or removed only after `sync` of the
-directory. Until then a crash may keep any part of it, in any order. FORMAT.md, "What is assumed of the disk", has all.
+A write is durable only after `sync` of the file; a name that was created, changed or removed only after `sync` of the
+directory. Until then a crash may keep any part of it, in any order; see FORMAT.md, "What is assumed of the disk".
 """
 
 import errno
@@ -11,36 +11,37 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
+# Linux refuses a vectored write of more pieces.
 _IOV_MAX = 1024
 
 Piece = bytes | memoryview
-"""A part of what is written."""
+"""Bytes to be written, next to other pieces."""
 
 
 class File(Protocol):
     """An open file."""
 
     def write(self, pieces: Sequence[Piece], offset: int) -> None:
-        """Writes all pieces one after the other from an offset on.
+        """Writes all pieces, one after the other, at an offset.
 
         Raises:
-            OSError: Any part of it may have been written.
+            OSError: Any part may have been written.
         """
 
     def read(self, length: int, offset: int) -> bytes:
-        """Reads so many bytes, fewer only at the file's end."""
+        """Reads `length` bytes, fewer only at the file's end."""
 
     def read_cached(self, length: int, offset: int) -> bytes | bytearray | None:
-        """Like `read`, but None where it would have to wait for the disk, as far as the system can tell."""
+        """Like `read`, but returns None if it would wait for the disk, as far as the system can tell."""
 
     def reserve(self, offset: int, length: int) -> None:
-        """Has the disk set space aside, which reads as zeros, so that a later sync need not note where it is."""
+        """Allocates space, which reads as zeros, so that a later sync need not write allocation metadata."""
 
     def truncate(self, length: int) -> None:
-        """Cuts the file."""
+        """Cuts the file to a length."""
 
     def sync(self) -> None:
-        """Once this returns, what was written survives a power cut."""
+        """Makes all that was written survive a power cut."""
 
     def size(self) -> int:
         """The file's length in bytes."""
@@ -53,7 +54,7 @@ class Directory(Protocol):
     """An open directory."""
 
     def sync(self) -> None:
-        """Once this returns, the directory's names survive a power cut."""
+        """Makes the directory's names survive a power cut."""
 
     def close(self) -> None:
         """Closes the directory, without a sync."""
@@ -63,32 +64,32 @@ class Disk(Protocol):
     """Files and their names."""
 
     def create(self, path: Path) -> File:
-        """Makes a file that must not exist."""
+        """Creates a file that must not exist."""
 
     def open(self, path: Path, *, writable: bool = False) -> File:
         """Opens a file that must exist."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Gives a file another name, in place of the file that had it."""
+        """Renames a file, atomically replacing any file of that name."""
 
     def unlink(self, path: Path) -> None:
         """Removes a name."""
 
     def list(self, directory: Path) -> list[str]:
-        """The names in a directory, sorted."""
+        """Returns the names in a directory, sorted."""
 
     def open_directory(self, directory: Path) -> Directory:
-        """Opens a directory, for who must not run out of descriptors later on."""
+        """Opens a directory, so that a later sync of it cannot run out of descriptors."""
 
     def sync_directory(self, directory: Path) -> None:
-        """Once this returns, the directory's names survive a power cut."""
+        """Makes the directory's names survive a power cut."""
 
     def free_bytes(self, directory: Path) -> int:
-        """Space that the directory's file system has left for us."""
+        """Returns the space that this process may still use in the directory's file system."""
 
 
 class OsFile:
-    """A file of the operating system's, which closes itself once nobody reads it any more."""
+    """A file of the operating system. It closes with its last reference, which may be a reader's on another thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -98,19 +99,20 @@ class OsFile:
 
     def write(self, pieces: Sequence[Piece], offset: int) -> None:
         for start in range(0, len(pieces), _IOV_MAX):
-            some = pieces[start : start + _IOV_MAX]
-            length = sum(map(len, some))
-            written = os.pwritev(self._descriptor, some, offset)
+            part = pieces[start : start + _IOV_MAX]
+            length = sum(map(len, part))
+            written = os.pwritev(self._descriptor, part, offset)
             if written < length:
-                self._write_rest(b"".join(some)[written:], offset + written)
+                # Rare, mostly a disk that fills up, so a copy of the rest costs nothing that counts.
+                self._write_rest(b"".join(part)[written:], offset + written)
             offset += length
 
     def _write_rest(self, rest: bytes, offset: int) -> None:
-        """Goes on after a short write: the next one tells why it was short, or succeeds."""
+        """Continues after a short write: the next write either succeeds or raises the reason."""
         while rest:
             written = os.pwrite(self._descriptor, rest, offset)
             if not written:
-                raise OSError(errno.EIO, "the disk took no bytes and gave no reason")
+                raise OSError(errno.EIO, "the disk accepted no bytes and gave no reason")
             rest = rest[written:]
             offset += written
 
@@ -129,42 +131,45 @@ class OsFile:
         except BlockingIOError:
             return None
         except (AttributeError, NotImplementedError, ValueError):
-            # The system has no such call. It is not known then what would wait.
+            # The system has no such call, so it is unknown what would wait.
             return self.read(length, offset)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            # Nor has this file system.
+            # Nor does this file system support it.
             return self.read(length, offset)
-        # The rest of a short read is on the disk, or behind the file's end.
+        # After a short read, the rest is on the disk or behind the file's end.
         return buffer if count == length else None
 
     def reserve(self, offset: int, length: int) -> None:
+        # Extends the file's length as well: only then does a sync of later writes skip the length.
         os.posix_fallocate(self._descriptor, offset, length)
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._descriptor, length)
 
     def sync(self) -> None:
+        # Not fsync: timestamps need not be durable. fdatasync does write a changed length.
         os.fdatasync(self._descriptor)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
+        # Reset first, so that a second close cannot close somebody else's reused descriptor.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class OsDirectory:
-    """A directory of the operating system's."""
+    """A directory of the operating system."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def sync(self) -> None:
-        # Not fdatasync: a directory's names count as metadata.
+        # Not fdatasync: a directory's names are metadata, which it may leave out.
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -175,6 +180,7 @@ class OsDisk:
     """The operating system's files."""
 
     def create(self, path: Path) -> OsFile:
+        # O_EXCL: two writers of one file would destroy each other's records.
         return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def open(self, path: Path, *, writable: bool = False) -> OsFile:
@@ -197,5 +203,6 @@ class OsDisk:
             opened.sync()
 
     def free_bytes(self, directory: Path) -> int:
+        # f_bavail, not f_bfree: what is reserved for root is not ours.
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize

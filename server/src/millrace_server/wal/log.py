@@ -9,82 +9,84 @@ from itertools import zip_longest
 
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
-from millrace_server.wal.reading import RecordReader
+from millrace_server.wal.reading import RecordReader, SegmentScanner
 from millrace_server.wal.records import Done, Location, LogPosition, Record, Submission
-from millrace_server.wal.scanning import SegmentScanner
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
 from millrace_server.wal.writer import LogWriter
 
-Deliver = Callable[[Callable[[], None]], object]
-"""Has something called where answers are awaited."""
+CallSoon = Callable[[Callable[[], None]], object]
+"""Schedules a call on the thread that awaits answers."""
 
 _REWRITE_BYTES = 8 << 20
-_NOWHERE = LogPosition(0, 0, 1)
+# The end of a log without segments: the first record gets LSN 1.
+_EMPTY = LogPosition(0, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record as replay finds it."""
+    """A record that replay read."""
 
     kind: Kind
     flags: Flags
-    """How its payload is sealed on the disk."""
+    """How its payload is encoded on the disk."""
     location: Location
-    _open: Callable[[], Payload]
+    _decode: Callable[[], Payload]
 
     @property
     def payload(self) -> Payload:
-        """What was submitted. It is opened whenever it is asked for, since most payloads need not be.
+        """What was submitted. Each access decodes it, since most payloads are not needed.
 
-        A record that is kept keeps some MiB of its segment in memory; its location does not.
+        A record that is kept holds some MiB of its segment in memory; its location does not.
 
         Raises:
-            LogCorruptError: It does not open.
+            LogCorruptError: It cannot be decoded.
         """
-        return self._open()
+        return self._decode()
 
 
 class WriteAheadLog:
-    """Replay it to its end, start it, submit to it from the event loop, and close it.
+    """A channel's log. Replay it to its end, start it, submit to it from the event loop, and close it.
 
     Args:
-        files: Where its segments lie.
-        codec: How payloads are sealed.
+        files: Its segments.
+        codec: Encodes and decodes payloads.
     """
 
     def __init__(self, files: SegmentFiles, codec: PayloadCodec | None = None) -> None:
         self._files = files
         self._codec = codec or PayloadCodec()
+        # Shared with the writer's thread, which adds, and with readers on any thread. Single dict operations are
+        # atomic, so no lock is needed; whoever iterates takes a copy.
         self._segments: dict[int, Segment] = {}
         self._reader = RecordReader(self._segments, self._codec)
         self._writer: LogWriter | None = None
-        self._deliver: Deliver | None = None
-        self._end = _NOWHERE
-        self._is_settled = False
+        self._call_soon: CallSoon | None = None
+        self._end = _EMPTY
+        self._is_writable = False
         self._generation = 0
 
     @property
     def first_segment_id(self) -> int:
-        """The oldest segment's number; 0 where there is none."""
+        """The oldest segment's id; 0 if there is none."""
         return min(self._segments, default=0)
 
     @property
     def segment_count(self) -> int:
-        """How many segments there are."""
+        """Number of segments."""
         return len(self._segments)
 
     @property
     def end(self) -> LogPosition:
-        """Where the log ended when it was replayed; each submission tells where it ended behind that."""
+        """The log's end as replay found it. Each later submission carries its own end."""
         return self._end
 
     def byte_count(self) -> int:
-        """Bytes that all segments take."""
-        # A list, since the writer's thread may add a segment meanwhile.
+        """Returns the size of all segments."""
+        # A copy, since the writer's thread may add a segment meanwhile.
         return sum(segment.file.size() for segment in list(self._segments.values()))
 
     def byte_count_behind(self, start: LogPosition | None) -> int:
-        """About how many bytes a replay from there reads: what is set aside behind the log's end counts too."""
+        """Returns about how many bytes a replay from `start` reads; preallocated space at the end is included."""
         if start is None:
             return self.byte_count()
         behind = [segment for segment in self._segments.values() if segment.segment_id >= start.segment_id]
@@ -92,182 +94,194 @@ class WriteAheadLog:
 
     # Opening.
 
-    def replay(self, start: LogPosition | None = None, *, needed: int = 0, settles: bool = True) -> Iterator[LogRecord]:
-        """Reads the log's records in order, and cuts a torn tail off at the end.
+    def replay(
+        self, start: LogPosition | None = None, *, first_needed: int = 0, read_only: bool = False
+    ) -> Iterator[LogRecord]:
+        """Yields the log's records in order, and truncates a torn tail at the end.
 
-        Where it raises it has changed nothing, unless the disk failed while the tail was cut. It may be tried again,
-        from elsewhere.
+        If it raises, it has changed nothing, unless the disk failed while the tail was being truncated. It may be
+        called again, also with another start.
 
         Args:
-            start: Where to begin; everything before it is known to have been synced. None for the oldest record.
-            needed: The oldest segment that must be there, since something in it is still to be read; 0 where none is.
-            settles: Whether the end is made ready to be written behind. Else nothing is changed, nor opened for
-                writing, and the log can only be read.
+            start: Where to begin; everything before it is known to have been synced. None: the oldest record.
+            first_needed: The oldest segment that must exist, because a checkpoint refers to it; 0: none.
+            read_only: Whether to change nothing and open files for reading only. The log cannot be started then.
 
         Raises:
             KeyMissingError: A record is encrypted with a key that was not given.
-            LogCorruptError: Something that was synced is missing or is not what was written. Where the first segment
-                to read is missing, this comes before any record.
-            UnknownVersionError: Another version of Millrace wrote a part of it.
+            LogCorruptError: Something that was synced is missing or damaged. If the first segment to be read is
+                missing, this is raised before any record.
+            UnknownVersionError: Another version of Millrace wrote a part of the log.
         """
         assert self._writer is None, "a log that was started is not replayed"
-        segments = self._files.find(writable=settles)
-        self._end, self._is_settled = _NOWHERE, False
+        segments = self._files.find(writable=not read_only)
+        self._end, self._is_writable = _EMPTY, False
         self._segments.clear()
         self._segments.update({segment.segment_id: segment for segment in segments})
         if start is not None and start.segment_id not in self._segments:
-            raise LogCorruptError(f"segment {start.segment_id}, from which the log is to be read, is missing")
-        if 0 < needed < self.first_segment_id:
-            raise LogCorruptError(f"segment {needed}, whose events a checkpoint has as queued, is missing")
+            raise LogCorruptError(f"segment {start.segment_id}, where replay begins, is missing")
+        if 0 < first_needed < self.first_segment_id:
+            # The records to be replayed may all be there; the events that the checkpoint has as queued are not.
+            raise LogCorruptError(f"segment {first_needed}, which holds events of a checkpoint, is missing")
         unread = [segment for segment in segments if start is None or segment.segment_id >= start.segment_id]
         for segment, following in zip_longest(unread, unread[1:]):
             first = start if start is not None and segment.segment_id == start.segment_id else None
-            yield from self._replay_segment(segment, following, first, settles=settles)
-        self._is_settled = settles
+            yield from self._replay_segment(segment, following, first, read_only=read_only)
+        self._is_writable = not read_only
 
     def _replay_segment(
-        self, segment: Segment, following: Segment | None, start: LogPosition | None, *, settles: bool
+        self, segment: Segment, following: Segment | None, start: LogPosition | None, *, read_only: bool
     ) -> Iterator[LogRecord]:
         position = start.position if start else SEGMENT_HEADER_BYTES
-        write_number = start.write_number if start else segment.header.first_write_number
-        # A segment gets its name once its first record is on the disk, so that one is not torn.
+        lsn = start.lsn if start else segment.header.first_lsn
+        # A segment gets its name only after its first record was synced, so that record is never a torn tail. What
+        # lies before a checkpoint's position was synced before the checkpoint was written.
         synced_length = following.header.previous_length if following else max(position, SEGMENT_HEADER_BYTES + 1)
         if segment.file.size() < synced_length:
             raise LogCorruptError(
                 f"{segment.path.name}: has {segment.file.size()} bytes; it was synced up to byte {synced_length}"
             )
-        scanner = SegmentScanner(segment, synced_length, position)
-        for record in scanner.records():
+        scanner = SegmentScanner(segment.file, segment.header)
+        synced_position = position
+        for record in scanner.records(position):
             head = record.head
-            if head.write_number != write_number:
+            if head.lsn != lsn:
+                # Its checksum matches, so this is no torn tail: records were removed or exchanged.
                 raise LogCorruptError(
-                    f"{segment.path.name}: record {head.write_number} stands at byte {record.position}, where "
-                    f"record {write_number} must be"
+                    f"{segment.path.name}: the record at byte {record.position} has LSN {head.lsn}; it must be {lsn}"
                 )
             location = Location(segment.segment_id, record.position, head.payload_length)
-            yield LogRecord(head.kind, head.flags, location, self._reader.opener(segment, record))
-            write_number += 1
-        if following is None and settles:
-            self._settle(segment, scanner)
-        elif following is not None and following.header.first_write_number != write_number:
+            yield LogRecord(head.kind, head.flags, location, self._reader.decoder(segment, record))
+            position += head.record_length
+            synced_position = max(synced_position, head.synced_position)
+            lsn += 1
+        scanner.check_end(position, synced_length)
+        if following is None and not read_only:
+            self._truncate_tail(segment, position, synced_position)
+        elif following is not None and following.header.first_lsn != lsn:
             raise LogCorruptError(
-                f"{following.path.name}: begins with record {following.header.first_write_number}, where record "
-                f"{write_number} must be"
+                f"{following.path.name}: begins with LSN {following.header.first_lsn}; it must be {lsn}"
             )
-        self._end = LogPosition(segment.segment_id, scanner.position, write_number)
+        self._end = LogPosition(segment.segment_id, position, lsn)
 
-    def _settle(self, segment: Segment, scanner: SegmentScanner) -> None:
-        """Makes what was found last: it was perhaps only in the kernel's memory, and is going to be relied upon."""
-        # Behind the hole may lie good records, which must not be found again once the hole is filled.
-        segment.file.truncate(scanner.position)
-        # After a sync that failed, the kernel may show bytes that it never wrote and owes no more: it is to owe them.
-        for start in range(scanner.synced_position, scanner.position, _REWRITE_BYTES):
-            length = min(_REWRITE_BYTES, scanner.position - start)
+    def _truncate_tail(self, segment: Segment, end: int, synced_position: int) -> None:
+        """Truncates the last segment to its last record and makes that record and all before it durable."""
+        # Valid records may lie behind the hole. Once new records fill the hole, replay would reach the old ones.
+        segment.file.truncate(end)
+        # Rewritten, not only synced: after a failed sync the kernel may show pages that it never wrote and no longer
+        # considers dirty. What any record states as synced is durable and need not be rewritten.
+        for start in range(synced_position, end, _REWRITE_BYTES):
+            length = min(_REWRITE_BYTES, end - start)
             segment.file.write([segment.file.read(length, start)], start)
         segment.file.sync()
-        # Whoever was killed between a name's change and its sync left that to us.
+        # A process killed between a rename and the directory's sync leaves a name that a power cut may still remove.
         for directory in self._files.directories:
             self._files.disk.sync_directory(directory)
 
-    def start(self, deliver: Deliver | None = None) -> None:
-        """Begins to take records, behind those that replay found.
+    def start(self, call_soon: CallSoon | None = None) -> None:
+        """Starts to accept records behind those that replay found.
 
         Args:
-            deliver: How answers get to who submits; called on the writer's thread, once for each group. By default
-                they are called on the event loop of the first who does.
+            call_soon: Schedules answers; called on the writer's thread, once for each group. By default answers go to
+                the event loop of the first caller that submits.
         """
-        assert self._is_settled, "a log is replayed to its end before it is started"
-        self._deliver = deliver
+        assert self._is_writable, "a log is replayed to its end before it is started"
+        self._call_soon = call_soon
         self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._answer)
         self._writer.start()
 
     def _answer(self, group: Sequence[Submission], error: Exception | None) -> None:
-        assert self._deliver is not None, "who is answered has submitted"
-        # A loop that was closed meanwhile has nobody who waits; the writer is to go on and mark the end.
+        assert self._call_soon is not None, "an answered caller has submitted"
+        # A loop that was closed meanwhile has no waiting callers; the writer must still write its last SYNC_POINT.
         with suppress(RuntimeError):
-            self._deliver(partial(_answer_all, group, error))
+            # One call for a group: waking the event loop costs more than all of the answers.
+            self._call_soon(partial(_answer_all, group, error))
 
     # Use.
 
     def compress(self, *, compresses: bool) -> None:
-        """Compresses what is submitted from now on, or does not; what was written stays readable."""
+        """Turns compression on or off for later submissions; older records stay readable."""
         assert self._writer is not None, "start the log first"
+        # A new codec, exchanged in one assignment: the writer's thread uses one of them for a whole group.
         self._writer.codec = replace(self._codec, compresses=compresses)
 
     def submit(self, records: Sequence[Record], *, needs_sync: bool, begins_segment: bool = False, done: Done) -> int:
-        """Appends records behind those submitted before: all of them, or none where they are refused.
+        """Appends records behind those submitted before: all of them, or none if they are refused.
 
-        A crash may leave the first of them without the others, so the one that makes the others count comes last.
-        Records are sealed later, so their payloads must not change.
+        A crash may leave a prefix of them, so the record that gives the others effect comes last. Payloads are encoded
+        later, on the writer's thread, so they must not change.
 
         Args:
-            records: For each its kind and payload in pieces. None at all is a barrier.
-            needs_sync: Answer only once they, and all before them, are on the disk.
-            begins_segment: Put them at the start of a new segment. A log's first records must, and there must be some.
-            done: Called on the event loop, in the order of submissions, with the submission, which knows its records'
-                locations and their end, and with None, or with LogFullError where the disk has no room (see `resume`),
-                or with LogFailedError where the log has failed.
+            records: For each its kind and the pieces of its payload. None at all is a barrier.
+            needs_sync: Whether to answer only once they, and all before them, are durable.
+            begins_segment: Whether to put them at the start of a new segment. A log's first records must, and there
+                must be at least one.
+            done: Called on the event loop, in the order of submissions, with the submission, which has its records'
+                locations and their end by then, and with None, or LogFullError if the disk had no room (see
+                `resume`), or LogFailedError if the log has failed.
 
         Returns:
-            How many bytes they take in a segment, before they are sealed.
+            Size of the records in a segment before their payloads are encoded.
 
         Raises:
             ValueError: A payload is longer than PAYLOAD_BYTES_MAX; nothing was submitted.
         """
         assert self._writer is not None, "replay and start the log first"
-        if self._deliver is None:
-            self._deliver = asyncio.get_running_loop().call_soon_threadsafe
+        if self._call_soon is None:
+            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
         submission = Submission(records, needs_sync, begins_segment, self._generation, done)
+        # The sum is known anyway, so single payloads are measured only if one of them can be too long.
         if submission.byte_count > PAYLOAD_BYTES_MAX:
             _check_lengths(records)
         self._writer.submit(submission)
         return submission.byte_count
 
     def resume(self) -> None:
-        """Has submissions written again after one ended with LogFullError.
+        """Accepts submissions again after one ended with LogFullError.
 
-        Until then all that come behind it are refused as well, since they may be built on it. Those that were
-        submitted before this call and are not answered yet still are.
+        Until this call, all later submissions are refused as well, since they may build on the refused one. Those that
+        were submitted before it and are not answered yet still are.
         """
         self._generation += 1
 
     def read(self, location: Location) -> Payload:
-        """Reads a record's payload back, with one system call. Any thread may, also while its segment is removed.
+        """Reads a record's payload with one system call. Any thread may call it, also while segments are removed.
 
         Raises:
             KeyMissingError: It is encrypted with a key that was not given.
-            LogCorruptError: It is not what was written, or its segment is not there any more.
+            LogCorruptError: It is damaged, or its segment was removed.
         """
         return self._reader.read(location)
 
     def read_run(self, locations: Sequence[Location], *, cached_only: bool = False) -> list[Payload] | None:
-        """Reads many records' payloads back, those of neighbours with one system call; like `read` otherwise.
+        """Reads many records' payloads, neighbours with one system call; otherwise like `read`.
 
         Args:
-            locations: Best in the order in which they lie.
-            cached_only: Answer None where the disk would have to be waited for, as far as the system can tell; so the
-                event loop may ask.
+            locations: Preferably in the order in which they lie in the log.
+            cached_only: Whether to return None rather than wait for the disk, as far as the system can tell. The event
+                loop may call it then.
         """
         return self._reader.read_run(locations, cached_only=cached_only)
 
     def remove_before(self, segment_id: int) -> int:
-        """Removes the segments before one; returns how many.
+        """Removes the segments before one and returns their number.
 
-        To be called once a checkpoint is on the disk that needs none of them, and once `segment_id` begins with its
-        state, so that what remains tells all without them.
+        Call it once a checkpoint is durable that needs none of them, and once `segment_id` begins with its STATE: what
+        remains must suffice without them and without the checkpoint.
 
         Raises:
-            OSError: Some may be removed; the rest is to be removed by another call.
+            OSError: Some may have been removed; another call removes the rest.
         """
         removed = [old for old in sorted(self._segments) if old < segment_id]
         assert len(removed) < max(1, len(self._segments)), "the segment that is written to stays"
         for old in removed:
             path = self._segments[old].path
-            # In order, each name gone for good before the next: a crash leaves no gap in the chain, nor does an error.
+            # The oldest first, each name gone durably before the next: neither a crash nor an error leaves a gap. An
+            # earlier call that failed in the sync has already removed the name.
             with suppress(FileNotFoundError):
                 self._files.disk.unlink(path)
             self._files.disk.sync_directory(path.parent)
-            # Its file closes when the last who reads it is done.
+            # Not closed here: a reader on another thread may hold the file, which closes with its last reference.
             del self._segments[old]
         return len(removed)
 
@@ -290,7 +304,7 @@ def _answer_all(group: Sequence[Submission], error: Exception | None) -> None:
     for submission in group:
         try:
             submission.done(submission, error)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the others are to hear their answers
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the other callers must get their answers
             failures.append(failure)
     if failures:
-        raise ExceptionGroup("answers of the log could not be taken", failures)
+        raise ExceptionGroup("answers of the log failed", failures)

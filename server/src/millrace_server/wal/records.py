@@ -31,7 +31,7 @@ class LogPosition(NamedTuple):
     segment_id: int
     position: int
     """Byte offset in the segment."""
-    write_number: int
+    lsn: int
     """LSN of the next record."""
 
 

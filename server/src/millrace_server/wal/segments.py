@@ -1,4 +1,4 @@
-"""Segments: the files of a log."""
+"""Segments: the files of a log. FORMAT.md, "Rotation" and "Opening", describes their life."""
 
 import re
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from pathlib import Path
 from millrace_server.wal.disk import Disk, File, Piece
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader, UnknownVersionError
 
-_NAME = re.compile(r"segment-(\d{12})\.log")
+SEGMENT_NAME = re.compile(r"segment-(\d{12})\.log")
 _TEMPORARY_SUFFIX = ".new"
 
 
 class LogCorruptError(Exception):
-    """Returned when bytes that were synced are not what was written. Nothing was changed."""
+    """Raised when bytes that were synced are not what was written. Nothing was changed."""
 
 
 class NameUnsyncedError(Exception):
-    """Returned when a segment has its name, and nobody knows whether a crash takes it away again."""
+    """Raised when a segment has its name, but a crash may still remove that name."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """One file of the log."""
+    """One file of the log, open."""
 
     path: Path
     header: SegmentHeader
@@ -32,33 +32,34 @@ class Segment:
 
     @property
     def segment_id(self) -> int:
-        """Its number, from 1."""
+        """Its id, from 1."""
         return self.header.segment_id
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """Where one log's segments lie."""
+    """Creates and opens the segments of one log."""
 
     disk: Disk
     directories: Sequence[Path]
-    """New segments go into them in turn, so that several disks fill evenly."""
+    """New segments go into them in turn, so that several disks fill evenly. All are searched for existing ones."""
     channel_id: bytes
-    """Whose log it is, 16 bytes."""
+    """16 bytes."""
 
     def create(self, header: SegmentHeader, records: Sequence[Piece]) -> Segment:
-        """Makes a segment, so that after a crash it is there with its first records or not at all.
+        """Creates a segment. After a crash it exists with its first records, or not at all.
 
         Args:
-            header: Who it is.
+            header: Its header.
             records: Its first records, encoded.
 
         Raises:
-            OSError: It was not made.
-            NameUnsyncedError: It was made, but the sync of its name failed.
+            OSError: It was not created.
+            NameUnsyncedError: It was created, but the sync of its name failed.
         """
         directory = self.directories[header.segment_id % len(self.directories)]
-        # Opened first: should descriptors run out, they do so before there is a name that must be synced.
+        # Opened first: if descriptors run out, that happens before there is a name that must be synced, and the log
+        # need not fail for it.
         with closing(self.disk.open_directory(directory)) as names:
             segment = self._create_under(directory, header, records)
             try:
@@ -72,34 +73,36 @@ class SegmentFiles:
         path = directory / segment_name(header.segment_id)
         temporary = path.with_suffix(_TEMPORARY_SUFFIX)
         if temporary.name in self.disk.list(directory):
-            # A crash, or an error, left it; it has the same name, since no segment has come since.
+            # A crash or an error left it. It can only have this name: the id is not used until a segment is complete.
             self.disk.unlink(temporary)
         file = self.disk.create(temporary)
         try:
             file.write([header.encode(), *records], 0)
-            # The name must not point at bytes that are not on the disk.
+            # Before the rename: the final name must never refer to bytes that are not durable, since replay takes it
+            # as proof that the segment has its first record.
             file.sync()
             self.disk.rename(temporary, path)
         except OSError:
             file.close()
             with suppress(OSError):
-                # On a full disk its room is wanted elsewhere.
+                # A full disk needs its space for other things. If this fails as well, the next attempt removes it.
                 self.disk.unlink(temporary)
             raise
         return Segment(path, header, file)
 
     def find(self, *, writable: bool = True) -> list[Segment]:
-        """Opens all segments, by number, after making sure that they belong together. Changes nothing.
+        """Opens all segments, ordered by id, and checks that they form one log. Changes nothing.
 
         Args:
-            writable: Whether they can be written to, or only read.
+            writable: Whether to open them for writing as well.
 
         Raises:
-            LogCorruptError: One is missing between two others, is damaged or another channel's.
+            LogCorruptError: One is missing between two others, is damaged, or belongs to another channel.
             UnknownVersionError: Another version of Millrace wrote one.
         """
+        # All directories: a data directory may have been added, which changes where new segments go, not old ones.
         paths = [directory / name for directory in self.directories for name in self.disk.list(directory)]
-        found = [(path, int(match[1])) for path in paths if (match := _NAME.fullmatch(path.name))]
+        found = [(path, int(match[1])) for path in paths if (match := SEGMENT_NAME.fullmatch(path.name))]
         segments = [self._open(path, segment_id, writable=writable) for path, segment_id in found]
         segments.sort(key=lambda segment: segment.segment_id)
         for before, after in pairwise(segments):
@@ -114,6 +117,7 @@ class SegmentFiles:
             file.close()
             kind = UnknownVersionError if isinstance(error, UnknownVersionError) else LogCorruptError
             raise kind(f"{path.name}: {error}") from None
+        # A copied or renamed file has a valid header, but of another segment.
         if (header.segment_id, header.channel_id) != (segment_id, self.channel_id):
             file.close()
             raise LogCorruptError(
@@ -124,13 +128,15 @@ class SegmentFiles:
 
 
 def segment_name(segment_id: int) -> str:
-    """The file's name."""
+    """Returns the file name of a segment."""
     return f"segment-{segment_id:012}.log"
 
 
 def _check_chain(before: Segment, after: Segment) -> None:
     if after.segment_id != before.segment_id + 1:
-        raise LogCorruptError(f"{before.path.name} is followed by {after.path.name}; what lay between is missing")
+        # Segments are removed from the front only, each durably before the next, so no crash leaves a gap.
+        raise LogCorruptError(f"{before.path.name} is followed by {after.path.name}; the segments between are missing")
+    # Exact, since a segment is truncated and synced before its successor is created, and never written again.
     length, length_then = before.file.size(), after.header.previous_length
     if length != length_then:
         raise LogCorruptError(f"{before.path.name}: has {length} bytes; it had {length_then} when it was full")

@@ -1,8 +1,7 @@
-"""The thread that writes a log's records and syncs them, a group at a time.
+"""The thread that writes the log's records and syncs them, one group at a time.
 
-While one group is synced the next one gathers: commits that wait at the same time share one sync. Those who were
-answered together mostly come again together, so where there were several, the next group waits a moment for them. A
-lone one waits for nobody.
+While one group is being synced, the next one forms: commits that wait at the same time share one sync (group commit).
+FORMAT.md, "Writing", describes the protocol; "The crash argument" says why it is safe.
 """
 
 import errno
@@ -30,46 +29,44 @@ from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import Location, LogFailedError, LogFullError, LogPosition, Submission
 from millrace_server.wal.segments import NameUnsyncedError, Segment, SegmentFiles
 
-RESERVE_BYTES_MIN = 1 << 20
-"""Space set aside ahead of the writing: a sync need not note the file's growth then, and takes half the time."""
-
-RESERVE_BYTES_MAX = 32 << 20
-"""The same in a segment that has grown: as much as it has already, between these two."""
+# With space allocated ahead of the end, a sync need not journal a new file length and takes half the time.
+PREALLOCATE_BYTES_MIN = 1 << 20
+# A segment that grows preallocates as much as it has by then: few calls when large, little waste when small.
+PREALLOCATE_BYTES_MAX = 32 << 20
 
 GROUP_BYTES_MAX = 16 << 20
-"""Bytes that one write and sync takes together, unless a single submission has more."""
+"""Bytes that one write and sync takes together, unless a single submission is larger."""
 
-GATHER_SECONDS = 0.004
-"""How long after one group's answer the next waits for those who had it: about as long as they take to come again."""
+COMMIT_DELAY_SECONDS = 0.004
+"""How long the next group waits for the callers of the previous one to submit again: about as long as they take."""
 
-GATHER_BYTES_MAX = 1 << 20
-"""A group of more bytes is followed at once: there the writing takes the time, not what comes with each group."""
+# In a larger group the write takes the time, not the fixed cost of each group, so waiting for more gains nothing.
+COMMIT_DELAY_BYTES_MAX = 1 << 20
 
-MARK_DELAY_SECONDS = 0.05
-"""How long after the last sync a mark is written, where nothing else is; see FORMAT.md, "Rot and torn tails"."""
+SYNC_POINT_DELAY_SECONDS = 0.05
+"""How long after the last sync an idle log writes a SYNC_POINT; see FORMAT.md, "Corruption and torn tails"."""
 
 _PLAIN = Flags(0)
 _NONE_AWAITED = sys.maxsize
 _FOREVER = -1
 
-# What passes once somebody has freed something: space, or descriptors.
+# These errors pass once somebody frees space or descriptors. All others fail the log.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 
 
 class LogWriter:
-    """Writes at the end of the log, from a thread of its own.
+    """Writes at the end of the log, from its own thread.
 
-    Who submits builds on what was submitted before and is not answered yet. So where a group is refused, all of its
-    generation that comes behind it is refused too, and so are earlier generations; later ones are written.
+    Callers do not wait for an answer before they submit what builds on it. When a group is refused, all later
+    submissions of its generation or an earlier one are therefore refused too; those of later generations are written.
 
     Args:
-        files: Where new segments go.
-        segments: All segments by their numbers. The writer's thread adds those that it makes, before anybody is told
-            of a location there.
-        end: Where the log ends.
-        codec: How payloads are sealed.
-        answer: Called on the writer's thread with a group that was written, refused or failed, and with its error. It
-            calls what is to be called.
+        files: Creates new segments.
+        segments: All segments by id. The writer's thread adds the segments that it creates, before any caller learns a
+            location in one of them.
+        end: The end of the log.
+        codec: Encodes payloads.
+        answer: Called on the writer's thread with each group that was written, refused or failed, and its error.
     """
 
     def __init__(
@@ -86,16 +83,19 @@ class LogWriter:
         self.codec = codec
         self._answer = answer
         self._end = end
+        # Invariant: never beyond `_end`. Replay has synced all up to there.
         self._synced_position = end.position
-        self._marked_position = 0
-        self._reserved_position = end.position
+        # Behind which sync a SYNC_POINT was last attempted. 0: none yet, so a reopened log writes one as well.
+        self._sync_point_position = 0
+        self._preallocated_position = end.position
         self._pending: deque[Submission] = deque()
-        # Guards `_pending`, `_awaited_count` and `_is_closing`; all else belongs to the thread. It can be taken again
-        # by who has it: so tests hold it, and have the thread find all that they submit together.
+        # Guards `_pending`, `_awaited_count` and `_is_closing`; everything else belongs to the thread. Reentrant, so
+        # that a test can hold it and let the thread find several submissions at once.
         self._lock = threading.RLock()
+        # How many pending submissions the sleeping thread waits for; _NONE_AWAITED while it is awake.
         self._awaited_count = _NONE_AWAITED
-        # Held, but for the moment between who wakes the thread and its waking. A condition would do the same, in
-        # Python and several times as slowly.
+        # Held except between a wake-up's release and the thread's acquire. A threading.Condition would do the same in
+        # Python code and take several times as long.
         self._sleep = threading.Lock()
         self._sleep.acquire()
         self._expected_count = 0
@@ -103,6 +103,7 @@ class LogWriter:
         self._failure: LogFailedError | None = None
         self._refusal: LogFullError | None = None
         self._refused_generation = -1
+        # A daemon thread: an interpreter that exits without close() must not hang on it; replay handles the rest.
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
 
     def start(self) -> None:
@@ -110,17 +111,20 @@ class LogWriter:
         self._thread.start()
 
     def submit(self, submission: Submission) -> None:
-        """Puts records behind all that were submitted before. Once the log is closing, it refuses them."""
+        """Queues records behind all that were submitted before. A closing log fails them."""
         with self._lock:
             if not self._is_closing:
                 self._pending.append(submission)
+                # Only the submission that completes the awaited count wakes the thread: the others would wake it for
+                # nothing, and each wake-up is a system call on the event loop.
                 if len(self._pending) >= self._awaited_count:
                     self._wake()
                 return
+        # Outside the lock, since the answer may submit again.
         self._answer([submission], LogFailedError("the log is closed"))
 
     def close(self) -> None:
-        """Writes what is pending, syncs and marks the end, and ends the thread."""
+        """Writes what is pending and a last SYNC_POINT, and ends the thread."""
         with self._lock:
             self._is_closing = True
             if self._awaited_count != _NONE_AWAITED:
@@ -134,28 +138,36 @@ class LogWriter:
                 return
             if group:
                 error = self._write_or_refuse(group)
-                # Before they are answered: from then on who has come again waits already, and would count twice.
-                self._expected_count = len(self._pending) + _count_to_come_again(group)
+                # Before the answer: a caller that submits again right after it is already pending then, and would be
+                # counted twice.
+                self._expected_count = len(self._pending) + _sibling_count(group)
                 self._answer(group, error)
             else:
-                self._mark()
+                self._write_sync_point()
 
     def _next_group(self) -> list[Submission] | None:
-        """What to write next; an empty group where it is time for a mark; None at the end."""
-        gathers_until = time.monotonic() + GATHER_SECONDS
+        """Returns the next group; an empty one when a SYNC_POINT is due; None at the end."""
+        delayed_until = time.monotonic() + COMMIT_DELAY_SECONDS
         expected_count, self._expected_count = self._expected_count, 0
         while not self._pending:
-            to_mark = self._end.position if self._is_closing else self._synced_position
-            is_marked = self._failure is not None or self._marked_position >= to_mark
+            # While the log is open, a SYNC_POINT is due only behind a new sync: what the caller left unsynced stays
+            # so. A closing log syncs everything. Each later record makes the same statement, so under load none is
+            # written.
+            due_position = self._end.position if self._is_closing else self._synced_position
+            has_sync_point = self._failure is not None or self._sync_point_position >= due_position
             if self._is_closing:
-                return None if is_marked else []
-            if not self._wait_for(1, None if is_marked else MARK_DELAY_SECONDS):
+                return None if has_sync_point else []
+            if not self._wait_for(1, None if has_sync_point else SYNC_POINT_DELAY_SECONDS):
                 return []
+        # Callers who were answered together usually submit again together. Without this delay the first one back
+        # would get a sync of its own and the others would wait for two. A lone caller never waits: it expects nobody.
         if len(self._pending) < expected_count:
-            self._wait_for(expected_count, gathers_until - time.monotonic())
+            self._wait_for(expected_count, delayed_until - time.monotonic())
         with self._lock:
             group = [self._pending.popleft()]
             generation, byte_count = group[0].generation, group[0].byte_count
+            # A submission that begins a segment starts a group: one group goes into one file with one write. Nor does
+            # a group span generations: it is refused as a whole, and only the older one may have to be.
             while self._pending and not (following := self._pending[0]).begins_segment:
                 byte_count += following.byte_count
                 if byte_count > GROUP_BYTES_MAX or following.generation != generation:
@@ -164,7 +176,7 @@ class LogWriter:
             return group
 
     def _wait_for(self, count: int, seconds: float | None) -> bool:
-        """Waits until so many are pending, or the log is closing; False where the time passed before."""
+        """Waits until `count` submissions are pending or the log is closing; returns False on a timeout."""
         with self._lock:
             if len(self._pending) >= count or self._is_closing:
                 return True
@@ -174,24 +186,29 @@ class LogWriter:
         with self._lock:
             is_too_late = self._awaited_count == count
             self._awaited_count = _NONE_AWAITED
-        # Somebody was about to wake it.
+        # Between the timeout and the lock, `_wake` may have released `_sleep`. That release must be consumed, or the
+        # next wait would return at once.
         return not is_too_late and self._sleep.acquire()
 
     def _wake(self) -> None:
-        """Has the thread, which waits, go on; the lock is held."""
+        """Wakes the waiting thread. The caller holds the lock."""
+        # Reset first, so that each wait is woken at most once: releasing an unlocked lock raises.
         self._awaited_count = _NONE_AWAITED
         self._sleep.release()
 
-    def _mark(self) -> None:
-        self._try_to_write([Submission([(Kind.MARK, [])], True, False, 0, _ignore)])
-        # Whether it was written or there was no room for it: the next one follows the next sync.
-        self._marked_position = self._synced_position
+    def _write_sync_point(self) -> None:
+        # Outside any generation: nothing builds on it, and a refusal of it refuses nothing else.
+        self._try_to_write([Submission([(Kind.SYNC_POINT, [])], True, False, 0, _ignore)])
+        # Also when there was no room for it. It is optional evidence: the next sync is followed by the next attempt,
+        # rather than a full disk by one every 50 ms.
+        self._sync_point_position = self._synced_position
 
     def _write_or_refuse(self, group: list[Submission]) -> LogFullError | LogFailedError | None:
-        # A new error for each group: raising one makes its traceback longer.
+        # A new exception for each group: raising the same object again and again makes its traceback longer.
         if self._failure is not None:
             return LogFailedError(*self._failure.args)
         if self._refusal is not None and group[0].generation <= self._refused_generation:
+            # There may be room again, but this group builds on records that are not in the log.
             return LogFullError(*self._refusal.args)
         error = self._try_to_write(group)
         if isinstance(error, LogFullError):
@@ -203,7 +220,8 @@ class LogWriter:
             self._write(group)
         except LogFullError as refusal:
             return refusal
-        except Exception as failure:  # noqa: BLE001 - ours or the disk's: who waits must hear of it
+        except Exception as failure:  # noqa: BLE001 - the disk's or a bug of ours: the waiting callers must learn of it
+            # Whatever it was, what the file holds now is unknown. Only a replay finds out, so no write may follow.
             self._failure = (
                 failure if isinstance(failure, LogFailedError) else LogFailedError(f"the log failed: {failure!r}")
             )
@@ -212,10 +230,12 @@ class LogWriter:
 
     def _write(self, group: list[Submission]) -> None:
         if group[0].begins_segment:
+            # Order: the full segment is durable before its successor exists, so only the last one can be torn.
             self._finish_segment()
             self._begin_segment(group)
         else:
             self._append(group)
+            # A group without records is a barrier: it writes nothing and still syncs all that was written before it.
             if any(map(_needs_sync, group)):
                 self._sync()
 
@@ -225,34 +245,40 @@ class LogWriter:
         if not encoded:
             return
         try:
-            self._reserve(end.position)
+            self._preallocate(end.position)
             self._segment.file.write(encoded, self._end.position)
         except OSError as error:
-            self._take_back(error)
+            self._undo_write(error)
+        # Only now: until the write has succeeded, the next group would overwrite its place.
         self._end = end
 
-    def _reserve(self, position: int) -> None:
-        """Sees to it that the disk has space set aside up to a position."""
+    def _preallocate(self, position: int) -> None:
+        """Allocates space on the disk up to a position and some more."""
         assert self._segment is not None
-        if position <= self._reserved_position:
+        if position <= self._preallocated_position:
             return
-        ahead = min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, position))
-        length = position - self._reserved_position + ahead
-        # A full disk, or a file system that cannot: then the file grows as it is written.
+        ahead = min(PREALLOCATE_BYTES_MAX, max(PREALLOCATE_BYTES_MIN, position))
+        length = position - self._preallocated_position + ahead
+        # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
+        # is room for the records themselves, the write finds out.
         with suppress(OSError):
-            self._segment.file.reserve(self._reserved_position, length)
-            self._reserved_position += length
+            self._segment.file.reserve(self._preallocated_position, length)
+            self._preallocated_position += length
 
-    def _take_back(self, error: OSError) -> Never:
-        """Removes what a failed write has left, so that a refused commit is not found by a later replay."""
+    def _undo_write(self, error: OSError) -> Never:
+        """Removes what a failed write left behind, so that no later replay finds a refused commit."""
         assert self._segment is not None
         refusal = _refusal("a write to the log failed", error)
         if isinstance(refusal, LogFullError):
             try:
                 self._segment.file.truncate(self._end.position)
             except OSError as second:
-                raise LogFailedError(f"the log could not be cut behind a failed write: {second.strerror}") from second
-            self._reserved_position = self._end.position
+                raise LogFailedError(
+                    f"the log could not be truncated after a failed write: {second.strerror}"
+                ) from second
+            self._preallocated_position = self._end.position
+            # Before the caller learns of the refusal: otherwise a crash could bring the refused records back after the
+            # caller has acted on their absence.
             self._sync()
         raise refusal from error
 
@@ -261,76 +287,88 @@ class LogWriter:
         try:
             self._segment.file.sync()
         except OSError as error:
-            # The kernel may have dropped the pages that it could not write and call the next sync a success: what is
-            # on the disk is known again only after a replay. A full disk is no exception.
+            # Never retried: the kernel may have dropped the pages that it could not write, and report success the next
+            # time. Only a replay shows what is on the disk. That holds for a full disk (ENOSPC) as well.
             raise LogFailedError(f"a sync of the log failed: {error.strerror}") from error
         self._synced_position = self._end.position
 
     def _finish_segment(self) -> None:
-        """Cuts the segment behind its last record and syncs it whole; should the next one fail, this one goes on."""
+        """Truncates the segment to its last record and syncs it. If no successor can be created, it stays in use."""
         if self._segment is None:
             return
         try:
+            # Preallocated zeros must go: the successor's header states the exact length, and replay compares it.
             self._segment.file.truncate(self._end.position)
         except OSError as error:
-            raise _refusal("a full segment could not be cut", error) from error
-        self._reserved_position = self._end.position
+            raise _refusal("a full segment could not be truncated", error) from error
+        self._preallocated_position = self._end.position
         self._sync()
 
     def _begin_segment(self, group: list[Submission]) -> None:
-        start = LogPosition(self._end.segment_id + 1, SEGMENT_HEADER_BYTES, self._end.write_number)
-        header = SegmentHeader(self._files.channel_id, start.segment_id, start.write_number, self._end.position)
+        start = LogPosition(self._end.segment_id + 1, SEGMENT_HEADER_BYTES, self._end.lsn)
+        header = SegmentHeader(self._files.channel_id, start.segment_id, start.lsn, self._end.position)
+        # Synced position 0: nothing of the new segment was synced before these records were written.
         encoded, end = self._encode(group, header, start, 0)
         assert encoded, "a segment begins with a record"
         try:
             segment = self._files.create(header, encoded)
         except OSError as error:
-            raise _refusal("a new segment could not be made", error) from error
+            raise _refusal("a new segment could not be created", error) from error
         except NameUnsyncedError as error:
-            # Records must go neither under a name that may be lost nor into a segment that may have a successor.
+            # The new segment must take no records, since a crash may remove its name; nor may the old one, since the
+            # name may survive and the old one's length would no longer match. No file is left to write to.
             raise LogFailedError(f"the sync of a new segment's name failed: {error}") from error
+        # Before the answer: a caller may read a location in this segment as soon as it has one.
         self._segments[segment.segment_id] = segment
         self._segment, self._end = segment, end
-        self._synced_position = self._reserved_position = end.position
-        self._marked_position = 0
+        self._synced_position = self._preallocated_position = end.position
+        self._sync_point_position = 0
 
     def _encode(
         self, group: Sequence[Submission], header: SegmentHeader, start: LogPosition, synced_position: int
     ) -> tuple[list[Piece], LogPosition]:
-        """The bytes of a group's records in a segment, and where they end; tells each submission where its own lie."""
-        segment_id, position, write_number = start
-        seals = self.codec.seals
+        """Encodes a group's records for a segment and sets each submission's locations.
+
+        Returns:
+            The bytes, and the end of the log behind them.
+        """
+        # The hot loop of every commit: local variables, no object per record but its location, and no copy of a
+        # payload, whose pieces go to the vectored write as they are.
+        segment_id, position, lsn = start
+        codec = self.codec
+        encodes = codec.is_active
         encoded: list[Piece] = []
         for submission in group:
             locations: list[Location] = []
             for kind, payload in submission.records:
-                place = header.place(position)
+                context = header.context(position)
                 flags, pieces = _PLAIN, payload
-                if seals:
-                    flags, pieces = self.codec.seal(kind, payload, place)
+                if encodes:
+                    flags, pieces = codec.encode(kind, payload, context)
                 length = checksum = 0
                 for piece in pieces:
                     length += len(piece)
                     checksum = crc32(piece, checksum)
-                seed = crc32(place)
-                encoded.append(encode_record_head(seed, checksum, length, kind, flags, write_number, synced_position))
+                # Seeded with the record's position, so that stale or copied bytes never pass for a record here.
+                seed = crc32(context)
+                encoded.append(encode_record_head(seed, checksum, length, kind, flags, lsn, synced_position))
                 encoded += pieces
                 locations.append(Location(segment_id, position, length))
                 position += RECORD_HEAD_BYTES + length
-                write_number += 1
-            submission.locations, submission.end = locations, LogPosition(segment_id, position, write_number)
-        return encoded, LogPosition(segment_id, position, write_number)
+                lsn += 1
+            submission.locations, submission.end = locations, LogPosition(segment_id, position, lsn)
+        return encoded, LogPosition(segment_id, position, lsn)
 
 
 _needs_sync = attrgetter("needs_sync")
 
 
-def _count_to_come_again(group: Sequence[Submission]) -> int:
-    """How many of those who were answered are worth waiting for."""
+def _sibling_count(group: Sequence[Submission]) -> int:
+    """Returns how many callers of a group the next group should wait for."""
     if len(group) == 1:
         return 0
     byte_count = sum([submission.byte_count for submission in group])
-    is_worth_it = byte_count <= GATHER_BYTES_MAX and any(map(_needs_sync, group))
+    is_worth_it = byte_count <= COMMIT_DELAY_BYTES_MAX and any(map(_needs_sync, group))
     return len(group) if is_worth_it else 0
 
 
@@ -340,4 +378,4 @@ def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
 
 
 def _ignore(_submission: Submission, _error: Exception | None) -> None:
-    """A mark has nobody who waits for it."""
+    """No caller waits for a SYNC_POINT."""

@@ -108,7 +108,7 @@ class State(_message.Message):
     reserved_sequence: int
     def __init__(self, next_sequence: _Optional[int] = ..., producers: _Optional[_Union[Producers, _Mapping]] = ..., ended_txns: _Optional[_Union[EndedTxns, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., reserved_sequence: _Optional[int] = ...) -> None: ...
 
-class Keep(_message.Message):
+class MemoryState(_message.Message):
     __slots__ = ("state", "put_counts", "put_body_bytes", "put_raw_bytes", "first_sequences", "put_indexes", "starts", "stops", "body_bytes")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PUT_COUNTS_FIELD_NUMBER: _ClassVar[int]

@@ -11,11 +11,11 @@ from millrace_server.channels.contents import Receipt
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Outcome, TxnState
-from millrace_server.log_tools import verifying
-from millrace_server.log_tools.errors import DamagedError
-from millrace_server.log_tools.repairing import repair
-from millrace_server.log_tools.survey import Damage, DamageKind
-from millrace_server.log_tools.verifying import differences
+from millrace_server.log_tools import verify
+from millrace_server.log_tools.layout import DamagedError
+from millrace_server.log_tools.repair import repair
+from millrace_server.log_tools.scanning import Damage, DamageKind
+from millrace_server.log_tools.verify import differences
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS, Checkpoint, CheckpointFiles
 from millrace_server.wal.disk import OsDisk
@@ -25,9 +25,9 @@ from tests.unit.log_tools.kept_channels import (
     NAME,
     TOOLS,
     copied,
+    layout_of,
     make_channel,
     opened_anew,
-    places_of,
     positions,
     segments,
     verified,
@@ -65,22 +65,22 @@ def change_head(segment: Path, index: int, change: Callable[[RecordHead], Record
 
 
 def first_damage(home: Path) -> Damage:
-    return verified(home).survey.damages[0]
+    return verified(home).scan.damages[0]
 
 
-def test_verify_with_another_first_write_number_tells_it(home: Path) -> None:
+def test_verify_with_another_first_lsn_reports_it(home: Path) -> None:
     """The segment before leads to another one."""
     segment = segments(home)[1]
-    change_header(segment, lambda header: replace(header, first_write_number=99))
+    change_header(segment, lambda header: replace(header, first_lsn=99))
     damage = first_damage(home)
     assert (damage.kind, damage.position) == (DamageKind.CONTENT, 0)
-    assert "begins with record 99, where record" in damage.sentence
+    assert "begins with LSN 99; it must be" in damage.sentence
 
 
-def test_verify_with_another_write_number_tells_it(home: Path) -> None:
+def test_verify_with_another_lsn_reports_it(home: Path) -> None:
     """A record that was good elsewhere is not good here."""
-    position = change_head(segments(home)[0], 2, lambda head: replace(head, write_number=99))
-    assert first_damage(home).sentence.endswith(f"the record at byte {position} has number 99, where 3 must be")
+    position = change_head(segments(home)[0], 2, lambda head: replace(head, lsn=99))
+    assert first_damage(home).sentence.endswith(f"the record at byte {position} has LSN 99; it must be 3")
 
 
 def test_verify_with_a_segment_that_begins_otherwise_tells_it(home: Path) -> None:
@@ -105,7 +105,7 @@ def _of_unknown_kind(head: RecordHead) -> RecordHead:
 def test_repair_of_a_log_that_contradicts_itself_ends_it_there(home: Path) -> None:
     """What stands before is kept."""
     change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
-    done = repair(places_of(home), TOOLS, is_agreed=True)
+    done = repair(layout_of(home), TOOLS, applies=True)
     assert done.report is not None
     assert done.report.is_good
     found, next_sequence = opened_anew(home.parent)
@@ -116,9 +116,9 @@ def test_repair_of_what_does_not_open_even_then_is_refused(home: Path, monkeypat
     """Nothing is changed where the plan does not work."""
     change_head(segments(home)[0], 3, lambda head: replace(head, kind=Kind.CLAIM))
     before = {path: path.read_bytes() for path in segments(home)}
-    monkeypatch.setattr(verifying, "recover", _raise_corrupt)
+    monkeypatch.setattr(verify, "recover", _raise_corrupt)
     with pytest.raises(DamagedError, match="cannot be repaired: even without what is damaged it does not open: no"):
-        repair(places_of(home), TOOLS, is_agreed=True)
+        repair(layout_of(home), TOOLS, applies=True)
     assert {path: path.read_bytes() for path in segments(home)} == before
 
 
@@ -166,8 +166,8 @@ def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pyte
     assert differences(rolled_back, committed) == ["other transactions were committed"]
     stamped = recovered_of(lambda one: one.ledger.accept(Stamp("p", 1, 2)))
     further = recovered_of(lambda one: one.ledger.accept(Stamp("p", 1, 3)))
-    monkeypatch.setattr(verifying, "ENDED_MAX", 1)
-    monkeypatch.setattr(verifying, "PRODUCERS_MAX", 1)
+    monkeypatch.setattr(verify, "ENDED_MAX", 1)
+    monkeypatch.setattr(verify, "PRODUCERS_MAX", 1)
     assert differences(recovered_of(), committed) == []
     assert differences(recovered_of(), stamped) == []
     assert differences(further, stamped) == ["it has accepted other numbers of its producers"]
@@ -176,14 +176,14 @@ def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pyte
 def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
     """It holds together, and is not what the log tells. What it tells is not granted all the same."""
     (home / PREVIOUS).unlink()
-    files = CheckpointFiles(OsDisk(), home, places_of(home).log_id, keeps_previous=False)
-    checkpoint = next(files.good_ones())
+    files = CheckpointFiles(OsDisk(), home, layout_of(home).log_id, keeps_previous=False)
+    checkpoint = next(files.valid_checkpoints())
     message = pb.Checkpoint.FromString(checkpoint.state)
     message.state.next_sequence = 99
     files.write(Checkpoint(checkpoint.position, message.SerializeToString()))
     assert verified(home).problems == [
-        "the channel with no checkpoint is another one than with checkpoint: its next sequence is 99 and 72"
+        "recovery with no checkpoint and with checkpoint gives different channels: its next sequence is 99 and 72"
     ]
-    done = repair(places_of(home), TOOLS, is_agreed=True)
-    assert done.steps[0] == f"remove {NEWEST}, which tells of another channel than the log"
+    done = repair(layout_of(home), TOOLS, applies=True)
+    assert done.steps[0] == f"remove {NEWEST}, which contradicts the log"
     assert opened_anew(home.parent)[1] == 99

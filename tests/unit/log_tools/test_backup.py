@@ -12,11 +12,11 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.channels.config import EncryptionConfig
 from millrace_server.channels.directory_lock import DirectoryInUseError, lock_directory
 from millrace_server.log_tools import view
-from millrace_server.log_tools.backing_up import BackupTools, RestoreTarget, back_up, restore
-from millrace_server.log_tools.errors import DamagedError, ToolError, UnavailableError, UsageError
-from millrace_server.log_tools.progress import NoProgress
-from millrace_server.log_tools.verifying import Report
-from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.backup import RestoreTarget, ToolContext, back_up, restore
+from millrace_server.log_tools.layout import DamagedError, ToolError, UnavailableError, UsageError
+from millrace_server.log_tools.scanning import ToolProgress
+from millrace_server.log_tools.verify import Report
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.payload_codec import PayloadCodec
@@ -29,10 +29,10 @@ from tests.unit.log_tools.kept_channels import (
     copied,
     fill,
     flip,
+    layout_of,
     make_channel,
     open_channel,
     opened_anew,
-    places_of,
     segments,
     story_of,
 )
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def backup(made: Path, tmp_path: Path) -> Path:
-    back_up(places_of(made), tmp_path / "backup", TOOLS)
+    back_up(layout_of(made), tmp_path / "backup", TOOLS)
     return tmp_path / "backup"
 
 
@@ -75,7 +75,7 @@ async def test_back_up_of_an_open_channel_holds_all_that_was_acknowledged(tmp_pa
             await append(channel, b"the last of %d" % number)
             events = numbered(list(channel.contents.queue))
             target = tmp_path / f"backup-{number}"
-            report = await asyncio.to_thread(back_up, places_of(tmp_path / NAME), target, TOOLS)
+            report = await asyncio.to_thread(back_up, layout_of(tmp_path / NAME), target, TOOLS)
             assert report.is_good
             assert report.recovered is not None
             assert report.recovered.next_sequence == channel.contents.next_sequence
@@ -91,7 +91,7 @@ def test_back_up_of_several_directories_merges_them(tmp_path: Path) -> None:
     data_dirs = [tmp_path / "disk-a", tmp_path / "disk-b"]
     make_channel(tmp_path, data_dirs=data_dirs, checkpoint_dir=tmp_path / "disk-c")
     homes = [path / NAME for path in (*data_dirs, tmp_path / "disk-c")]
-    assert back_up(places_of(*homes), tmp_path / "backup", TOOLS).is_good
+    assert back_up(layout_of(*homes), tmp_path / "backup", TOOLS).is_good
     file = ChannelFile.read(tmp_path / "backup")
     assert file is not None
     assert (file.index, file.count) == (0, 1)
@@ -103,7 +103,7 @@ def test_back_up_without_a_newest_checkpoint_takes_the_one_before(made: Path, tm
     """Between the two renames of a checkpoint there is no newest one."""
     home = copied(made, tmp_path / NAME)
     (home / NEWEST).unlink()
-    back_up(places_of(home), tmp_path / "backup", TOOLS)
+    back_up(layout_of(home), tmp_path / "backup", TOOLS)
     assert (tmp_path / "backup" / NEWEST).read_bytes() == (home / PREVIOUS).read_bytes()
 
 
@@ -111,17 +111,17 @@ def test_back_up_of_a_damaged_channel_tells_what_is_damaged(made: Path, tmp_path
     """The copy is as damaged as the channel."""
     home = copied(made, tmp_path / NAME)
     flip(segments(home)[0], 300)
-    report = back_up(places_of(home), tmp_path / "backup", TOOLS)
+    report = back_up(layout_of(home), tmp_path / "backup", TOOLS)
     assert not report.is_good
-    assert report.survey.damages[0].segment_id == 1
+    assert report.scan.damages[0].segment_id == 1
 
 
 def test_back_up_of_a_channel_that_does_not_say_who_it_is_is_refused(made: Path, tmp_path: Path) -> None:
     """A restored channel must know."""
     home = copied(made, tmp_path / NAME)
     (home / CHANNEL_FILE).unlink()
-    with pytest.raises(DamagedError, match="is missing; mend it with: millraced log repair"):
-        back_up(places_of(home), tmp_path / "backup", TOOLS)
+    with pytest.raises(DamagedError, match="is missing; repair it with: millraced log repair"):
+        back_up(layout_of(home), tmp_path / "backup", TOOLS)
     assert not (tmp_path / "backup").exists()
 
 
@@ -132,24 +132,24 @@ def test_back_up_into_a_place_that_is_taken_is_refused(made: Path, tmp_path: Pat
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(made)
     for target, words in [
-        ("full", r"is not empty, there is 'file\\n'"),
+        ("full", r"is not empty, it contains 'file\\n'"),
         ("file", "cannot be used"),
         ("file/below", "cannot be used"),
-        ("a\0b", "no directory can have such a name"),
+        ("a\0b", "it is not a valid path"),
         ("link", "lies in"),
         ("link/below", "lies in"),
     ]:
         with pytest.raises(UsageError, match=words):
-            back_up(places_of(made), tmp_path / target, TOOLS)
+            back_up(layout_of(made), tmp_path / target, TOOLS)
     assert not (made / "below").exists()
 
 
 @pytest.mark.parametrize("nth", range(1, 20))
 def test_back_up_on_a_full_disk_leaves_no_complete_backup(made: Path, tmp_path: Path, nth: int) -> None:
     """A copy that was broken off is not taken for one."""
-    tools = BackupTools(FullDisk(nth), PayloadCodec(), NoProgress())
+    tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
     with pytest.raises(ToolError, match="No space left on device; free some space"):
-        back_up(places_of(made), tmp_path / "backup", tools)
+        back_up(layout_of(made), tmp_path / "backup", tools)
     with pytest.raises(UsageError):
         restore(tmp_path / "backup", target_of(tmp_path / "restored"), TOOLS)
     assert not (tmp_path / "restored").exists()
@@ -166,8 +166,8 @@ def test_back_up_with_a_full_disk_for_the_last_file_leaves_no_complete_backup(
     with monkeypatch.context() as patched:
         patched.setattr(ChannelFile, "write", refuse)
         with pytest.raises(ToolError, match="No space left on device"):
-            back_up(places_of(made), tmp_path / "backup", TOOLS)
-    with pytest.raises(UsageError, match="is no complete backup"):
+            back_up(layout_of(made), tmp_path / "backup", TOOLS)
+    with pytest.raises(UsageError, match="is not a complete backup"):
         restore(tmp_path / "backup", target_of(tmp_path / "restored"), TOOLS)
 
 
@@ -187,16 +187,16 @@ class Removing(OsDisk):
         return super().open(path, writable=writable)
 
 
-def test_take_view_while_segments_go_begins_again(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_view_while_segments_go_begins_again(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes is needed by no checkpoint any more; the next look sees all that is."""
     home = copied(made, tmp_path / NAME)
     removing = Removing(2)
     monkeypatch.setattr(view, "OsDisk", lambda: removing)
-    with take_view(places_of(home)) as seen:
+    with open_view(layout_of(home)) as seen:
         assert [segment.segment_id for segment in seen.segments] == list(range(3, len(segments(made)) + 1))
 
 
-def test_take_view_while_segments_never_rest_gives_up(
+def test_open_view_while_segments_never_rest_gives_up(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not go on for ever."""
@@ -204,7 +204,7 @@ def test_take_view_while_segments_never_rest_gives_up(
     monkeypatch.setattr(view, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(view, "segment_paths", iter_of_ever_other_segments(home))
     with pytest.raises(UnavailableError, match="segments come and go faster than they can be read; try again"):
-        take_view(places_of(home))
+        open_view(layout_of(home))
 
 
 def iter_of_ever_other_segments(home: Path) -> Any:
@@ -212,7 +212,7 @@ def iter_of_ever_other_segments(home: Path) -> Any:
     return lambda _directories: [(number := next(numbers), home / f"segment-{number:012}.log")]
 
 
-def test_take_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files may be good; whoever runs the tool is somebody else."""
 
     class Refusing(OsDisk):
@@ -222,10 +222,10 @@ def test_take_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, m
     home = copied(made, tmp_path / NAME)
     monkeypatch.setattr(view, "OsDisk", Refusing)
     with pytest.raises(UnavailableError, match=r"cannot read .*: Permission denied"):
-        take_view(places_of(home))
+        open_view(layout_of(home))
 
 
-def test_take_view_with_a_checkpoint_that_may_not_be_read_says_so(
+def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is no damage; where the disk has lost it, it is."""
@@ -238,9 +238,9 @@ def test_take_view_with_a_checkpoint_that_may_not_be_read_says_so(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", refuse)
         with pytest.raises(UnavailableError, match=r"cannot read .*checkpoint: Permission denied"):
-            take_view(places_of(home))
+            open_view(layout_of(home))
         refusal = OSError(errno.EIO, "Input/output error")
-        with take_view(places_of(home)) as seen:
+        with open_view(layout_of(home)) as seen:
             assert [seen.disk.open(path).size() for path in seen.checkpoint_paths] == [0, 0]
 
 
@@ -250,9 +250,9 @@ def test_take_view_with_a_checkpoint_that_may_not_be_read_says_so(
 def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, tmp_path: Path) -> None:
     """Events, stamps and ended transactions are as they were; readers see another channel."""
     restored = tmp_path / "data" / NAME
-    report, places = restore(backup, target_of(restored), TOOLS)
+    report, layout = restore(backup, target_of(restored), TOOLS)
     assert report.is_good
-    former, identity = ChannelFile.read(made), places.identity
+    former, identity = ChannelFile.read(made), layout.identity
     assert former is not None
     assert identity is not None
     assert identity.channel_id != former.identity.channel_id
@@ -285,8 +285,8 @@ def test_restore_to_several_directories_spreads_the_segments(made: Path, backup:
 
 def test_restore_under_another_name_makes_a_channel_of_that_name(backup: Path, tmp_path: Path) -> None:
     """So it can stand beside the one that it was."""
-    _, places = restore(backup, target_of(tmp_path / "copy", name="copy"), TOOLS)
-    assert places.name == "copy"
+    _, layout = restore(backup, target_of(tmp_path / "copy", name="copy"), TOOLS)
+    assert layout.name == "copy"
     assert opened_anew(tmp_path, "copy")[1] == 72
     with pytest.raises(UsageError, match="--name: is 'Not a name'; it must match"):
         restore(backup, target_of(tmp_path / "other", name="Not a name"), TOOLS)
@@ -326,7 +326,7 @@ def test_restore_on_a_full_disk_leaves_what_no_server_takes_for_a_channel(
     """What makes it a channel comes last."""
     home = tmp_path / NAME
     with pytest.raises(ToolError, match="No space left on device"):
-        restore(backup, target_of(home), BackupTools(FullDisk(nth), PayloadCodec(), NoProgress()))
+        restore(backup, target_of(home), ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress()))
     assert not (home / CHANNEL_FILE).exists()
     shutil.rmtree(home)
     assert restore(backup, target_of(home), TOOLS)[0].is_good
@@ -349,16 +349,16 @@ def test_back_up_and_restore_without_the_key_compare_checksums(key_file: Path, t
     limits: dict[str, Any] = {"encryption": encryption, "compression": "zstd"}
     home = make_channel(tmp_path, **limits)
 
-    def check(report: Report, *, is_opened: bool) -> None:
+    def check(report: Report, *, is_decoded: bool) -> None:
         assert report.is_good
-        assert report.survey.is_opened is is_opened
-        assert report.survey.key_ids == {"2026"}
+        assert report.scan.is_decoded is is_decoded
+        assert report.scan.key_ids == {"2026"}
 
-    check(back_up(places_of(home), tmp_path / "closed", TOOLS), is_opened=False)
+    check(back_up(layout_of(home), tmp_path / "closed", TOOLS), is_decoded=False)
     opened = replace(TOOLS, codec=PayloadCodec(keys={"2026": KEY}))
-    check(back_up(places_of(home), tmp_path / "opened", opened), is_opened=True)
+    check(back_up(layout_of(home), tmp_path / "opened", opened), is_decoded=True)
     assert {path.name: content for path, content in contents(tmp_path / "closed").items()} == {
         path.name: content for path, content in contents(tmp_path / "opened").items()
     }
-    check(restore(tmp_path / "closed", target_of(tmp_path / "data" / NAME), TOOLS)[0], is_opened=False)
+    check(restore(tmp_path / "closed", target_of(tmp_path / "data" / NAME), TOOLS)[0], is_decoded=False)
     assert opened_anew(tmp_path / "data", **limits)[1] == 72

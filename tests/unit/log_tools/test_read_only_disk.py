@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.log_tools.frozen_disk import FrozenDisk, FrozenFile
+from millrace_server.log_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
 
 DATA = Path("data")
 
@@ -18,19 +18,19 @@ def test_read_of_a_block_that_the_disk_has_lost_gives_zeros() -> None:
             raise OSError(errno.EIO, "Input/output error")
         return content[offset : offset + length]
 
-    found = FrozenFile(read, len(content)).read(len(content), 0)
+    found = ReadOnlyFile(read, len(content)).read(len(content), 0)
     assert found == content[:4096] + bytes(4096) + content[8192:]
 
 
 def test_read_behind_a_cut_gives_nothing() -> None:
     """The file goes on on the disk, and not here."""
-    file = FrozenFile.of(b"0123456789").cut(6)
+    file = ReadOnlyFile.of(b"0123456789").cut(6)
     assert (file.size(), file.read(10, 2), file.read(10, 8), file.read_cached(2, 0)) == (6, b"2345", b"", b"01")
 
 
 def test_with_head_of_other_bytes_shows_them_first() -> None:
     """Whichever part is read."""
-    file = FrozenFile.of(b"0123456789").with_head(b"abc")
+    file = ReadOnlyFile.of(b"0123456789").with_head(b"abc")
     assert [file.read(10, 0), file.read(2, 0), file.read(4, 2), file.read(10, 3)] == [
         b"abc3456789",
         b"ab",
@@ -54,15 +54,15 @@ def test_with_head_of_other_bytes_shows_them_first() -> None:
         lambda disk: disk.open(DATA / "a").sync(),
     ],
 )
-def test_change_of_anything_is_refused(change: Callable[[FrozenDisk], object]) -> None:
+def test_change_of_anything_is_refused(change: Callable[[ReadOnlyDisk], object]) -> None:
     """A look changes nothing, whatever is done with it."""
     with pytest.raises(OSError, match="Read-only file system"):
-        change(FrozenDisk({DATA / "a": FrozenFile.of(b"")}))
+        change(ReadOnlyDisk({DATA / "a": ReadOnlyFile.of(b"")}))
 
 
 def test_open_of_a_file_that_is_not_there_says_so() -> None:
     """As a disk does."""
-    disk = FrozenDisk({DATA / "a": FrozenFile.of(b"x")})
+    disk = ReadOnlyDisk({DATA / "a": ReadOnlyFile.of(b"x")})
     assert (disk.list(DATA), disk.free_bytes(DATA)) == (["a"], 0)
     with pytest.raises(FileNotFoundError):
         disk.without([DATA / "a"]).open(DATA / "a")

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
-from millrace_server.log_tools.errors import UnavailableError, UsageError
-from millrace_server.log_tools.places import find_places
-from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.layout import UnavailableError, UsageError, find_layout
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST
 from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel, segments
 
@@ -16,116 +15,116 @@ from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel,
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """The directories of one channel: two for segments, one for checkpoints."""
-    folder = tmp_path_factory.mktemp("places")
+    folder = tmp_path_factory.mktemp("layout")
     make_channel(folder, data_dirs=[folder / "a", folder / "b"], checkpoint_dir=folder / "c")
     return folder / "a" / NAME, folder / "b" / NAME, folder / "c" / NAME
 
 
-def test_find_places_in_any_order_finds_the_channels_own(made: tuple[Path, Path, Path]) -> None:
+def test_find_layout_in_any_order_finds_the_channels_own(made: tuple[Path, Path, Path]) -> None:
     """What directories say of themselves counts, not how they were named."""
     a, b, c = made
-    places = find_places([c, b, a])
-    assert places.directories == (a, b, c)
-    assert places.checkpoint_dir == c
-    assert places.name == NAME
-    assert places.identity is not None
-    assert places.log_id == places.identity.log_id
-    assert places.problems == {}
+    layout = find_layout([c, b, a])
+    assert layout.directories == (a, b, c)
+    assert layout.checkpoint_dir == c
+    assert layout.name == NAME
+    assert layout.identity is not None
+    assert layout.log_id == layout.identity.log_id
+    assert layout.problems == {}
 
 
-def test_find_places_without_any_channel_file_asks_the_segments(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_find_layout_without_any_channel_file_asks_the_segments(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """A segment says whose log it is, and checkpoints lie where there are some."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     for home in homes:
         (home / CHANNEL_FILE).unlink()
     flip(min(segment for home in homes for segment in segments(home)), 20)
-    places = find_places(homes)
-    assert places.log_id == find_places(made).log_id
-    assert places.identity is None
-    assert len(places.problems) == 3
-    assert places.checkpoint_dir == homes[2]
+    layout = find_layout(homes)
+    assert layout.log_id == find_layout(made).log_id
+    assert layout.identity is None
+    assert len(layout.problems) == 3
+    assert layout.checkpoint_dir == homes[2]
 
 
-def test_find_places_without_one_of_the_directories_is_refused(made: tuple[Path, Path, Path]) -> None:
+def test_find_layout_without_one_of_the_directories_is_refused(made: tuple[Path, Path, Path]) -> None:
     """Half a log looks like damage."""
     with pytest.raises(UsageError, match="has 2 data directories, numbered from 0; 1 is not among those given"):
-        find_places([made[0], made[2]])
+        find_layout([made[0], made[2]])
 
 
-def test_find_places_of_two_channels_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_find_layout_of_two_channels_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """They have nothing to do with each other."""
     other = make_channel(tmp_path)
     with pytest.raises(UsageError, match="belong to different channels"):
-        find_places([*made, other])
+        find_layout([*made, other])
 
 
-def test_find_places_of_a_directory_twice_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_find_layout_of_a_directory_twice_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """By whichever name."""
     (tmp_path / "link").symlink_to(made[0])
     with pytest.raises(UsageError, match="are the same directory; name it once"):
-        find_places([*made, tmp_path / "link"])
+        find_layout([*made, tmp_path / "link"])
 
 
-def test_find_places_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
+def test_find_layout_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
     """The sentence names the path, and what it must be."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name, words in [
-        ("nowhere", "is no directory; name the directory that holds the channel's files"),
-        ("file", "is no directory"),
-        ("file/below", "is no directory"),
+        ("nowhere", "is not a directory; name the directory that holds the channel's files"),
+        ("file", "is not a directory"),
+        ("file/below", "is not a directory"),
         ("empty", "there is no channel; name a channel's own directory"),
         ("x" * 300, "cannot be read: File name too long"),
-        ("a\0b", "is no directory"),
+        ("a\0b", "is not a directory"),
     ]:
         with pytest.raises(UsageError, match=words):
-            find_places([tmp_path / name])
+            find_layout([tmp_path / name])
 
 
-def test_find_places_of_another_versions_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_find_layout_of_another_versions_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """It is not damaged, and must not be mended."""
     home = copied(made[0], tmp_path / NAME)
     content = json.loads((home / CHANNEL_FILE).read_text())
     (home / CHANNEL_FILE).write_text(json.dumps({**content, "version": 2}))
     with pytest.raises(UnavailableError, match="its version is '2', and this server knows version 1 only"):
-        find_places([home, *made[1:]])
+        find_layout([home, *made[1:]])
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": "x"}', "\xff", "[" * 100_000])
-def test_find_places_with_a_channel_file_of_nonsense_tells_it(
+def test_find_layout_with_a_channel_file_of_nonsense_tells_it(
     made: tuple[Path, Path, Path], tmp_path: Path, content: str
 ) -> None:
     """The others still say who the channel is."""
     home = copied(made[0], tmp_path / NAME)
     (home / CHANNEL_FILE).write_text(content, encoding="latin-1")
-    places = find_places([home, *made[1:]])
-    assert list(places.problems) == [home]
+    layout = find_layout([home, *made[1:]])
+    assert list(layout.problems) == [home]
 
 
-def test_find_places_of_a_deleted_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_find_layout_of_a_deleted_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """Nothing in it counts any more."""
     home = copied(made[0], tmp_path / NAME)
     file = ChannelFile.read(home)
     assert file is not None
     replace(file, is_deleted=True).write(home)
     with pytest.raises(UnavailableError, match="the channel was being deleted"):
-        find_places([home, *made[1:]])
+        find_layout([home, *made[1:]])
 
 
 @pytest.mark.parametrize("name", ["segment-000000000009.log", NEWEST])
-def test_take_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path], tmp_path: Path, name: str) -> None:
+def test_open_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path], tmp_path: Path, name: str) -> None:
     """Nor does anything else that is no file."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / name).unlink(missing_ok=True)
     os.mkfifo(homes[2] / name)
-    with pytest.raises(UsageError, match=f"{name}: is no regular file; move it away"):
-        take_view(find_places(homes))
+    with pytest.raises(UsageError, match=f"{name}: is not a regular file; move it away"):
+        open_view(find_layout(homes))
 
 
-def test_take_view_of_a_link_that_leads_nowhere_says_so(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_open_view_of_a_link_that_leads_nowhere_says_so(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """It is not waited for."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / NEWEST).unlink()
     (homes[2] / NEWEST).symlink_to(tmp_path / "nowhere")
-    with take_view(find_places(homes)) as view:
+    with open_view(find_layout(homes)) as view:
         assert [path.name for path in view.checkpoint_paths] == ["checkpoint.previous"]

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.config import EncryptionConfig
-from millrace_server.log_tools.documents import record_line
-from millrace_server.log_tools.dumping import Document, Place, dump
-from millrace_server.log_tools.errors import UsageError
-from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.dump import Document, DumpStart, dump, record_line
+from millrace_server.log_tools.layout import UsageError
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.payload_codec import PayloadCodec
-from tests.unit.log_tools.kept_channels import NAME, copied, flip, make_channel, places_of, positions, segments
+from tests.unit.log_tools.kept_channels import NAME, copied, flip, layout_of, make_channel, positions, segments
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +26,9 @@ def home(made: Path, tmp_path: Path) -> Path:
 def dumped(
     home: Path, start: str | None = None, codec: PayloadCodec | None = None, *, bodies: bool = False
 ) -> list[Document]:
-    with take_view(places_of(home), waits=False) as view:
-        place = Place.parse(start) if start else None
-        return list(dump(view, codec or PayloadCodec(), place, shows_bodies=bodies))
+    with open_view(layout_of(home), is_live=False) as view:
+        first = DumpStart.parse(start) if start else None
+        return list(dump(view, codec or PayloadCodec(), first, shows_bodies=bodies))
 
 
 def test_dump_of_a_good_log_shows_each_record_in_order(home: Path) -> None:
@@ -83,7 +82,7 @@ def test_dump_of_a_damaged_log_goes_on_behind_the_damage(home: Path) -> None:
     assert [document for document in documents if "kind" in document] == [
         document for document in good if (document["segment"], document["position"]) != (1, lost)
     ]
-    assert record_line(damage).startswith(f"1:{lost}  DAMAGED  no good record lies in ")
+    assert record_line(damage).startswith(f"1:{lost}  DAMAGED  there is no valid record in ")
 
 
 def test_dump_of_a_damaged_end_says_how_much_cannot_be_read(home: Path) -> None:
@@ -123,7 +122,7 @@ def test_dump_without_the_key_shows_what_is_not_sealed(tmp_path: Path) -> None:
     assert "message" not in put
     assert record_line(put).endswith("encrypted 2026  (the encryption key '2026' is needed, and was not given)")
     wrong = dumped(home, codec=PayloadCodec(keys={"2026": os.urandom(32)}))[1]
-    assert "it does not open with the key '2026'" in wrong["damage"]
-    assert "  DAMAGED  it does not open" in record_line(wrong)
+    assert "it cannot be decrypted with the key '2026'" in wrong["damage"]
+    assert "  DAMAGED  it cannot be decrypted" in record_line(wrong)
     right = dumped(home, codec=PayloadCodec(keys={"2026": file.read_bytes()}))[1]
     assert right["message"]["count"] == 10

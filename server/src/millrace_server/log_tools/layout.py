@@ -1,8 +1,7 @@
-"""Which directories a channel's files lie in, and whose they are."""
+"""Where a channel's files lie, and why a tool refuses to work on them."""
 
 import itertools
 import json
-import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,47 +14,61 @@ from millrace_server.channels.channel_file import (
     ChannelIdentity,
     DirectoryError,
 )
-from millrace_server.log_tools.errors import UnavailableError, UsageError
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader
+from millrace_server.wal.segments import SEGMENT_NAME
 
 CHECKPOINT_NAMES = (NEWEST, PREVIOUS)
 
-_SEGMENT = re.compile(r"segment-(\d{12})\.log")
+
+class ToolError(Exception):
+    """Base of all refusals; a sentence for the operator."""
+
+
+class DamagedError(ToolError):
+    """Raised when the files are damaged, so that the tool cannot do what was asked."""
+
+
+class UsageError(ToolError):
+    """Raised when the command line names something that the tool cannot use."""
+
+
+class UnavailableError(ToolError):
+    """Raised when the files may be good, but not now or not for this program: in use, encrypted, of another version."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlaces:
-    """Where one channel's files lie, and what its directories say of themselves."""
+class ChannelLayout:
+    """One channel's directories and what their `channel.json` files say."""
 
     directories: tuple[Path, ...]
-    """All of them, each once, the data directories first and in their order."""
+    """All of them, each once, the data directories first and in order."""
     checkpoint_dir: Path
-    """The one with the checkpoints."""
+    """The directory with the checkpoints."""
     log_id: bytes
-    """What segments and checkpoints are bound to, 16 bytes."""
+    """The channel id in segments and checkpoints, 16 bytes."""
     identity: ChannelIdentity | None
-    """Who the channel is; None where no directory tells."""
+    """The channel's identity; None if no directory states it."""
     files: Mapping[Path, ChannelFile]
-    """What directories say of themselves."""
+    """The `channel.json` of each directory that has one."""
     problems: Mapping[Path, str]
-    """Directories that do not say it, and why."""
+    """Directories without a readable one, and why."""
 
     @property
     def name(self) -> str:
-        """The channel's name, or that of its directory."""
+        """The channel's name, or else that of its directory."""
         return self.identity.name if self.identity else self.directories[0].resolve().name
 
 
-def find_places(directories: Sequence[Path], checkpoint_dir: Path | None = None) -> LogPlaces:
-    """Finds out whose files some directories hold.
+def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None) -> ChannelLayout:
+    """Finds the channel that some directories hold.
 
     Args:
         directories: The channel's directories, one or more.
-        checkpoint_dir: Which of them has its checkpoints; None where that is to be found out.
+        checkpoint_dir: Which of them has its checkpoints; None: find out.
 
     Raises:
-        UsageError: They are no directories, hold no channel, or not all of one.
+        UsageError: They are no directories, hold no channel, or are not all of one.
         UnavailableError: Another version of Millrace wrote them, or the channel was being deleted.
     """
     for path in directories:
@@ -74,20 +87,20 @@ def find_places(directories: Sequence[Path], checkpoint_dir: Path | None = None)
     _check_complete(files, problems)
     ordered = sorted(directories, key=lambda path: _order(files.get(path)))
     found = checkpoint_dir or _checkpoint_dir(ordered, files)
-    return LogPlaces(tuple(ordered), found, log_id, identity, files, problems)
+    return ChannelLayout(tuple(ordered), found, log_id, identity, files, problems)
 
 
 def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
-    """All segments by number.
+    """Returns the segments of some directories, ordered by id.
 
     Raises:
-        UsageError: Something is called like a segment and is no file.
+        UsageError: Something has the name of a segment and is no file.
     """
     found = [
         (int(match[1]), path)
         for directory in directories
         for path in directory.iterdir()
-        if (match := _SEGMENT.fullmatch(path.name))
+        if (match := SEGMENT_NAME.fullmatch(path.name))
     ]
     for _, path in found:
         check_regular(path)
@@ -95,14 +108,14 @@ def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises UsageError where a path is there and leads to something that is no file: reading it might never end."""
+    """Raises UsageError if a path exists and is no regular file: reading it, a pipe for example, might never end."""
     try:
         mode = path.stat().st_mode
     except OSError:
-        # Gone by now, or not to be read: whoever opens it learns which.
+        # It is gone by now, or unreadable. Opening it will show which.
         return
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path}: is no regular file; move it away")
+        raise UsageError(f"{path}: is not a regular file; move it away")
 
 
 def _check_directory(path: Path) -> None:
@@ -111,10 +124,10 @@ def _check_directory(path: Path) -> None:
         if is_directory:
             next(path.iterdir(), None)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no directory can have such a name"
+        why = error.strerror if isinstance(error, OSError) else "it is not a valid path"
         raise UsageError(f"{path}: cannot be read: {why}") from None
     if not is_directory:
-        raise UsageError(f"{path}: is no directory; name the directory that holds the channel's files")
+        raise UsageError(f"{path}: is not a directory; name the directory that holds the channel's files")
 
 
 def _read_file(path: Path, files: dict[Path, ChannelFile], problems: dict[Path, str]) -> None:
@@ -140,7 +153,7 @@ def _is_of_another_version(path: Path) -> bool:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    # What has no version, or none that is a number, is no other version's.
+    # Content without a version number is damage, not another version.
     return isinstance(content, dict) and isinstance(version := content.get("version"), int) and version != 1
 
 
@@ -158,7 +171,7 @@ def _log_id_of_segments(directories: Sequence[Path]) -> bytes | None:
             with path.open("rb") as file:
                 return SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES)).channel_id
         except (OSError, FormatError):
-            # The next one may tell.
+            # Its header is damaged or unreadable; the next segment may state it.
             continue
     return None
 
@@ -167,11 +180,11 @@ def _check_complete(files: Mapping[Path, ChannelFile], problems: Mapping[Path, s
     count = max((file.count for file in files.values()), default=0)
     indexes = {file.index for file in files.values()}
     missing = [str(index) for index in range(count) if index not in indexes]
-    # One that does not say which it is may be the one that is missing.
+    # A directory without a readable channel.json may be the one that is missing.
     if len(missing) > len(problems):
         raise UsageError(
             f"the channel has {count} data directories, numbered from 0; {', '.join(missing)} is not among those "
-            "given: name all of them, and see that their disks are mounted"
+            "given: name all of them, and check that their disks are mounted"
         )
 
 
@@ -180,6 +193,6 @@ def _order(file: ChannelFile | None) -> tuple[bool, int]:
 
 
 def _checkpoint_dir(directories: Sequence[Path], files: Mapping[Path, ChannelFile]) -> Path:
-    told = [path for path, file in files.items() if file.index == CHECKPOINTS_ONLY]
+    marked = [path for path, file in files.items() if file.index == CHECKPOINTS_ONLY]
     holding = [path for path in directories if any((path / name).exists() for name in CHECKPOINT_NAMES)]
-    return [*told, *holding, directories[0]][0]
+    return [*marked, *holding, directories[0]][0]

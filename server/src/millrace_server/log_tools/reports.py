@@ -1,25 +1,25 @@
-"""What the tools found, as JSON has it and as people read it."""
+"""What the tools found, as JSON and as text."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from millrace_server.channels.recovery import Recovered
-from millrace_server.log_tools.dumping import Document
-from millrace_server.log_tools.places import LogPlaces
-from millrace_server.log_tools.verifying import CheckpointState, Report
+from millrace_server.log_tools.dump import Document
+from millrace_server.log_tools.layout import ChannelLayout
+from millrace_server.log_tools.verify import CheckpointState, Report
 from millrace_server.log_tools.view import LogView
+from millrace_server.wal.records import LogPosition
 
 
-def report_document(places: LogPlaces, report: Report) -> Document:
-    """A report for scripts."""
-    survey = report.survey
+def report_document(layout: ChannelLayout, report: Report) -> Document:
+    """Returns a report for scripts."""
+    scan = report.scan
     return {
         "is_good": report.is_good,
-        "channel": places.name,
-        "channel_id": places.identity.channel_id.hex() if places.identity else None,
-        "log_id": places.log_id.hex(),
-        "is_opened": survey.is_opened,
-        "key_ids": sorted(survey.key_ids),
+        "channel": layout.name,
+        "channel_id": layout.identity.channel_id.hex() if layout.identity else None,
+        "log_id": layout.log_id.hex(),
+        "is_opened": scan.is_decoded,
+        "key_ids": sorted(scan.key_ids),
         "segments": [
             {
                 "segment": one.segment_id,
@@ -29,13 +29,13 @@ def report_document(places: LogPlaces, report: Report) -> Document:
                 "commits": one.commit_count,
                 "events_put": one.event_count,
             }
-            for one in survey.segments
+            for one in scan.segments
         ],
         "checkpoints": [
             {
                 "name": one.path.name,
                 "state": one.state.value,
-                "position": one.position and one.position._asdict(),
+                "position": one.position and _position_document(one.position),
                 "problem": one.problem or None,
             }
             for one in report.checkpoints
@@ -49,16 +49,16 @@ def report_document(places: LogPlaces, report: Report) -> Document:
                 "next_good_position": damage.end,
                 "sentence": damage.sentence,
             }
-            for damage in survey.damages
+            for damage in scan.damages
         ],
         "problems": report.problems,
-        "sequences_affected": [list(lost) for lost in survey.contents.lost],
+        "sequences_affected": [list(lost) for lost in scan.contents.lost],
         "state": report.recovered and state_document(report.recovered),
     }
 
 
 def state_document(recovered: Recovered) -> Document:
-    """A channel's state for scripts."""
+    """Returns a channel's state for scripts."""
     return {
         "events": recovered.queue.event_count,
         "first_sequence": recovered.queue.first_sequence,
@@ -74,12 +74,16 @@ def state_document(recovered: Recovered) -> Document:
             "lease_seconds": recovered.claim.lease_seconds,
             "has_ended": recovered.claim.has_ended,
         },
-        "checkpoint": recovered.checkpoint and recovered.checkpoint._asdict(),
+        "checkpoint": recovered.checkpoint and _position_document(recovered.checkpoint),
     }
 
 
+def _position_document(position: LogPosition) -> Document:
+    return {"segment_id": position.segment_id, "position": position.position, "write_number": position.lsn}
+
+
 def detailed_state_document(recovered: Recovered) -> Document:
-    """The same with each batch, producer and ended transaction."""
+    """Returns a channel's state with each batch, producer and ended transaction."""
     document = state_document(recovered)
     document["batches"] = [
         {
@@ -104,16 +108,16 @@ def detailed_state_document(recovered: Recovered) -> Document:
 
 
 def report_lines(view: LogView, report: Report) -> Iterator[str]:
-    """A report for people; what is wrong is told apart."""
-    places, survey = view.places, report.survey
-    yield f"Channel {places.name}: log {places.log_id.hex()} in {' and '.join(map(str, places.directories))}."
-    for one in survey.segments:
+    """Yields the lines of a report for people, without the problems."""
+    layout, scan = view.layout, report.scan
+    yield f"Channel {layout.name}: log {layout.log_id.hex()} in {' and '.join(map(str, layout.directories))}."
+    for one in scan.segments:
         yield (
             f"  {one.name}: {_counted(one.record_count, 'record')}, {_counted(one.commit_count, 'commit')}, "
             f"{_counted(one.event_count, 'event')} put, {one.byte_count} bytes"
         )
     if view.torn_bytes:
-        yield f"  {_counted(view.torn_bytes, 'byte')} behind the end, which a crash left or which are being written"
+        yield f"  {_counted(view.torn_bytes, 'byte')} behind the end, left by a crash or being written"
     for checkpoint in report.checkpoints:
         where = ""
         if checkpoint.position is not None and checkpoint.state is CheckpointState.GOOD:
@@ -121,31 +125,31 @@ def report_lines(view: LogView, report: Report) -> Iterator[str]:
         elif checkpoint.problem:
             where = f", {checkpoint.problem}"
         yield f"  {checkpoint.path.name}: {checkpoint.state.value}{where}"
-    if survey.key_ids:
-        yield f"  sealed with {_keys(survey.key_ids)}"
+    if scan.key_ids:
+        yield f"  encrypted with {_keys(scan.key_ids)}"
 
 
 def summary(report: Report) -> str:
-    """A report in a sentence."""
-    survey = report.survey
-    if report.is_good and not survey.is_opened:
-        return f"Good as far as checksums tell; nothing was opened{_needed_keys(report)}."
+    """Returns a report in one sentence."""
+    scan = report.scan
+    if report.is_good and not scan.is_decoded:
+        return f"Good as far as checksums show; no payload was decoded{_needed_keys(report)}."
     if report.is_good and report.recovered is not None:
         recovered = report.recovered
         return f"Good: {_counted(recovered.queue.event_count, 'event')}, next sequence {recovered.next_sequence}."
     parts = [f"Damaged: {_counted(len(report.sentences), 'problem')}"]
-    if survey.contents.lost:
-        ranges = [str(first) if first == last else f"{first} to {last}" for first, last in survey.contents.lost]
+    if scan.contents.lost:
+        ranges = [str(first) if first == last else f"{first} to {last}" for first, last in scan.contents.lost]
         parts.append(f"it concerns sequences {', '.join(ranges)}")
     if report.is_openable and report.recovered is not None:
         parts.append(f"a server opens the channel with {_counted(report.recovered.queue.event_count, 'event')}")
-    elif survey.is_opened:
+    elif scan.is_decoded:
         parts.append("a server does not open the channel")
     return "; ".join(parts) + "."
 
 
 def _needed_keys(report: Report) -> str:
-    return f", for which {_keys(report.survey.key_ids)} would be needed" if report.survey.key_ids else ""
+    return f", for which {_keys(report.scan.key_ids)} would be needed" if report.scan.key_ids else ""
 
 
 def _keys(key_ids: set[str]) -> str:
@@ -154,32 +158,3 @@ def _keys(key_ids: set[str]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def record_line(document: Document) -> str:
-    """A record, or damage, on one line."""
-    place = f"{document['segment']}:{document['position']}"
-    if "kind" not in document:
-        return f"{place}  DAMAGED  {document['damage']}"
-    flags = "+".join(document["flags"]).lower()
-    place = f"{place}  {document['kind']}  number {document['write_number']}"
-    parts = [place, f"synced up to {document['synced_position']}", _counted(document["payload_bytes"], "byte")]
-    if flags:
-        parts.append(f"{flags} {document.get('key_id', '')}".strip())
-    if "damage" in document:
-        return ", ".join(parts) + f"  DAMAGED  {document['damage']}"
-    if "closed" in document:
-        return ", ".join(parts) + f"  ({document['closed']})"
-    return ", ".join(parts) + "  " + " ".join(f"{key}={_shown(value)}" for key, value in document["message"].items())
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case dict():
-            return "{" + " ".join(f"{key}={_shown(item)}" for key, item in value.items()) + "}"
-        case list():
-            return "[" + " ".join(_shown(item) for item in value) + "]"
-        case str():
-            return ascii(value)
-        case _:
-            return str(value)

@@ -7,9 +7,9 @@ import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.stamps import Stamp
-from millrace_server.log_tools.survey import DamageKind
-from millrace_server.log_tools.verifying import CheckpointState, Report, recover_as_found
-from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.scanning import DamageKind
+from millrace_server.log_tools.verify import CheckpointState, Report, recover_as_found
+from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, SegmentHeader, UnknownVersionError
 from millrace_server.wal.payload_codec import PayloadCodec
@@ -20,10 +20,10 @@ from tests.unit.log_tools.kept_channels import (
     contents,
     copied,
     flip,
+    layout_of,
     log_end,
     make_channel,
     open_channel,
-    places_of,
     positions,
     segments,
     verified,
@@ -50,7 +50,7 @@ def states(report: Report) -> list[CheckpointState]:
 
 def opens(home: Path) -> bool:
     """Whether a server would open the channel."""
-    with take_view(places_of(home), waits=False) as view:
+    with open_view(layout_of(home), is_live=False) as view:
         try:
             recover_as_found(view, PayloadCodec())
         except LogCorruptError:
@@ -63,10 +63,10 @@ def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) 
     before = contents(home)
     report = verified(home)
     assert report.is_good
-    assert report.survey.contents.lost == []
+    assert report.scan.contents.lost == []
     assert states(report) == [CheckpointState.GOOD, CheckpointState.GOOD]
-    assert [one.segment_id for one in report.survey.segments] == list(range(1, len(segments(home)) + 1))
-    assert sum(one.event_count for one in report.survey.segments) == 71
+    assert [one.segment_id for one in report.scan.segments] == list(range(1, len(segments(home)) + 1))
+    assert sum(one.event_count for one in report.scan.segments) == 71
     assert report.recovered is not None
     assert (report.recovered.next_sequence, report.recovered.queue.event_count) == (72, 71 - 6 * 4)
     assert contents(home) == before
@@ -100,7 +100,7 @@ def test_verify_with_any_bit_flipped_says_which_segment_is_damaged_where(made: P
         home = copied(made, tmp_path / "orders")
         flip(home / segment.name, position)
         report = verified(home)
-        [damage] = report.survey.damages
+        [damage] = report.scan.damages
         assert damage.segment_id == int(segment.stem[-12:])
         if position < SEGMENT_HEADER_BYTES:
             assert damage.kind is DamageKind.HEADER
@@ -116,7 +116,7 @@ def test_verify_of_a_damaged_put_names_its_sequences(home: Path) -> None:
     """Whoever reads it knows what to ask producers for."""
     put = positions(segments(home)[0])[3]
     flip(segments(home)[0], put + 50)
-    assert verified(home).survey.contents.lost == [(11, 20)]
+    assert verified(home).scan.contents.lost == [(11, 20)]
 
 
 def test_verify_with_the_last_segment_cut_anywhere_finds_it_wherever_a_server_would(made: Path, tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_verify_with_a_segment_missing_tells_which(home: Path) -> None:
     """A gap is damage; sequences that are known to be gone are named."""
     segments(home)[1].unlink()
     report = verified(home)
-    [damage] = report.survey.damages
+    [damage] = report.scan.damages
     assert (damage.kind, damage.segment_id) == (DamageKind.MISSING, 2)
-    assert damage.sentence == "segment 2 is missing: segment-000000000003.log is the next one that is there"
-    [(first, last)] = report.survey.contents.lost
+    assert damage.sentence == "segment 2 is missing: segment-000000000003.log is the next one that exists"
+    [(first, last)] = report.scan.contents.lost
     assert 1 < first <= last < 72
 
 
@@ -169,7 +169,7 @@ def test_verify_with_the_last_segment_missing_learns_of_it_from_the_checkpoint(h
     count = len(segments(home))
     segments(home)[-1].unlink()
     report = verified(home)
-    assert report.survey.damages == []
+    assert report.scan.damages == []
     assert report.sentences[0] == f"{NEWEST}: needs segment {count}, and the log ends before it"
 
 
@@ -194,7 +194,7 @@ def test_verify_with_a_segment_that_grew_tells_what_is_too_much(home: Path) -> N
     first = segments(home)[0]
     length = first.stat().st_size
     first.write_bytes(first.read_bytes() + b"more")
-    [damage] = verified(home).survey.damages
+    [damage] = verified(home).scan.damages
     assert (damage.kind, damage.position) == (DamageKind.TOO_LONG, length)
 
 
@@ -203,7 +203,7 @@ def test_verify_with_a_segment_of_another_channel_says_whose_it_is(home: Path, t
     other = make_channel(tmp_path / "other")
     shutil.copy(segments(other)[1], segments(home)[1])
     report = verified(home)
-    assert DamageKind.FOREIGN in {damage.kind for damage in report.survey.damages}
+    assert DamageKind.FOREIGN in {damage.kind for damage in report.scan.damages}
     assert "must be segment 2 of" in report.sentences[0]
 
 
@@ -212,16 +212,16 @@ def test_verify_with_a_segment_twice_says_so(home: Path, tmp_path: Path) -> None
     second = tmp_path / "second"
     second.mkdir()
     shutil.copy(segments(home)[1], second)
-    damages = verified(home, second).survey.damages
+    damages = verified(home, second).scan.damages
     assert [damage.kind for damage in damages] == [DamageKind.FOREIGN]
-    assert "is there twice" in damages[0].sentence
+    assert "exists twice" in damages[0].sentence
 
 
 def test_verify_with_a_damaged_channel_file_goes_on_without(home: Path) -> None:
     """The segments say whose they are."""
     flip(home / CHANNEL_FILE, 60)
     report = verified(home)
-    assert report.survey.damages == []
+    assert report.scan.damages == []
     assert len(report.sentences) == 1
     assert CHANNEL_FILE in report.sentences[0]
     assert report.recovered is not None
@@ -243,12 +243,10 @@ def test_verify_with_records_that_contradict_each_other_tells_which(home: Path) 
     head = RecordHead.decode(bytes(content[put : put + 32]), header.seed(put))
     assert head is not None
     # The PUT becomes a CLAIM, with right checksums.
-    changed = RecordHead(
-        head.payload_checksum, head.payload_length, type(head.kind).CLAIM, head.flags, head.write_number, 0
-    )
+    changed = RecordHead(head.payload_checksum, head.payload_length, type(head.kind).CLAIM, head.flags, head.lsn, 0)
     content[put : put + 32] = changed.encode(header.seed(put))
     first.write_bytes(content)
     report = verified(home)
-    assert {damage.kind for damage in report.survey.damages} == {DamageKind.CONTENT}
+    assert {damage.kind for damage in report.scan.damages} == {DamageKind.CONTENT}
     assert any(f"the record at byte {commit} says that it has puts" in sentence for sentence in report.sentences)
-    assert (1, 10) in report.survey.contents.lost
+    assert (1, 10) in report.scan.contents.lost

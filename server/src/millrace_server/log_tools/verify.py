@@ -1,4 +1,4 @@
-"""Tells whether a channel's files are what they must be."""
+"""Checks whether a channel's files are valid and agree with each other."""
 
 import enum
 from collections.abc import Sequence
@@ -8,13 +8,12 @@ from pathlib import Path
 
 from millrace.wire_format import Buffer
 from millrace_server.channels.batches import StoredColumns
+from millrace_server.channels.records import first_needed_segment
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.stamps import PRODUCERS_MAX
 from millrace_server.channels.transactions import ENDED_MAX, EndedTxns, Outcome, TxnState
-from millrace_server.log_tools.frozen_disk import FrozenDisk
-from millrace_server.log_tools.places import CHECKPOINT_NAMES
-from millrace_server.log_tools.progress import ToolProgress
-from millrace_server.log_tools.survey import Survey, survey_log
+from millrace_server.log_tools.layout import CHECKPOINT_NAMES
+from millrace_server.log_tools.scanning import LogScan, ToolProgress, scan_log
 from millrace_server.log_tools.view import LogView
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import PREVIOUS, Checkpoint, CheckpointFiles
@@ -25,12 +24,12 @@ from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 
 
 class CheckpointState(enum.Enum):
-    """What a checkpoint is good for."""
+    """Whether a checkpoint can be used."""
 
     MISSING = "missing"
     GOOD = "good"
     STALE = "stale"
-    """It holds together, but the log has gone on without what it needs; the server passes it over."""
+    """It is valid, but segments that it needs were removed since; the server passes it over."""
     DAMAGED = "damaged"
     UNCHECKED = "not checked"
 
@@ -42,31 +41,31 @@ class CheckpointReport:
     path: Path
     state: CheckpointState
     position: LogPosition | None = None
-    """Where replay begins with it; None where it cannot be read."""
+    """Where replay begins with it; None if it cannot be read."""
     channel_state: pb.State | None = None
-    """How the channel stood there, but for its events."""
+    """The channel's state there, without its events."""
     first_needed_segment: int = 0
-    """The oldest segment that has anything of it."""
+    """The oldest segment that it refers to."""
     problem: str = ""
 
 
 @dataclass(slots=True)
 class Report:
-    """All that there is to say about a channel's files."""
+    """What was found in a channel's files."""
 
-    survey: Survey
+    scan: LogScan
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     recovered: Recovered | None = None
-    """The channel as the server would find it; None where its log would not open, or nothing was opened."""
+    """The channel as the server would find it; None if it would not open, or if nothing was decoded."""
     is_openable: bool = False
     """Whether a server opens the channel."""
     problems: list[str] = field(default_factory=list)
-    """What is wrong beside the damages of the survey."""
+    """What is wrong besides the damages of the scan."""
 
     @property
     def sentences(self) -> list[str]:
         """All that is wrong."""
-        return [*(damage.sentence for damage in self.survey.damages), *self.problems]
+        return [*(damage.sentence for damage in self.scan.damages), *self.problems]
 
     @property
     def is_good(self) -> bool:
@@ -75,67 +74,68 @@ class Report:
 
 
 class LogSource:
-    """Reads columns back from a log."""
+    """Reads columns from a log."""
 
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
 
     def read(self, stored: StoredColumns) -> Buffer:
-        """The columns as they came."""
+        """Returns the columns as they came."""
         assert stored.location is not None
         return self._log.read(stored.location)
 
 
-def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, opens: bool = True) -> Report:
-    """Reads all that a channel has, and recovers it from each place from which the server might. Changes nothing.
+def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> Report:
+    """Reads all of a channel, and recovers it from each point from which the server might. Changes nothing.
 
     Args:
         view: The channel's files.
-        codec: Opens payloads.
-        progress: Told how far it is.
-        opens: Whether payloads are opened; else only checksums are compared.
+        codec: Decodes payloads.
+        progress: Updated as the check proceeds.
+        decodes: Whether payloads are decoded; otherwise only checksums are compared.
 
     Raises:
         KeyMissingError: Something is encrypted with a key that was not given.
         UnknownVersionError: Another version of Millrace wrote a part of it.
     """
-    report = Report(survey_log(view, codec, progress, opens=opens))
-    report.problems += view.places.problems.values()
+    report = Report(scan_log(view, codec, progress, decodes=decodes))
+    report.problems += view.layout.problems.values()
     for name in CHECKPOINT_NAMES:
-        path = view.places.checkpoint_dir / name
-        is_there = path in view.checkpoint_paths
+        path = view.layout.checkpoint_dir / name
+        exists = path in view.checkpoint_paths
         report.checkpoints.append(
             _check_checkpoint(view, codec, path)
-            if is_there and opens
-            else CheckpointReport(path, CheckpointState.UNCHECKED if is_there else CheckpointState.MISSING)
+            if exists and decodes
+            else CheckpointReport(path, CheckpointState.UNCHECKED if exists else CheckpointState.MISSING)
         )
     report.problems += [
         f"{one.path.name}: {one.problem}" for one in report.checkpoints if one.state is CheckpointState.DAMAGED
     ]
-    if opens:
+    if decodes:
         _compare_recoveries(view, codec, progress, report)
     return report
 
 
+def _checkpoint_files(view: LogView, codec: PayloadCodec, others: Sequence[Path]) -> CheckpointFiles:
+    """Returns a channel's checkpoints without some of them."""
+    layout = view.layout
+    disk = view.disk.without(others)
+    return CheckpointFiles(disk, layout.checkpoint_dir, layout.log_id, keeps_previous=True, codec=codec)
+
+
 def _check_checkpoint(view: LogView, codec: PayloadCodec, path: Path) -> CheckpointReport:
-    others = [other for other in view.checkpoint_paths if other != path]
-    files = CheckpointFiles(
-        view.disk.without(others),
-        view.places.checkpoint_dir,
-        view.places.log_id,
-        keeps_previous=True,
-        codec=codec,
-    )
-    checkpoint = next(files.good_ones(), None)
+    files = _checkpoint_files(view, codec, [other for other in view.checkpoint_paths if other != path])
+    checkpoint = next(files.valid_checkpoints(), None)
     if checkpoint is None:
-        return CheckpointReport(path, CheckpointState.DAMAGED, problem="is damaged, or no checkpoint of this channel")
-    return _judged(view, path, checkpoint)
+        problem = "is damaged, or no checkpoint of this channel"
+        return CheckpointReport(path, CheckpointState.DAMAGED, problem=problem)
+    return _check_references(view, path, checkpoint)
 
 
-def _judged(view: LogView, path: Path, checkpoint: Checkpoint) -> CheckpointReport:
+def _check_references(view: LogView, path: Path, checkpoint: Checkpoint) -> CheckpointReport:
     message = pb.Checkpoint.FromString(checkpoint.state)
     position = checkpoint.position
-    needed = min([*message.batches.segment_ids, position.segment_id])
+    needed = first_needed_segment(message, position)
     first = view.segments[0].segment_id if view.segments else 0
     last = view.segments[-1].segment_id if view.segments else 0
     state, problem = CheckpointState.GOOD, ""
@@ -143,40 +143,39 @@ def _judged(view: LogView, path: Path, checkpoint: Checkpoint) -> CheckpointRepo
         state, problem = CheckpointState.DAMAGED, f"needs segment {position.segment_id}, and the log ends before it"
     elif needed < first:
         problem = f"needs segment {needed}, and the log begins behind it"
-        # The one before may have been left there when it was not to be kept any more.
+        # A channel that stops keeping the previous checkpoint leaves its file behind.
         state = CheckpointState.STALE if path.name == PREVIOUS else CheckpointState.DAMAGED
     return CheckpointReport(path, state, position, message.state, needed, problem)
 
 
 def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> Recovered:
-    """A channel as the server would find it with this checkpoint, or with none.
+    """Recovers a channel as the server would if it had only this checkpoint, or none.
 
     Raises:
         LogCorruptError: It would not open.
     """
-    others = [path for path in view.checkpoint_paths if path != checkpoint]
-    return _recover(view, codec, view.disk.without(others))
+    return _recover(view, codec, [path for path in view.checkpoint_paths if path != checkpoint])
 
 
 def recover_as_found(view: LogView, codec: PayloadCodec) -> Recovered:
-    """A channel as the server would find it.
+    """Recovers a channel as the server would.
 
     Raises:
         LogCorruptError: It would not open.
     """
-    return _recover(view, codec, view.disk)
+    return _recover(view, codec, [])
 
 
-def _recover(view: LogView, codec: PayloadCodec, disk: FrozenDisk) -> Recovered:
-    places = view.places
-    log = WriteAheadLog(SegmentFiles(disk, places.directories, places.log_id), codec)
-    files = CheckpointFiles(disk, places.checkpoint_dir, places.log_id, keeps_previous=True, codec=codec)
-    return recover(log, files, LogSource(log), ReplayProgress(), settles=False)
+def _recover(view: LogView, codec: PayloadCodec, left_out: Sequence[Path]) -> Recovered:
+    # The server's own recovery, on a read-only disk: the tools cannot come to another result than the server.
+    log = WriteAheadLog(SegmentFiles(view.disk, view.layout.directories, view.layout.log_id), codec)
+    files = _checkpoint_files(view, codec, left_out)
+    return recover(log, files, LogSource(log), ReplayProgress(), read_only=True)
 
 
 def _compare_recoveries(view: LogView, codec: PayloadCodec, progress: ToolProgress, report: Report) -> None:
     starts: list[Path | None] = [one.path for one in report.checkpoints if one.state is CheckpointState.GOOD]
-    if report.survey.first_loss is None:
+    if report.scan.first_loss is None:
         starts.append(None)
     progress.begin("recovering", view.byte_count * len(starts))
     first: tuple[str, Recovered] | None = None
@@ -185,31 +184,31 @@ def _compare_recoveries(view: LogView, codec: PayloadCodec, progress: ToolProgre
         try:
             recovered = recover_from(view, codec, start)
         except LogCorruptError as error:
-            _tell_new(report, f"the channel does not open with {name}: {error}")
+            _add_problem(report, f"the channel does not open with {name}: {error}")
         else:
             if first is None:
                 first = name, recovered
                 report.recovered = recovered
             elif differing := differences(first[1], recovered):
                 report.problems.append(
-                    f"the channel with {name} is another one than with {first[0]}: {', '.join(differing)}"
+                    f"recovery with {name} and with {first[0]} gives different channels: {', '.join(differing)}"
                 )
         progress.advance(view.byte_count)
     if not report.is_good:
         report.recovered = None
         with suppress(LogCorruptError):
             report.recovered = recover_as_found(view, codec)
-    report.is_openable = report.recovered is not None and not view.places.problems
+    report.is_openable = report.recovered is not None and not view.layout.problems
 
 
-def _tell_new(report: Report, sentence: str) -> None:
-    """Tells what the survey has not told already."""
+def _add_problem(report: Report, sentence: str) -> None:
+    """Adds a problem unless the scan has reported it already."""
     if not any(sentence.endswith(known) or known.startswith(sentence) for known in report.sentences):
         report.problems.append(sentence)
 
 
 def differences(one: Recovered, other: Recovered) -> list[str]:
-    """In what two recoveries of one channel differ."""
+    """Returns how two recoveries of one channel differ."""
     found: list[str] = []
     if batches_of(one) != batches_of(other):
         found.append(f"it holds {one.queue.event_count} events and {other.queue.event_count}")
@@ -225,7 +224,7 @@ def differences(one: Recovered, other: Recovered) -> list[str]:
 
 
 def batches_of(recovered: Recovered) -> Sequence[tuple[int, object, int, int, int]]:
-    """Each batch of a queue: its first sequence, its place, and what of the record there it is."""
+    """Returns each batch of a queue: its first sequence, its location, and which part of the record there it is."""
     return [
         (batch.first_sequence, window.stored.location, window.start, window.stop, window.body_bytes)
         for batch in recovered.queue
@@ -236,7 +235,7 @@ def batches_of(recovered: Recovered) -> Sequence[tuple[int, object, int, int, in
 def _ledgers_differ(one: Recovered, other: Recovered) -> bool:
     mine, theirs = dict(one.ledger.producers()), dict(other.ledger.producers())
     if len(mine) >= PRODUCERS_MAX or len(theirs) >= PRODUCERS_MAX:
-        # Which are forgotten may depend on where reading began.
+        # Which producers were forgotten may depend on where replay began.
         return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
     return mine != theirs
 
@@ -247,7 +246,7 @@ def _endings_differ(one: EndedTxns, other: EndedTxns) -> bool:
         return True
     if len(mine) >= ENDED_MAX or len(theirs) >= ENDED_MAX:
         return False
-    # That a rollback is known rests on a record for which the disk may have had no room.
+    # Rollbacks are recorded only if the disk has room, so only committed transactions must agree.
     known = mine | theirs
     return any(known[txn_id].state is TxnState.COMMITTED for txn_id in mine.keys() ^ theirs.keys())
 

@@ -9,10 +9,10 @@ import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.channels.directory_lock import DirectoryInUseError, lock_directory
-from millrace_server.log_tools.backing_up import BackupTools
-from millrace_server.log_tools.errors import DamagedError, ToolError, UsageError
-from millrace_server.log_tools.progress import NoProgress
-from millrace_server.log_tools.repairing import Repair, repair, skipping_records
+from millrace_server.log_tools.backup import ToolContext
+from millrace_server.log_tools.layout import DamagedError, ToolError, UsageError
+from millrace_server.log_tools.repair import Repair, repair, skipping_records
+from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, UnknownVersionError
 from millrace_server.wal.log import WriteAheadLog
@@ -26,11 +26,11 @@ from tests.unit.log_tools.kept_channels import (
     contents,
     copied,
     flip,
+    layout_of,
     log_end,
     make_channel,
     open_channel,
     opened_anew,
-    places_of,
     positions,
     segments,
     story_of,
@@ -54,7 +54,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 
 def repaired(home: Path, keep: Path | None = None) -> Repair:
     """A channel that was repaired, and is good then."""
-    done = repair(places_of(home), TOOLS, keep=keep, is_agreed=True)
+    done = repair(layout_of(home), TOOLS, keep=keep, applies=True)
     assert done.report is not None
     assert done.report.is_good, done.report.sentences
     assert verified(home).is_good
@@ -64,7 +64,7 @@ def repaired(home: Path, keep: Path | None = None) -> Repair:
 def test_repair_of_a_good_channel_does_nothing(home: Path) -> None:
     """There is nothing to copy either."""
     before = contents(home)
-    assert repair(places_of(home), TOOLS, is_agreed=True) == Repair()
+    assert repair(layout_of(home), TOOLS, applies=True) == Repair()
     assert contents(home.parent) == before
 
 
@@ -72,7 +72,7 @@ def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None
     """Whoever reads it decides."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    told = repair(places_of(home), TOOLS)
+    told = repair(layout_of(home), TOOLS)
     assert told.report is None
     assert told.steps[0].startswith("end the log before its damage: segment-000000000002.log: is damaged at byte 64;")
     assert contents(home.parent) == before
@@ -96,7 +96,7 @@ def test_repair_with_any_bit_flipped_keeps_all_before_the_damage(made: Path, tmp
             assert {event for event in events if event[0] <= last} <= set(found)
             if position < SEGMENT_HEADER_BYTES:
                 assert found == events
-                assert done.steps == [f"write the header of {segment.name} anew; nothing is given up"]
+                assert done.steps == [f"rewrite the header of {segment.name}; nothing is given up"]
 
 
 def test_repair_keeps_a_copy_of_all_files_as_they_were(home: Path) -> None:
@@ -117,7 +117,7 @@ def test_repair_of_several_directories_keeps_each_apart(tmp_path: Path) -> None:
     homes = [path / NAME for path in (*data_dirs, tmp_path / "disk-c")]
     flip(segments(homes[1])[0], 300)
     files = contents(*homes)
-    done = repair(places_of(*homes), TOOLS, keep=tmp_path / "keep", is_agreed=True)
+    done = repair(layout_of(*homes), TOOLS, keep=tmp_path / "keep", applies=True)
     assert done.report is not None
     assert done.report.is_good
     assert len(contents(tmp_path / "keep")) == len(files)
@@ -226,7 +226,7 @@ def test_repair_of_a_channel_file_makes_it_of_the_segments(home: Path, damage: C
     assert file is not None
     damage(home / CHANNEL_FILE)
     done = repaired(home)
-    assert done.steps == [f"write {home / CHANNEL_FILE} anew"]
+    assert done.steps == [f"rewrite {home / CHANNEL_FILE}"]
     made_anew = ChannelFile.read(home)
     assert made_anew is not None
     assert (made_anew.identity.name, made_anew.identity.log_id) == (NAME, file.identity.log_id)
@@ -242,7 +242,7 @@ def test_repair_of_one_of_several_channel_files_has_the_others_tell(tmp_path: Pa
     for home in homes:
         before = ChannelFile.read(home)
         (home / CHANNEL_FILE).unlink()
-        repair(places_of(*homes), TOOLS, keep=tmp_path / f"keep-{home.parent.name}", is_agreed=True)
+        repair(layout_of(*homes), TOOLS, keep=tmp_path / f"keep-{home.parent.name}", applies=True)
         assert ChannelFile.read(home) == before
 
 
@@ -250,8 +250,8 @@ def test_repair_without_a_name_asks_for_one(made: Path, tmp_path: Path) -> None:
     """A directory's name that no channel may have is none."""
     home = copied(made, tmp_path / "Not a name")
     (home / CHANNEL_FILE).unlink()
-    with pytest.raises(UsageError, match="nothing tells the channel's name"):
-        repair(places_of(home), TOOLS)
+    with pytest.raises(UsageError, match="no file states the channel's name"):
+        repair(layout_of(home), TOOLS)
 
 
 def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
@@ -260,7 +260,7 @@ def test_repair_of_a_channel_in_use_is_refused(home: Path) -> None:
     lock = lock_directory(home)
     try:
         with pytest.raises(DirectoryInUseError):
-            repair(places_of(home), TOOLS, is_agreed=True)
+            repair(layout_of(home), TOOLS, applies=True)
     finally:
         os.close(lock)
 
@@ -270,7 +270,7 @@ def test_repair_of_another_versions_files_is_refused(home: Path) -> None:
     flip(segments(home)[1], 8, 2)
     before = contents(home)
     with pytest.raises(UnknownVersionError):
-        repair(places_of(home), TOOLS, is_agreed=True)
+        repair(layout_of(home), TOOLS, applies=True)
     assert contents(home) == before
 
 
@@ -279,7 +279,7 @@ def test_repair_with_a_segment_of_another_channel_asks_to_move_it_away(home: Pat
     other = make_channel(tmp_path / "other")
     shutil.copy(segments(other)[1], segments(home)[1])
     with pytest.raises(DamagedError, match="move away what does not belong here"):
-        repair(places_of(home), TOOLS, is_agreed=True)
+        repair(layout_of(home), TOOLS, applies=True)
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
@@ -287,9 +287,9 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
     """A copy that is not whole is no way back."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = BackupTools(FullDisk(nth), PayloadCodec(), NoProgress())
-    with pytest.raises(ToolError, match="No space left on device; free some space and begin again"):
-        repair(places_of(home), tools, keep=tmp_path / "keep", is_agreed=True)
+    tools = ToolContext(FullDisk(nth), PayloadCodec(), ToolProgress())
+    with pytest.raises(ToolError, match="No space left on device; free some space and start again"):
+        repair(layout_of(home), tools, keep=tmp_path / "keep", applies=True)
     assert contents(home) == before
 
 
@@ -306,10 +306,10 @@ def test_repair_that_fails_half_way_says_where_the_files_are(
     with monkeypatch.context() as patched:
         patched.setattr(WriteAheadLog, "submit", refuse)
         with pytest.raises(ToolError) as failed:
-            repair(places_of(home), TOOLS, keep=tmp_path / "keep", is_agreed=True)
+            repair(layout_of(home), TOOLS, keep=tmp_path / "keep", applies=True)
     assert str(failed.value) == (
-        "cannot write to the log: a write to the log failed: No space left on device; first bring back the files as "
-        f"they were: they are in {tmp_path / 'keep'}"
+        "cannot write to the log: a write to the log failed: No space left on device; before the next attempt, "
+        f"restore the original files from {tmp_path / 'keep'}"
     )
     shutil.rmtree(home)
     (tmp_path / "keep").rename(home)
@@ -348,9 +348,9 @@ def test_repair_with_a_copy_that_reads_otherwise_changes_nothing(home: Path, tmp
     """The copy is compared with what was read."""
     flip(segments(home)[1], 100)
     before = contents(home)
-    tools = BackupTools(FullDisk(0, is_lying=True), PayloadCodec(), NoProgress())
-    with pytest.raises(DamagedError, match="the disk gives back something else than was written"):
-        repair(places_of(home), tools, keep=tmp_path / "keep", is_agreed=True)
+    tools = ToolContext(FullDisk(0, is_lying=True), PayloadCodec(), ToolProgress())
+    with pytest.raises(DamagedError, match="the disk returns something else than was written"):
+        repair(layout_of(home), tools, keep=tmp_path / "keep", applies=True)
     assert contents(home) == before
 
 
@@ -360,14 +360,14 @@ def test_repair_into_a_directory_in_use_is_refused(home: Path, tmp_path: Path) -
     (tmp_path / "file").touch()
     for keep in (home / "keep", tmp_path):
         with pytest.raises(UsageError):
-            repair(places_of(home), TOOLS, keep=keep, is_agreed=True)
+            repair(layout_of(home), TOOLS, keep=keep, applies=True)
     with pytest.raises(UsageError, match="cannot be used"):
-        repair(places_of(home), TOOLS, keep=tmp_path / "file", is_agreed=True)
+        repair(layout_of(home), TOOLS, keep=tmp_path / "file", applies=True)
 
 
 def test_skipping_records_of_many_sequences_come_in_several_puts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No record grows without bound."""
-    monkeypatch.setattr("millrace_server.log_tools.repairing._PUT_COUNT_MAX", 10)
+    monkeypatch.setattr("millrace_server.log_tools.repair._PUT_COUNT_MAX", 10)
     kinds = [kind for kind, _ in skipping_records(5, 30)]
     assert kinds == [Kind.PUT, Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
 

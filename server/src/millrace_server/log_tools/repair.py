@@ -1,4 +1,4 @@
-"""Makes a damaged channel open again, after a copy of all its files was made."""
+"""Repairs a damaged channel, after copying all of its files."""
 
 import os
 import time
@@ -14,14 +14,19 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY
 from millrace_server.channels.directory_lock import LOCK_FILE, lock_directory
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.channels.records import state_record
-from millrace_server.log_tools.backing_up import BackupTools, refuse_inside
-from millrace_server.log_tools.copying import Copy, copy_files, make_empty_directory, told
-from millrace_server.log_tools.errors import ToolError, UsageError
-from millrace_server.log_tools.frozen_disk import FrozenFile
-from millrace_server.log_tools.places import LogPlaces, find_places, segment_paths
+from millrace_server.log_tools.backup import (
+    Copy,
+    ToolContext,
+    check_outside,
+    copy_files,
+    make_empty_directory,
+    os_errors_as_refusals,
+)
+from millrace_server.log_tools.layout import ChannelLayout, ToolError, UsageError, find_layout, segment_paths
+from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.repair_plan import Plan, make_plan
-from millrace_server.log_tools.verifying import Report, verify
-from millrace_server.log_tools.view import take_view
+from millrace_server.log_tools.verify import Report, verify
+from millrace_server.log_tools.view import open_view
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.disk import Disk, OsDisk
 from millrace_server.wal.format import Kind
@@ -31,54 +36,54 @@ from millrace_server.wal.records import Record, Submission
 from millrace_server.wal.segments import SegmentFiles
 
 _PUT_COUNT_MAX = 1_000_000
-"""Sequences that one record skips."""
+"""Sequences that one PUT record skips."""
 
 
 @dataclass(slots=True)
 class Repair:
-    """What was done, or would be."""
+    """The steps of a repair that was done, or would be."""
 
     steps: list[str] = field(default_factory=list)
-    """A phrase each; none where nothing is wrong."""
+    """A phrase for each; empty if nothing is wrong."""
     keep: Path | None = None
-    """Where the copy is; None where nothing was changed."""
+    """The copy of the files; None if nothing was changed."""
     report: Report | None = None
-    """The channel afterwards; None where nothing was changed."""
+    """The channel afterwards; None if nothing was changed."""
 
 
-def repair(places: LogPlaces, tools: BackupTools, *, keep: Path | None = None, is_agreed: bool = False) -> Repair:
-    """Repairs a channel that no server uses, or tells how it would.
+def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = None, applies: bool = False) -> Repair:
+    """Repairs a channel that no server uses, or returns how it would.
 
     Args:
-        places: The channel.
-        tools: How. Its disk is where copies go.
-        keep: Where all files are copied to before anything is changed; beside the channel unless given.
-        is_agreed: Whether to do it.
+        layout: The channel.
+        tools: The tools. Copies go to its disk.
+        keep: Where all files are copied before anything is changed; None: next to the channel.
+        applies: Whether to make changes.
 
     Raises:
         DirectoryInUseError: A server uses the channel.
         KeyMissingError: Something is encrypted with a key that was not given.
         UnknownVersionError: Another version of Millrace wrote a part of it.
         DamagedError, UnavailableError: It cannot be repaired.
-        ToolError: The copy could not be made, and nothing was changed; or the disk failed later on.
+        ToolError: The copy failed, and nothing was changed; or the disk failed later.
     """
-    with _locked(places.directories):
-        with take_view(places, waits=False) as view:
+    with _locked(layout.directories):
+        with open_view(layout, is_live=False) as view:
             plan = make_plan(view, verify(view, tools.codec, tools.progress), tools.codec)
-        files = _rebuilt_files(places)
-        steps = plan.steps + [f"write {path / CHANNEL_FILE} anew" for path in files]
-        if not steps or not is_agreed:
+        files = _rebuilt_files(layout)
+        steps = plan.steps + [f"rewrite {path / CHANNEL_FILE}" for path in files]
+        if not steps or not applies:
             return Repair(steps)
-        kept = _keep(places, keep, tools)
+        kept = _keep(layout, keep, tools)
         try:
             _carry_out(plan, files)
-            after = find_places(places.directories, places.checkpoint_dir)
+            after = find_layout(layout.directories, layout.checkpoint_dir)
             if plan.needs_record:
                 _write_record(after, plan, tools.codec)
         except ToolError as error:
-            # What is gone by now tells a second repair no more which sequences were granted.
-            raise ToolError(f"{error}; first bring back the files as they were: they are in {kept}") from error
-        with take_view(after, waits=False) as view:
+            # A second repair could not know any more which sequences and epochs were granted.
+            raise ToolError(f"{error}; before the next attempt, restore the original files from {kept}") from error
+        with open_view(after, is_live=False) as view:
             return Repair(steps, kept, verify(view, tools.codec, tools.progress))
 
 
@@ -90,81 +95,81 @@ def _locked(directories: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def _rebuilt_files(places: LogPlaces) -> dict[Path, ChannelFile]:
-    """What the directories are to say of themselves that say nothing, or nothing that can be read."""
-    if not places.problems:
+def _rebuilt_files(layout: ChannelLayout) -> dict[Path, ChannelFile]:
+    """Returns new `channel.json` files for the directories without a readable one."""
+    if not layout.problems:
         return {}
-    identity = places.identity or _new_identity(places)
-    holding = {path.parent for _, path in segment_paths(places.directories)}
-    count = max((file.count for file in places.files.values()), default=0) or len(holding) or 1
-    used = {file.index for file in places.files.values()}
+    identity = layout.identity or _new_identity(layout)
+    holding = {path.parent for _, path in segment_paths(layout.directories)}
+    count = max((file.count for file in layout.files.values()), default=0) or len(holding) or 1
+    used = {file.index for file in layout.files.values()}
     free = [index for index in range(count) if index not in used]
-    # One without segments may be there for checkpoints only.
-    nameless = sorted(places.problems, key=lambda path: path not in holding)
+    # Those with segments first: one without may have been for checkpoints only.
+    nameless = sorted(layout.problems, key=lambda path: path not in holding)
     return {path: ChannelFile(identity, free.pop(0) if free else CHECKPOINTS_ONLY, count) for path in nameless}
 
 
-def _new_identity(places: LogPlaces) -> ChannelIdentity:
-    if not fullmatch(CHANNEL_NAME_PATTERN, places.name):
+def _new_identity(layout: ChannelLayout) -> ChannelIdentity:
+    if not fullmatch(CHANNEL_NAME_PATTERN, layout.name):
         raise UsageError(
-            f"{places.directories[0]}: nothing tells the channel's name, and the directory's name is none; move its "
-            "files into a directory that has the channel's name"
+            f"{layout.directories[0]}: no file states the channel's name, and the directory's name is not a valid one; "
+            "move its files into a directory that has the channel's name"
         )
-    # Made now, so that no epoch is granted again.
-    return ChannelIdentity(places.name, places.log_id, places.log_id, time.time_ns() // 1000)
+    # Epochs count up from the creation time. Created now, so that none is granted again.
+    return ChannelIdentity(layout.name, layout.log_id, layout.log_id, time.time_ns() // 1000)
 
 
-def _keep(places: LogPlaces, keep: Path | None, tools: BackupTools) -> Path:
-    """Copies all files before anything is changed."""
+def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
+    """Copies all files and returns where."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    home = places.directories[0].resolve()
+    home = layout.directories[0].resolve()
     target = keep or home.with_name(f"{home.name}.before-repair-{stamp}")
-    refuse_inside(target, places.directories)
+    check_outside(target, layout.directories)
     make_empty_directory(target)
     copies: list[Copy] = []
     with ExitStack() as opened:
-        for index, directory in enumerate(places.directories):
-            folder = target / str(index) if len(places.directories) > 1 else target
+        for index, directory in enumerate(layout.directories):
+            folder = target / str(index) if len(layout.directories) > 1 else target
             make_empty_directory(folder)
             for path in sorted(directory.iterdir()):
                 if path.is_file() and path.name != LOCK_FILE:
-                    with told("read", path):
+                    with os_errors_as_refusals("read", path):
                         file = opened.enter_context(closing(OsDisk().open(path)))
-                        copies.append(Copy(FrozenFile(file.read, file.size()), folder / path.name))
+                        copies.append(Copy(ReadOnlyFile(file.read, file.size()), folder / path.name))
         copy_files(tools.disk, copies, tools.progress)
     return target
 
 
 def _carry_out(plan: Plan, files: dict[Path, ChannelFile]) -> None:
-    # Checkpoints first: none is to point at what goes.
+    # Checkpoints first: none may refer to a segment that is removed.
     disk = OsDisk()
     for path in plan.checkpoints:
         _remove(disk, path)
     for path, head in plan.headers.items():
-        with told("write", path), closing(disk.open(path, writable=True)) as file:
+        with os_errors_as_refusals("write", path), closing(disk.open(path, writable=True)) as file:
             file.write([head], 0)
             file.sync()
     for path in plan.segments:
         _remove(disk, path)
     for path, length in plan.lengths.items():
-        with told("cut", path), closing(disk.open(path, writable=True)) as file:
+        with os_errors_as_refusals("cut", path), closing(disk.open(path, writable=True)) as file:
             file.truncate(length)
             file.sync()
     for directory, described in files.items():
-        with told("write", directory / CHANNEL_FILE):
+        with os_errors_as_refusals("write", directory / CHANNEL_FILE):
             described.write(directory)
 
 
 def _remove(disk: Disk, path: Path) -> None:
-    with told("remove", path):
+    with os_errors_as_refusals("remove", path):
         disk.unlink(path)
         disk.sync_directory(path.parent)
 
 
-def _write_record(places: LogPlaces, plan: Plan, codec: PayloadCodec) -> None:
-    """Writes what keeps sequences and epochs that were given up from being granted again."""
-    data_dirs = [path for path in places.directories if places.files[path].index != CHECKPOINTS_ONLY]
-    log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, places.log_id), codec)
+def _write_record(layout: ChannelLayout, plan: Plan, codec: PayloadCodec) -> None:
+    """Writes the records that keep lost sequences and epochs from being granted again."""
+    data_dirs = [path for path in layout.directories if layout.files[path].index != CHECKPOINTS_ONLY]
+    log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, layout.log_id), codec)
     ended: Future[None] = Future()
 
     def done(_submission: Submission, error: Exception | None) -> None:
@@ -173,9 +178,9 @@ def _write_record(places: LogPlaces, plan: Plan, codec: PayloadCodec) -> None:
         else:
             ended.set_exception(error)
 
-    with closing(log), told("write", data_dirs[0]):
+    with closing(log), os_errors_as_refusals("write", data_dirs[0]):
         for _ in log.replay():
-            # Read to its end, it is cut there and can be written behind.
+            # Replay to the end truncates the tail and makes the log writable.
             pass
         log.start(lambda call: call())
         log.submit(_last_records(plan), needs_sync=True, begins_segment=not plan.has_log, done=done)
@@ -197,7 +202,7 @@ def _last_records(plan: Plan) -> list[Record]:
 
 
 def skipping_records(next_sequence: int, wanted: int) -> list[Record]:
-    """A commit that puts empty events up to a sequence, and takes them at once."""
+    """Returns a commit that puts empty events up to a sequence and takes them at once."""
     commit = pb.Commit(first_sequence=next_sequence, take_records=1)
     take = pb.Take()
     records: list[Record] = []

@@ -1,0 +1,258 @@
+"""Backs up a channel, also while a server uses it, and restores a channel from a backup."""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from re import fullmatch
+from zlib import crc32
+
+from millrace_server.channels.channel_file import (
+    CHANNEL_FILE,
+    CHECKPOINTS_ONLY,
+    ChannelFile,
+    ChannelIdentity,
+)
+from millrace_server.channels.directory_lock import LOCK_FILE, lock_directory
+from millrace_server.channels.names import CHANNEL_NAME_PATTERN
+from millrace_server.files import make_directories
+from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolError, UsageError, find_layout
+from millrace_server.log_tools.read_only_disk import ReadOnlyFile
+from millrace_server.log_tools.scanning import ToolProgress
+from millrace_server.log_tools.verify import Report, verify
+from millrace_server.log_tools.view import LogView, open_view
+from millrace_server.wal.checkpoints import NEWEST
+from millrace_server.wal.disk import Disk
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What the tools work with."""
+
+    disk: Disk
+    """The disk that copies go to."""
+    codec: PayloadCodec
+    """Decodes payloads."""
+    progress: ToolProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A file to be copied."""
+
+    source: ReadOnlyFile
+    target: Path
+
+
+def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
+    """Creates a directory, or checks that it is empty.
+
+    Args:
+        path: The directory.
+        may_hold: Names of files that it may contain.
+
+    Raises:
+        UsageError: It contains something, or it cannot be created.
+    """
+    try:
+        make_directories(path)
+        held = sorted(entry.name for entry in path.iterdir() if entry.name not in may_hold)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a valid path"
+        raise UsageError(f"{path}: cannot be used: {why}") from None
+    if held:
+        raise UsageError(f"{path}: is not empty, it contains {held[0]!a}; name one that is empty or does not exist")
+
+
+def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> None:
+    """Copies files in order. Once this returns, the copies survive a power cut.
+
+    Raises:
+        ToolError: A copy could not be written. Those made so far remain.
+        DamagedError: The disk returns something else than was written.
+    """
+    progress.begin("copying", sum(copy.source.size() for copy in copies))
+    checksums = []
+    for copy in copies:
+        with os_errors_as_refusals("write", copy.target):
+            checksums.append(_copy(disk, copy, progress))
+    for directory in {copy.target.parent for copy in copies}:
+        with os_errors_as_refusals("sync", directory):
+            disk.sync_directory(directory)
+    progress.begin("comparing", sum(copy.source.size() for copy in copies))
+    for copy, checksum in zip(copies, checksums, strict=True):
+        with os_errors_as_refusals("read", copy.target):
+            is_same = _checksum(disk, copy.target, progress) == checksum
+        if not is_same:
+            raise DamagedError(f"{copy.target}: the disk returns something else than was written")
+
+
+def _copy(disk: Disk, copy: Copy, progress: ToolProgress) -> int:
+    checksum = 0
+    with closing(disk.create(copy.target)) as target:
+        for start in range(0, copy.source.size(), _CHUNK_BYTES):
+            chunk = copy.source.read(_CHUNK_BYTES, start)
+            target.write([chunk], start)
+            checksum = crc32(chunk, checksum)
+            progress.advance(len(chunk))
+        target.sync()
+    return checksum
+
+
+def _checksum(disk: Disk, path: Path, progress: ToolProgress) -> int:
+    checksum = 0
+    with closing(disk.open(path)) as file:
+        for start in range(0, file.size(), _CHUNK_BYTES):
+            chunk = file.read(_CHUNK_BYTES, start)
+            checksum = crc32(chunk, checksum)
+            progress.advance(len(chunk))
+    return checksum
+
+
+@contextmanager
+def os_errors_as_refusals(verb: str, path: Path) -> Iterator[None]:
+    """Turns an OSError into a ToolError that says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        what_to_do = "; free some space and start again" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+        raise ToolError(f"cannot {verb} {path}: {error.strerror}{what_to_do}") from error
+
+
+def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
+    """Copies a channel into one directory. Needs no help from a server that uses it, and takes no lock.
+
+    All that was acknowledged before this call is in the copy, which is a channel's directory that all other tools can
+    read. Its `channel.json` is written last, so that an interrupted copy is not taken for a backup.
+
+    Args:
+        layout: The channel.
+        target: A directory that is empty or does not exist.
+        tools: The tools.
+
+    Returns:
+        A report on the copy.
+
+    Raises:
+        UsageError: The target cannot be used.
+        DamagedError: The channel is damaged, or lacks its `channel.json`.
+        UnavailableError: It cannot be read now.
+        ToolError: The copy could not be written.
+    """
+    identity = layout.identity
+    if identity is None or layout.problems:
+        raise DamagedError(f"{'; '.join(layout.problems.values())}; repair it with: millraced log repair")
+    check_outside(target, layout.directories)
+    make_empty_directory(target)
+    with open_view(layout) as view:
+        checkpoints = [path for path in view.checkpoint_paths if path.name == NEWEST] or view.checkpoint_paths
+        copies = [Copy(segment.file, target / segment.path.name) for segment in view.segments]
+        # A server renames between the two names; if the newest is missing just now, the previous one replaces it.
+        copies += [Copy(view.disk.open(path), target / NEWEST) for path in checkpoints[:1]]
+        copy_files(tools.disk, copies, tools.progress)
+    with os_errors_as_refusals("write", target / CHANNEL_FILE):
+        ChannelFile(identity, 0, 1).write(target)
+    return _verified(find_layout([target]), tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTarget:
+    """Directories and name of the restored channel."""
+
+    data_dirs: Sequence[Path]
+    """For segments; empty or not existing."""
+    checkpoint_dir: Path
+    """For checkpoints; one of them, or another one that is empty or does not exist."""
+    name: str | None = None
+    """None: the name in the backup."""
+
+    @property
+    def directories(self) -> Sequence[Path]:
+        """Each once."""
+        return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
+
+
+def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Report, ChannelLayout]:
+    """Restores a channel from a backup, so that the next start of a server opens it.
+
+    It gets a new channel id, since readers of the original may have seen events that the backup lacks.
+
+    Args:
+        source: The backup.
+        target: The restored channel.
+        tools: The tools.
+
+    Returns:
+        A report on the channel, and its layout.
+
+    Raises:
+        UsageError: The source is not a complete backup, or a target cannot be used.
+        DamagedError: The backup is damaged.
+        DirectoryInUseError: A target is in use.
+        ToolError: The channel could not be written.
+    """
+    if target.name is not None and not fullmatch(CHANNEL_NAME_PATTERN, target.name):
+        raise UsageError(f"--name: is {target.name!a}; it must match {CHANNEL_NAME_PATTERN}")
+    for directory in target.directories:
+        check_outside(directory, [source])
+    layout = find_layout([source])
+    if layout.identity is None:
+        raise UsageError(f"{source}: is not a complete backup: {'; '.join(layout.problems.values())}")
+    verified = _verified(layout, tools)
+    if not verified.is_good:
+        raise DamagedError(f"{source}: the backup is damaged: {verified.sentences[0]}")
+    with ExitStack() as locks:
+        for directory in target.directories:
+            make_empty_directory(directory, may_hold=[LOCK_FILE])
+            locks.callback(os.close, lock_directory(directory))
+        with open_view(layout, is_live=False) as view:
+            copy_files(tools.disk, _restored_copies(view, target), tools.progress)
+        _write_identity(layout.identity, target)
+        restored = find_layout(target.directories, target.checkpoint_dir)
+        return _verified(restored, tools), restored
+
+
+def _restored_copies(view: LogView, target: RestoreTarget) -> list[Copy]:
+    copies = [
+        Copy(segment.file, target.data_dirs[segment.segment_id % len(target.data_dirs)] / segment.path.name)
+        for segment in view.segments
+    ]
+    return copies + [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
+
+
+def _write_identity(identity: ChannelIdentity, target: RestoreTarget) -> None:
+    made = ChannelIdentity.make(target.name or identity.name)
+    restored = replace(made, log_id=identity.log_id)
+    indexes = dict.fromkeys(target.directories, CHECKPOINTS_ONLY)
+    indexes |= {path: index for index, path in enumerate(target.data_dirs)}
+    # First without the count, then with it, as at a channel's first start: a directory counts once all exist.
+    for count in (0, len(target.data_dirs)):
+        for path, index in indexes.items():
+            with os_errors_as_refusals("write", path / CHANNEL_FILE):
+                ChannelFile(restored, index, count).write(path)
+
+
+def _verified(layout: ChannelLayout, tools: ToolContext) -> Report:
+    # No server writes to it, so its end need not be awaited.
+    with open_view(layout, is_live=False) as view:
+        try:
+            return verify(view, tools.codec, tools.progress)
+        except KeyMissingError:
+            # A backup needs no keys.
+            return verify(view, tools.codec, tools.progress, decodes=False)
+
+
+def check_outside(target: Path, directories: Sequence[Path]) -> None:
+    """Raises UsageError if a directory lies inside one of others."""
+    try:
+        resolved = target.resolve()
+    except ValueError:
+        raise UsageError(f"{str(target)!a}: it is not a valid path") from None
+    for directory in directories:
+        if resolved.is_relative_to(directory.resolve()):
+            raise UsageError(f"{target}: lies in {directory}; name a directory elsewhere")

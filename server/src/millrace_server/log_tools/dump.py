@@ -1,0 +1,190 @@
+"""Shows a log record by record, and continues behind damage."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from millrace.columns import ColumnsCutter, ColumnsError, check_columns
+from millrace.v1 import event_pb2
+from millrace_server.channels.replay import ContradictionError, decode_message
+from millrace_server.log_tools.layout import UsageError
+from millrace_server.log_tools.scanning import decode_payload, key_id_of
+from millrace_server.log_tools.view import LogView, SegmentView
+from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
+from millrace_server.wal.log import LogRecord
+from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
+from millrace_server.wal.reading import Gap, ScannedRecord, SegmentScanner
+from millrace_server.wal.records import Location
+from millrace_server.wal.segments import LogCorruptError
+
+Document = dict[str, Any]
+"""A JSON object."""
+
+# Scripts read these names, which are older than those in the code.
+_KIND_NAMES = {Kind.SYNC_POINT: "MARK", Kind.MEMORY_STATE: "KEEP"}
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStart:
+    """Where a dump begins."""
+
+    segment_id: int
+    position: int = SEGMENT_HEADER_BYTES
+
+    @classmethod
+    def parse(cls, text: str) -> "DumpStart":
+        """Parses `SEGMENT:BYTE`.
+
+        Raises:
+            UsageError: The text is something else.
+        """
+        segment_id, colon, position = text.partition(":")
+        if not segment_id.isdecimal() or (colon and not position.isdecimal()):
+            raise UsageError(f"--from: is {text!a}; it must be SEGMENT or SEGMENT:BYTE, such as 3:64")
+        return cls(int(segment_id), max(SEGMENT_HEADER_BYTES, int(position or 0)))
+
+
+def dump(
+    view: LogView, codec: PayloadCodec, start: DumpStart | None = None, *, shows_bodies: bool = False
+) -> Iterator[Document]:
+    """Yields what each record says, and each gap where a record should be.
+
+    Args:
+        view: The log.
+        codec: Decodes payloads; those whose key it lacks are left encoded.
+        start: Where to begin.
+        shows_bodies: Whether events are shown, and not only counted.
+
+    Raises:
+        UsageError: There is no such segment.
+        UnknownVersionError: Another version of Millrace wrote a part of it.
+    """
+    if start is not None and all(segment.segment_id != start.segment_id for segment in view.segments):
+        raise UsageError(f"--from: there is no segment {start.segment_id}")
+    expected: int | None = None
+    for segment in view.segments:
+        if start is not None and segment.segment_id < start.segment_id:
+            continue
+        if expected is not None and segment.segment_id > expected:
+            yield {"segment": expected, "position": 0, "damage": "the segment is missing"}
+        expected = segment.segment_id + 1
+        is_first = start is not None and segment.segment_id == start.segment_id
+        position = start.position if start is not None and is_first else SEGMENT_HEADER_BYTES
+        yield from _dump_segment(view, segment, _Decoder(codec, shows_bodies=shows_bodies), position)
+
+
+def _dump_segment(view: LogView, segment: SegmentView, decoder: "_Decoder", position: int) -> Iterator[Document]:
+    scanner = view.scanner(segment)
+    size = segment.file.size()
+    for item in scanner.records_and_gaps(position, size):
+        if isinstance(item, ScannedRecord):
+            yield decoder.document(segment, scanner, item)
+        # A damaged last segment may end with preallocated zeros, which are no damage.
+        elif item.end is not None or segment.file.read(size - item.position, item.position).strip(b"\0"):
+            byte_count = (item.end or size) - item.position
+            yield _gap_document(segment, item, byte_count)
+
+
+def _gap_document(segment: SegmentView, gap: Gap, byte_count: int) -> Document:
+    damage = f"there is no valid record in {byte_count} bytes"
+    return {"segment": segment.segment_id, "position": gap.position, "damage": damage}
+
+
+class _Decoder:
+    """Turns records into documents."""
+
+    def __init__(self, codec: PayloadCodec, *, shows_bodies: bool) -> None:
+        self._codec = codec
+        self._shows_bodies = shows_bodies
+
+    def document(self, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord) -> Document:
+        head = record.head
+        document: Document = {
+            "segment": segment.segment_id,
+            "position": record.position,
+            "write_number": head.lsn,
+            "kind": _KIND_NAMES.get(head.kind, head.kind.name),
+            "flags": [flag.name for flag in Flags if flag in head.flags],
+            "synced_position": head.synced_position,
+            "payload_bytes": head.payload_length,
+        }
+        if (key_id := key_id_of(record)) is not None:
+            document["key_id"] = key_id
+        try:
+            payload = decode_payload(self._codec, scanner, record)
+            location = Location(segment.segment_id, record.position, head.payload_length)
+            document["message"] = self._message(LogRecord(head.kind, head.flags, location, lambda: payload))
+        except KeyMissingError as error:
+            document["closed"] = str(error)
+        except (LogCorruptError, ContradictionError, DecodeError, ColumnsError) as error:
+            document["damage"] = str(error)
+        return document
+
+    def _message(self, record: LogRecord) -> Document:
+        if record.kind is Kind.SYNC_POINT:
+            return {}
+        if record.kind is not Kind.PUT:
+            return _document_of(decode_message(record))
+        columns = event_pb2.EventColumns.FromString(bytes(record.payload))
+        check_columns(columns)
+        message: Document = {
+            "count": columns.count,
+            "body_bytes": len(columns.bodies),
+            "header_keys": [header.key for header in columns.headers],
+        }
+        if self._shows_bodies:
+            message["events"] = [
+                {"headers": headers, "body": base64.b64encode(body).decode()}
+                for headers, body in ColumnsCutter(columns).rows(0, columns.count)
+            ]
+        return message
+
+
+def _document_of(message: Message) -> Document:
+    """Returns a message as JSON values, with the field names of the protos and integers as numbers."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return _document_of(value)
+    if isinstance(value, str | int | float):
+        return value
+    return list(value)
+
+
+def record_line(document: Document) -> str:
+    """Returns a record, or damage, as one line."""
+    place = f"{document['segment']}:{document['position']}"
+    if "kind" not in document:
+        return f"{place}  DAMAGED  {document['damage']}"
+    size = document["payload_bytes"]
+    parts = [
+        f"{place}  {document['kind']}  number {document['write_number']}",
+        f"synced up to {document['synced_position']}",
+        f"{size} byte" if size == 1 else f"{size} bytes",
+    ]
+    if document["flags"]:
+        flags = "+".join(document["flags"]).lower()
+        parts.append(f"{flags} {document.get('key_id', '')}".strip())
+    line = ", ".join(parts)
+    if "damage" in document:
+        return f"{line}  DAMAGED  {document['damage']}"
+    if "closed" in document:
+        return f"{line}  ({document['closed']})"
+    return f"{line}  " + " ".join(f"{key}={_shown(value)}" for key, value in document["message"].items())
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + " ".join(f"{key}={_shown(item)}" for key, item in value.items()) + "}"
+        case list():
+            return "[" + " ".join(_shown(item) for item in value) + "]"
+        case str():
+            return ascii(value)
+        case _:
+            return str(value)
