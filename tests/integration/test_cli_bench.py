@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millrace_client import ChannelConfig, connect
-from millrace_client.cli.exit_codes import ExitCode
+from millrace_client.cli.exit_status import ExitCode
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 

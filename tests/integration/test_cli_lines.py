@@ -225,7 +225,7 @@ def test_take_that_is_ended_while_it_writes_loses_nothing(
         take.send_signal(number)
         _, errors = take.communicate()
     assert take.returncode == exit_code
-    assert errors == b"millrace: up to 5,000 events written last may come again: taking them was cut short\n"
+    assert errors == b"millrace: up to 5,000 events written last may be delivered again: taking them was interrupted\n"
     assert queued_events(client, filled) == 5000
 
 

@@ -91,7 +91,7 @@ def test_put_on_a_terminal_shows_a_bar_and_why_it_waits(
 def test_put_of_typed_lines_stores_them_while_they_come(server: str, client: Client, orders: str) -> None:
     """Ctrl-D ends them; nothing is drawn between them."""
     with millrace_on_terminal(server, "put", orders) as terminal:
-        terminal.wait_for("reading lines from the terminal; Ctrl-D ends them")
+        terminal.wait_for("reading lines from the terminal; end with Ctrl-D")
         terminal.type("one\n")
         wait_for(client, orders, lambda info: info.gauges.queued_events == 1)
         terminal.type("two\n\x04")
@@ -116,7 +116,7 @@ def test_purge_on_a_terminal_asks_before(server: str, client: Client, orders: st
     """Only a yes removes the events."""
     client.channel(orders).append([b"one"])
     with millrace_on_terminal(server, "channel", "purge", orders) as terminal:
-        terminal.wait_for("Remove 1 event from orders for good? [y/N]")
+        terminal.wait_for("Remove 1 event from orders permanently? [y/N]")
         terminal.type(f"{answer}\n")
         exit_code, _ = terminal.wait()
     assert exit_code == (2 if left else 0)
@@ -139,4 +139,4 @@ def test_channels_on_a_terminal_where_there_are_none_say_how_to_make_one(server:
     with millrace_on_terminal(server, "channels") as terminal:
         exit_code, written = terminal.wait()
     assert exit_code == 0
-    assert "make one with `millrace channel create NAME`" in written
+    assert "create one with `millrace channel create NAME`" in written

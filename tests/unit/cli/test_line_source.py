@@ -138,7 +138,10 @@ def test_skip_exactly_all_lines_leaves_none(path: Path) -> None:
 def test_skip_more_lines_than_there_are_says_so(path: Path) -> None:
     """A number that does not fit the input is most likely another input."""
     path.write_bytes(b"a\nb\n")
-    with FileIO(path) as file, pytest.raises(InputError, match=r"^the input has 2 lines, and 3 were to be skipped; "):
+    with (
+        FileIO(path) as file,
+        pytest.raises(InputError, match=r"^the input has 2 lines, fewer than the 3 lines to skip; "),
+    ):
         list(LineSource(file).skipped(3))
 
 

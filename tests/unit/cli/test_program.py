@@ -5,8 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from millrace_client.cli.exit_codes import MEANINGS
-from millrace_client.cli.interrupts import TerminatedError, obey_sigterm
+from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeClient
 
@@ -48,11 +47,11 @@ def test_sigterm_in_any_command_ends_with_143(client: FakeClient, millrace: RunM
     assert millrace("channels").exit_code == 143
 
 
-def test_obey_sigterm_when_it_comes_raises() -> None:
+def test_raise_on_sigterm_when_it_comes_raises() -> None:
     """The signal becomes an exception in the main thread, which no `except Exception` stops."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        obey_sigterm()
+        raise_on_sigterm()
         with pytest.raises(TerminatedError):
             signal.raise_signal(signal.SIGTERM)
     finally:

@@ -30,9 +30,9 @@ def test_parse_headers_with_odd_values_keeps_them() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["a"], "is no header"),
-        (["=b"], "is no header"),
-        (["a=1", "a=2"], "comes twice"),
+        (["a"], "is not a header"),
+        (["=b"], "is not a header"),
+        (["a=1", "a=2"], "is given twice"),
         (["a=\udcff"], "is not UTF-8"),
     ],
 )
@@ -153,7 +153,7 @@ def test_put_skipping_too_much_is_a_usage_error(roomy: FakeChannel, millrace: Ru
     """It is most likely another file; nothing is stored."""
     result = millrace("put", "orders", str(log), "--skip-lines", "251")
     assert (result.exit_code, len(roomy.events)) == (2, 0)
-    assert "the input has 250 lines, and 251 were to be skipped" in result.stderr
+    assert "the input has 250 lines, fewer than the 251 lines to skip" in result.stderr
 
 
 def test_put_an_empty_file_stores_nothing(orders: FakeChannel, millrace: RunMillrace, tmp_path: Path) -> None:

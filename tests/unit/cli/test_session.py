@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from millrace_client.cli.failures import CommandError
+from millrace_client.cli.exit_status import CommandError
 from millrace_client.cli.session import DEFAULT_SERVER, SERVER_VARIABLE, Session, parse_server
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeClient
@@ -43,7 +43,7 @@ def test_address_without_any_option_is_the_default(monkeypatch: pytest.MonkeyPat
 def test_address_from_the_environment_when_wrong_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever set the variable long ago must be reminded of it."""
     monkeypatch.setenv(SERVER_VARIABLE, "a:b")
-    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is no server"):
+    with pytest.raises(CommandError, match=f"^{SERVER_VARIABLE}: 'a:b' is not a server"):
         _ = Session().address
 
 

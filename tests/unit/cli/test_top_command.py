@@ -1,13 +1,70 @@
 import json
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 
-from millrace_client import UnavailableError
-from millrace_client.cli.failures import CommandError
-from millrace_client.cli.top_command import ChannelWatch, try_to_look
+from millrace_client import ChannelInfo, UnavailableError
+from millrace_client.cli.exit_status import CommandError
+from millrace_client.cli.top_command import ChannelWatch, RateMeter, try_to_update
+from millrace_client.cli.views import Rates
 from tests.unit.cli.conftest import RunMillrace
-from tests.unit.cli.fake_client import FakeChannel, FakeClient
+from tests.unit.cli.fake_client import COUNTERS, ORDERS, FakeChannel, FakeClient
+
+
+class SteppingClock:
+    """Two seconds pass between two looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 2.0
+        return self.now
+
+
+def counted(put: int, taken: int) -> ChannelInfo:
+    counters = replace(COUNTERS, event_put_success_count=put, event_take_success_count=taken)
+    return replace(ORDERS, counters=counters)
+
+
+@pytest.fixture
+def meter() -> RateMeter:
+    meter = RateMeter(SteppingClock())
+    meter.measure([counted(100, 50)])
+    return meter
+
+
+def test_measure_for_the_first_time_knows_nothing() -> None:
+    """One look has no rate."""
+    assert RateMeter(SteppingClock()).measure([ORDERS]) == {}
+
+
+def test_measure_again_gives_events_a_second(meter: RateMeter) -> None:
+    """What was counted between two looks, by the time between them; then from the newer look on."""
+    assert meter.measure([counted(300, 50)]) == {"orders": Rates(put=100.0, taken=0.0)}
+    assert meter.measure([counted(300, 60)]) == {"orders": Rates(put=0.0, taken=5.0)}
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        replace(counted(300, 50), channel_id="c-2"),
+        replace(counted(300, 50), start_time=ORDERS.start_time + timedelta(seconds=1)),
+        counted(99, 50),
+        counted(100, 49),
+    ],
+)
+def test_measure_a_channel_made_anew_knows_nothing(meter: RateMeter, channel: ChannelInfo) -> None:
+    """Counters that began again at 0 would give nonsense."""
+    assert meter.measure([channel]) == {}
+
+
+def test_measure_a_channel_that_comes_and_goes_knows_nothing(meter: RateMeter) -> None:
+    """Only a channel that both looks saw has a rate."""
+    assert meter.measure([]) == {}
+    assert meter.measure([counted(300, 50)]) == {}
 
 
 def watch_of(client: FakeClient, *names: str) -> ChannelWatch:
@@ -56,25 +113,25 @@ def test_top_with_an_impossible_interval_is_a_usage_error(millrace: RunMillrace,
     assert millrace("top", "--interval", interval).exit_code == 2
 
 
-def test_try_to_look_while_the_server_is_away_keeps_the_last_look(client: FakeClient) -> None:
+def test_try_to_update_while_the_server_is_away_keeps_the_last_look(client: FakeClient) -> None:
     """A restart of the server is watched, not a reason to leave."""
     watch = watch_of(client)
-    watch.look()
+    watch.update()
     client.admin.errors.append(UnavailableError("gone"))
-    assert try_to_look(watch).startswith("trying again: no server answers at ")
+    assert try_to_update(watch).startswith("trying again: no server answers at ")
     assert [channel.name for channel in watch.channels] == ["orders"]
-    assert try_to_look(watch) == ""
+    assert try_to_update(watch) == ""
 
 
-def test_try_to_look_at_a_channel_that_went_says_so(client: FakeClient) -> None:
+def test_try_to_update_at_a_channel_that_went_says_so(client: FakeClient) -> None:
     """It may be made again."""
     watch = watch_of(client, "orders")
-    watch.look()
+    watch.update()
     del client.admin.channels["orders"]
-    assert try_to_look(watch).startswith("trying again: there is no channel orders;")
+    assert try_to_update(watch).startswith("trying again: there is no channel orders;")
 
 
 def test_look_at_unknown_channels_names_them_all(client: FakeClient) -> None:
     """All of them at once."""
     with pytest.raises(CommandError, match=r"^there is no channel a, b; "):
-        watch_of(client, "a", "orders", "b").look()
+        watch_of(client, "a", "orders", "b").update()

@@ -1,10 +1,221 @@
+import errno
+import json
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millrace_server.channels.config import AnyChannelConfig, EncryptionConfig, FileChannelConfig, MemoryChannelConfig
 from millrace_server.errors import StartError
-from millrace_server.hosting.data_dir import locked_data_dir
+from millrace_server.hosting.data_dir import Catalog, CatalogError, locked_data_dir
+
+SMALL = MemoryChannelConfig(type="memory", capacity=5, keep_alive_seconds=0.5)
+LARGE = MemoryChannelConfig(type="memory", capacity=1_000_000)
+DURABLE = FileChannelConfig(type="file")
+SEALED = FileChannelConfig(
+    type="file",
+    capacity=7,
+    data_dirs=[Path("/disk-1"), Path("relative/disk-2")],
+    checkpoint_dir=Path("/disk-3"),
+    backup_checkpoint=False,
+    checkpoint_interval_seconds=1,
+    fsync="interval",
+    compression="zstd",
+    encryption=EncryptionConfig(keys={"2025": Path("/keys/a"), "2026": Path("/keys/b")}, active_key="2026"),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "catalog.json"
+
+
+def written(path: Path) -> dict[str, Any]:
+    """What a catalog of two channels looks like on the disk."""
+    catalog = Catalog(path)
+    catalog.put("small", SMALL)
+    catalog.put("large", LARGE)
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    return content
+
+
+def test_load_without_a_file_gives_nothing_and_writes_nothing(path: Path) -> None:
+    """A server on which nobody made a channel has no catalog."""
+    assert Catalog(path).load() == {}
+    assert not path.exists()
+
+
+def test_put_survives_a_restart(path: Path) -> None:
+    """Another catalog on the same file knows the channel with all its limits."""
+    Catalog(path).put("small", SMALL)
+    again = Catalog(path)
+    again.put("large", LARGE)
+    assert Catalog(path).load() == {"small": SMALL, "large": LARGE}
+
+
+@pytest.mark.parametrize("change", [Catalog.put, Catalog.replace])
+def test_change_of_a_known_name_replaces_its_limits(
+    path: Path, change: Callable[[Catalog, str, AnyChannelConfig], None]
+) -> None:
+    """New limits survive a restart."""
+    catalog = Catalog(path)
+    catalog.put("a", SMALL)
+    change(catalog, "a", LARGE)
+    assert catalog.load() == Catalog(path).load() == {"a": LARGE}
+
+
+def test_put_of_file_channels_survives_a_restart(path: Path) -> None:
+    """Directories, keys and what is not said come back as they were."""
+    catalog = Catalog(path)
+    catalog.put("durable", DURABLE)
+    catalog.put("sealed", SEALED)
+    catalog.put("small", SMALL)
+    assert Catalog(path).load() == {"durable": DURABLE, "sealed": SEALED, "small": SMALL}
+
+
+def test_load_of_what_an_older_release_wrote_knows_its_channels(path: Path) -> None:
+    """A release that knew memory channels only wrote these bytes."""
+    path.write_text("""
+        {"format": "millrace catalog", "version": 1, "crc32": "3ef3a0f0", "channels": {"small": {
+            "type": "memory", "capacity": 5, "transaction_capacity": 5, "byte_capacity": 1000,
+            "byte_capacity_buffer_percentage": 20, "keep_alive_seconds": 0.5, "lease_seconds": 30.0,
+            "open_transactions_max": 5000
+        }}}
+    """)
+    assert Catalog(path).load() == {"small": SMALL.model_copy(update={"byte_capacity": 1000})}
+
+
+def test_replace_of_an_unknown_name_writes_nothing(path: Path) -> None:
+    """New limits of a channel of the configuration do not make it one of the catalog."""
+    Catalog(path).replace("none", SMALL)
+    assert not path.exists()
+
+
+def test_remove_survives_a_restart(path: Path) -> None:
+    """A deleted channel does not come back."""
+    written(path)
+    Catalog(path).remove("small")
+    assert Catalog(path).load() == {"large": LARGE}
+
+
+def test_remove_of_an_unknown_name_writes_nothing(path: Path) -> None:
+    """Channels of the configuration are not in the catalog; deleting one does not touch it."""
+    Catalog(path).remove("none")
+    assert not path.exists()
+
+
+def test_load_gives_a_copy(path: Path) -> None:
+    """Whoever changes what was loaded changes nothing."""
+    catalog = Catalog(path)
+    catalog.load()["x"] = SMALL
+    assert catalog.load() == {}
+
+
+@pytest.mark.parametrize("failing_call", ["open", "fsync", "replace"])
+def test_put_when_the_disk_fails_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: str
+) -> None:
+    """A change that could not be written is no change, neither on the disk nor in memory."""
+    catalog = Catalog(path)
+    catalog.put("small", SMALL)
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path if failing_call == "replace" else os, failing_call, fail)
+        with pytest.raises(OSError, match="No space left"):
+            catalog.put("large", LARGE)
+        with pytest.raises(OSError, match="No space left"):
+            catalog.remove("small")
+    assert catalog.load() == Catalog(path).load() == {"small": SMALL}
+    catalog.put("large", LARGE)
+    assert Catalog(path).load() == {"small": SMALL, "large": LARGE}
+
+
+def test_put_from_many_threads_loses_nothing(path: Path) -> None:
+    """Changes from several threads at once are all kept."""
+    catalog = Catalog(path)
+    names = [f"channel-{number}" for number in range(16)]
+    threads = [threading.Thread(target=catalog.put, args=(name, SMALL)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(Catalog(path).load()) == sorted(names)
+
+
+def test_load_when_any_byte_is_cut_off_refuses(path: Path) -> None:
+    """No beginning of a catalog passes for a catalog, and the file stays as it is."""
+    written(path)
+    whole = path.read_bytes().rstrip()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CatalogError, match="is damaged"):
+            Catalog(path).load()
+        assert path.read_bytes() == whole[:length]
+
+
+def test_load_when_any_byte_is_changed_never_gives_other_channels(path: Path) -> None:
+    """A flipped bit is found, unless it is in white space."""
+    written(path)
+    whole = path.read_bytes()
+    for index in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[index] ^= 1
+        path.write_bytes(damaged)
+        try:
+            assert Catalog(path).load() == {"small": SMALL, "large": LARGE}
+        except CatalogError:
+            continue
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_load_of_another_version_refuses_without_judging_the_rest(path: Path, version: object) -> None:
+    """A newer catalog is not called damaged: its own server is to be started."""
+    path.write_text(json.dumps({"format": "millrace catalog", "version": version, "entries": []}))
+    with pytest.raises(CatalogError, match="use the version that wrote it"):
+        Catalog(path).load()
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"format": "x"}', "[" * 100_000, "\0", "é"])
+def test_load_of_something_else_refuses(path: Path, content: str) -> None:
+    """A file that is no catalog is not taken for one."""
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(CatalogError, match="is damaged"):
+        Catalog(path).load()
+
+
+def test_load_of_limits_that_are_not_allowed_says_which(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog whose checksum is right may still hold what this server cannot keep."""
+    monkeypatch.setattr("millrace_server.hosting.data_dir._checksum", lambda _channels: "")
+    content = written(path)
+    content["channels"]["small"]["type"] = "jdbc"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CatalogError, match=r'channels\.small\.type: is "jdbc"; it must be "memory" or "file"'):
+        Catalog(path).load()
+
+
+@pytest.mark.parametrize("change", [Catalog.put, Catalog.replace, lambda catalog, name, _config: catalog.remove(name)])
+def test_change_when_damaged_never_overwrites(
+    path: Path, change: Callable[[Catalog, str, AnyChannelConfig], None]
+) -> None:
+    """A damaged catalog is evidence; nothing writes over it."""
+    path.write_bytes(b"damaged")
+    catalog = Catalog(path)
+    with pytest.raises(CatalogError):
+        change(catalog, "a", SMALL)
+    assert path.read_bytes() == b"damaged"
+
+
+def test_load_when_unreadable_says_why(path: Path) -> None:
+    """What cannot be read is told with the reason."""
+    path.mkdir()
+    with pytest.raises(CatalogError, match=r"cannot read the catalog .*: Is a directory"):
+        Catalog(path).load()
 
 
 def test_locked_data_dir_when_missing_makes_it(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.network.addresses import PORT_MAX, Address
+from millrace_server.errors import StartError
+from millrace_server.network.addresses import PORT_MAX, Address, check_is_free, open_socket
 
 HOSTS = st.one_of(
     st.ip_addresses().map(str), st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,8}){0,3}", fullmatch=True)
@@ -69,3 +72,44 @@ def test_parse_when_malformed_says_what_is_allowed(text: str, allowed: str) -> N
 def test_is_loopback_tells_who_can_connect(text: str, *, is_loopback: bool) -> None:
     """Only what surely stays on this machine counts as loopback."""
     assert Address.parse(text).is_loopback is is_loopback
+
+
+async def test_open_socket_with_port_0_takes_any_free_one() -> None:
+    """The port is known as soon as the socket is bound."""
+    with await open_socket(Address("127.0.0.1", 0), "server.listen") as bound:
+        assert bound.getsockname()[1] > 0
+
+
+async def test_open_socket_of_ipv6_binds_it() -> None:
+    """An IPv6 address works where the machine has IPv6."""
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        bound = await open_socket(Address("::1", 0), "server.listen")
+    except StartError:
+        pytest.skip("no IPv6 loopback here")
+    with bound:
+        assert bound.getsockname()[0] == "::1"
+
+
+@pytest.mark.parametrize("reuse", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+async def test_open_socket_when_somebody_listens_says_so(reuse: int) -> None:
+    """A port in use is told in a sentence, also where its owner would share it."""
+    with socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, reuse, 1)
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        port = owner.getsockname()[1]
+        sentence = rf"^cannot listen on 127\.0\.0\.1:{port} \(server\.listen\): Address already in use$"
+        with pytest.raises(StartError, match=sentence):
+            await open_socket(Address("127.0.0.1", port), "server.listen")
+        with pytest.raises(StartError, match=sentence):
+            await check_is_free(Address("127.0.0.1", port), "server.listen")
+    await check_is_free(Address("127.0.0.1", port), "server.listen")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
+async def test_open_socket_of_another_machine_says_so(host: str) -> None:
+    """An address that is not this machine's, and a name that is nobody's, are refused."""
+    with pytest.raises(StartError, match=r"cannot listen on .*:7070 \(server\.listen\): "):
+        await open_socket(Address(host, 7070), "server.listen")

@@ -2,8 +2,7 @@
 
 import sys
 
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.interrupts import TerminatedError, obey_sigterm
+from millrace_client.cli.exit_status import ExitCode, TerminatedError, raise_on_sigterm
 
 _EXTRA = {"typer", "rich"}
 
@@ -11,7 +10,7 @@ _EXTRA = {"typer", "rich"}
 def main() -> None:
     """Runs `millrace` with this process's arguments, and exits with an `ExitCode`."""
     try:
-        obey_sigterm()
+        raise_on_sigterm()
         from millrace_client.cli.program import app
 
         app(prog_name="millrace")
@@ -20,7 +19,7 @@ def main() -> None:
             raise
         sys.stderr.write("millrace: the command line is not installed; run `pip install 'millrace-client[cli]'`\n")
         sys.exit(ExitCode.USAGE)
-    # Only where they come before the program has begun or after it has ended; it handles both itself.
+    # Only for signals before the program starts or after it ends; it handles others itself.
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except TerminatedError:

@@ -1,85 +1,79 @@
-"""`millrace bench`: how much a channel takes and gives, and how long that lasts."""
+"""`millrace bench`: the throughput and the latency of a channel."""
 
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from millrace_client import Client, MillraceError, Producer, ProducerConfig, SendAttempt
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import CommandError
-from millrace_client.cli.notes import note
-from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
+from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client, with_options
+from millrace_client.cli.terminal import note
 from millrace_client.producer import ProducerHooks
 
 SECONDS = 10.0
 BODY_BYTES = 512
 HEADER_COUNT = 2
 
-_FOR_EVER = 1e9
-_BUFFER_PATIENCE_SECONDS = 10.0
-"""How much longer a send waits for room in the buffer than an event waits to be stored: so it is told why it waits."""
+_NO_TIME_LIMIT = 1e9
+_BUFFER_WAIT_SECONDS = 10.0
+"""How much longer a send waits for the buffer than an event for its store: so the store's error is reported."""
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure how much a channel takes and gives.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure the throughput and the latency of a channel.")
 
 EventsOption = Annotated[
     int | None,
-    typer.Option("--events", "-n", metavar="N", min=1, show_default=False, help="Stop after so many events."),
+    typer.Option("--events", "-n", metavar="N", min=1, show_default=False, help="Stop after this number of events."),
 ]
-SecondsOption = Annotated[float, seconds_option("--seconds", min=0.01, help="Stop after so long.")]
-BodyBytesOption = Annotated[
-    int, typer.Option("--body-bytes", metavar="BYTES", min=STAMP_BYTES, help="Size of each body.")
-]
-HeadersOption = Annotated[int, typer.Option("--headers", metavar="N", min=0, max=256, help="Headers of each event.")]
-KeysOption = Annotated[
-    int, typer.Option("--keys", metavar="N", min=0, help="Use so many different keys; 0: events have none.")
-]
-RateOption = Annotated[
-    float, typer.Option("--rate", metavar="EVENTS", min=0, help="Send at most so many a second; 0: as many as can be.")
-]
-BatchEventsOption = Annotated[
-    int, typer.Option("--batch-events", metavar="N", min=1, help="Events of a batch at most.")
-]
-LingerOption = Annotated[float, seconds_option("--linger", min=0, help="How long an event waits for others.")]
+SecondsOption = Annotated[float, seconds_option("--seconds", min=0.01, help="Stop after this time.")]
 
-_DEFAULTS = ProducerConfig()
+_LOAD_OPTIONS: dict[str, Any] = {
+    "event_count": EventsOption,
+    "seconds": SecondsOption,
+    "body_bytes": Annotated[
+        int, typer.Option("--body-bytes", metavar="BYTES", min=STAMP_BYTES, help="Size of each body.")
+    ],
+    "header_count": Annotated[
+        int, typer.Option("--headers", metavar="N", min=0, max=256, help="Headers of each event.")
+    ],
+    "key_count": Annotated[
+        int, typer.Option("--keys", metavar="N", min=0, help="Number of different keys; 0: events have none.")
+    ],
+    "events_per_second": Annotated[
+        float, typer.Option("--rate", metavar="EVENTS", min=0, help="Maximum events per second; 0: no limit.")
+    ],
+    "batch_events": Annotated[
+        int, typer.Option("--batch-events", metavar="N", min=1, help="Maximum events of a batch.")
+    ],
+    "linger": Annotated[float, seconds_option("--linger", min=0, help="How long an event waits for others.")],
+}
+"""The options of what is sent, by the fields of Load, and those of the producer."""
+
+_PRODUCER_DEFAULTS = ProducerConfig()
+_LOAD_DEFAULTS = {
+    "seconds": SECONDS,
+    "body_bytes": BODY_BYTES,
+    "header_count": HEADER_COUNT,
+    "key_count": 0,
+    "events_per_second": 0.0,
+    "batch_events": _PRODUCER_DEFAULTS.batch_events_max,
+    "linger": _PRODUCER_DEFAULTS.linger_seconds,
+}
 
 
 @bench_app.command()
 @with_client
-def put(
-    client: Client,
-    channel: ChannelArgument,
-    *,
-    events: EventsOption = None,
-    seconds: SecondsOption = SECONDS,
-    body_bytes: BodyBytesOption = BODY_BYTES,
-    headers: HeadersOption = HEADER_COUNT,
-    keys: KeysOption = 0,
-    rate: RateOption = 0.0,
-    batch_events: BatchEventsOption = _DEFAULTS.batch_events_max,
-    linger: LingerOption = _DEFAULTS.linger_seconds,
-    as_json: JsonOption = False,
-) -> None:
+@with_options(_LOAD_OPTIONS, defaults=_LOAD_DEFAULTS)
+def put(client: Client, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any) -> None:
     """Send events into a channel, which keeps them.
 
-    Latencies are from sending an event until the server has said that it is stored. A full channel is waited for, up to
-    --timeout.
+    Latencies are from sending an event until the server has stored it. A full channel is waited for, up to --timeout.
     """
     client.admin.get_channel(channel)
-    load = Load(
-        event_count=events,
-        seconds=seconds,
-        body_bytes=body_bytes,
-        header_count=headers,
-        key_count=keys,
-        events_per_second=rate,
-    )
-    config = _config(client, batch_events, linger)
-    _write({"put": _put(client, channel, load, config)}, as_json=as_json)
+    _write({"put": _put(client, channel, load)}, as_json=as_json)
 
 
 @bench_app.command()
@@ -92,9 +86,9 @@ def take(
     seconds: SecondsOption = SECONDS,
     as_json: JsonOption = False,
 ) -> None:
-    """Take events out of a channel: they are gone afterwards.
+    """Take events out of a channel, which removes them.
 
-    Ends when the channel is empty. Latencies are from when `millrace bench put` sent an event, on the same machine.
+    Ends when the channel is empty. Latencies are from `millrace bench put` on the same machine until delivery.
     """
     client.admin.get_channel(channel)
     taken = measure_take(client.channel(channel), events, lambda: _is_empty(client, channel), seconds)
@@ -103,39 +97,18 @@ def take(
 
 @bench_app.command()
 @with_client
-def both(
-    client: Client,
-    channel: ChannelArgument,
-    *,
-    events: EventsOption = None,
-    seconds: SecondsOption = SECONDS,
-    body_bytes: BodyBytesOption = BODY_BYTES,
-    headers: HeadersOption = HEADER_COUNT,
-    keys: KeysOption = 0,
-    rate: RateOption = 0.0,
-    batch_events: BatchEventsOption = _DEFAULTS.batch_events_max,
-    linger: LingerOption = _DEFAULTS.linger_seconds,
-    as_json: JsonOption = False,
-) -> None:
-    """Send events into an empty channel and take them out again at the same time.
+@with_options(_LOAD_OPTIONS, defaults=_LOAD_DEFAULTS)
+def both(client: Client, channel: ChannelArgument, *, as_json: JsonOption = False, **load: Any) -> None:
+    """Send events into an empty channel, and take them out at the same time.
 
-    Latencies of the takes are from sending an event until it is delivered.
+    Latencies of the takes are from sending an event until its delivery.
     """
     if not _is_empty(client, channel):
         raise CommandError(
             ExitCode.REFUSED,
-            f"the channel {channel} holds events, which would be taken; use another, or empty it with "
+            f"the channel {channel} holds events, which this command would remove; use another, or empty it with "
             f"`millrace channel purge {channel}`",
         )
-    load = Load(
-        event_count=events,
-        seconds=seconds,
-        body_bytes=body_bytes,
-        header_count=headers,
-        key_count=keys,
-        events_per_second=rate,
-    )
-    config = _config(client, batch_events, linger)
     stopping = threading.Event()
     with ThreadPoolExecutor(1) as taking:
         taken = taking.submit(
@@ -143,13 +116,13 @@ def both(
             client.channel(channel),
             None,
             lambda: stopping.is_set() and _is_empty(client, channel),
-            _FOR_EVER,
+            _NO_TIME_LIMIT,
         )
         try:
-            sent = _put(client, channel, load, config)
+            sent = _put(client, channel, load)
         except MillraceError:
             stopping.set()
-            # A channel that nobody takes from is full in the end: where the takes have failed, that is why.
+            # If the takes failed, that is why the channel is full.
             taken.result()
             raise
         finally:
@@ -162,30 +135,27 @@ def _is_empty(client: Client, channel: str) -> bool:
 
 
 class _TroubleNotes(ProducerHooks):
-    """Tells what keeps events from being stored, each reason once."""
+    """Notes why events cannot be stored, each reason once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
-    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - as told
-        if retry_seconds is not None and attempt.reason not in self._told:
-            self._told.add(attempt.reason)
+    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - the signature of the hook
+        if retry_seconds is not None and attempt.reason not in self._noted:
+            self._noted.add(attempt.reason)
             note(f"{attempt.message}; waiting")
 
 
-def _config(client: Client, batch_events: int, linger: float) -> ProducerConfig:
-    patience = client.timeout_seconds
-    return ProducerConfig(
-        batch_events_max=batch_events,
-        linger_seconds=linger,
-        delivery_timeout_seconds=patience,
-        max_block_seconds=patience + _BUFFER_PATIENCE_SECONDS,
+def _put(client: Client, channel: str, load: dict[str, Any]) -> Figures:
+    timeout_seconds = client.timeout_seconds
+    config = ProducerConfig(
+        batch_events_max=load.pop("batch_events"),
+        linger_seconds=load.pop("linger"),
+        delivery_timeout_seconds=timeout_seconds,
+        max_block_seconds=timeout_seconds + _BUFFER_WAIT_SECONDS,
     )
-
-
-def _put(client: Client, channel: str, load: Load, config: ProducerConfig) -> Figures:
     with Producer(client.endpoint, channel, config=config, hooks=_TroubleNotes()) as producer:
-        return measure_put(producer, load)
+        return measure_put(producer, Load(**load))
 
 
 def _write(figures: dict[str, Figures], *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The load of `millrace bench`: events that tell when they were sent, and how long they took."""
+"""The load of `millrace bench`: events with the time of their sending, and the measured figures."""
 
 import struct
 import time
@@ -12,29 +12,29 @@ _SAMPLED_EVERY = 16
 _PERCENTS = (50.0, 90.0, 99.0, 99.9)
 _MIB = 1 << 20
 _MILLISECONDS = 1e3
-_LOOK_SECONDS = 0.2
+_IDLE_SECONDS = 0.2
 
 STAMP_BYTES = _STAMP.size
-"""Bodies begin with the time at which they were sent; so they have at least so many bytes."""
+"""The size of the time at the beginning of each body, which is the smallest body."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is sent."""
+    """The events to send."""
 
     event_count: int | None
-    """So many events. None: as many as there is time for."""
+    """The number of events; None for no limit."""
     seconds: float
-    """For at most so long."""
+    """The time limit."""
     body_bytes: int
     header_count: int
     key_count: int
-    """So many different keys, one after the other; 0: none."""
+    """The number of different keys, used in turn; 0 for none."""
     events_per_second: float
-    """At most so many; 0: as many as can be."""
+    """The maximum rate; 0 for no limit."""
 
     def events(self) -> Iterator[tuple[Event, str | None]]:
-        """The events with their keys, each when its time has come."""
+        """Yields the events with their keys, at the rate."""
         filling = bytes(self.body_bytes - STAMP_BYTES)
         headers = {f"header-{index}": "a value" for index in range(self.header_count)}
         keys: list[str | None] = [f"key-{index}" for index in range(self.key_count)]
@@ -50,16 +50,16 @@ class Load:
 
 @dataclass
 class Figures:
-    """What was measured of one direction."""
+    """The figures of one direction."""
 
     event_count: int = 0
     body_bytes: int = 0
     seconds: float = 0.0
     latencies_seconds: list[float] = field(default_factory=list)
-    """Of some of the events."""
+    """Latencies of a sample of the events."""
 
     def document(self) -> dict[str, object]:
-        """The figures for programs."""
+        """Returns the figures for programs."""
         seconds = self.seconds or float("inf")
         return {
             "events": self.event_count,
@@ -79,7 +79,7 @@ class Figures:
         yield "max", ordered[-1] if ordered else None
 
     def sentence(self, verb: str) -> str:
-        """The figures for people."""
+        """Returns the figures for people."""
         rate = self.event_count / self.seconds if self.seconds else 0.0
         mebibytes = self.body_bytes / _MIB / self.seconds if self.seconds else 0.0
         parts = [f"{self.event_count:,} events {verb} in {self.seconds:.2f} s", f"{rate:,.0f} events/s"]
@@ -89,7 +89,7 @@ class Figures:
 
 
 def measure_put(producer: Producer, load: Load) -> Figures:
-    """Sends events and waits until all are stored. Latencies are from `send` until that is known.
+    """Sends events and waits until all are stored. Latencies are from `send` until the acknowledgement.
 
     Raises:
         MillraceError: One of the sampled events, or the last one, was not stored.
@@ -125,9 +125,9 @@ def _sampling(figures: Figures, errors: list[MillraceError]) -> Callable[[SendRe
 
 
 def measure_take(channel: Channel, event_count: int | None, is_over: Callable[[], bool], seconds: float) -> Figures:
-    """Takes events until there are so many, the time is over, or none comes and it is told that none will.
+    """Takes events until the count or the time limit is reached, or none arrives and `is_over` holds.
 
-    Latencies are from `send` until an event is delivered, and make sense where it was sent by this machine.
+    Latencies are from `send` until delivery, and hold for events sent by this machine.
     """
     figures = Figures()
     began = time.monotonic()
@@ -135,7 +135,7 @@ def measure_take(channel: Channel, event_count: int | None, is_over: Callable[[]
     while event_count is None or figures.event_count < event_count:
         if time.monotonic() >= began + seconds:
             break
-        with channel.consume(idle_seconds=_LOOK_SECONDS) as deliveries:
+        with channel.consume(idle_seconds=_IDLE_SECONDS) as deliveries:
             for delivery in deliveries:
                 ended = time.monotonic()
                 _note_delivery(figures, delivery.bodies())
@@ -143,7 +143,7 @@ def measure_take(channel: Channel, event_count: int | None, is_over: Callable[[]
                 if (event_count is not None and figures.event_count >= event_count) or ended >= began + seconds:
                     break
             else:
-                # A server that is busy may be silent for as long while there are more.
+                # A busy server may pause this long although there are more events.
                 if is_over():
                     break
     figures.seconds = ended - began
@@ -157,6 +157,6 @@ def _note_delivery(figures: Figures, bodies: list[bytes]) -> None:
     for body in bodies[::_SAMPLED_EVERY]:
         if len(body) >= STAMP_BYTES:
             waited = now - _STAMP.unpack_from(body)[0]
-            # What others have put does not begin with a time.
+            # Bodies of other programs do not begin with a time.
             if waited >= 0:
                 figures.latencies_seconds.append(waited / 1e9)

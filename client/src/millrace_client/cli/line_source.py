@@ -1,4 +1,4 @@
-"""Lines of a file or pipe, gathered into batches as they come."""
+"""Lines of a file or pipe in batches."""
 
 import io
 import select
@@ -10,14 +10,14 @@ from itertools import accumulate, takewhile
 from os import fstat
 
 READ_BYTES = 64 * 1024
-"""Most bytes of one read."""
+"""Maximum size of one read."""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""A longer line than a server's default message fits nowhere; this bounds what a file without newlines costs."""
+"""No channel stores a longer line by default; this bounds the memory that a file without newlines takes."""
 
 
 class InputError(Exception):
-    """Returned when the next line is too long or cannot be read; all lines before it were handed out."""
+    """Raised when the next line is too long or cannot be read, after all earlier lines were returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,18 +25,18 @@ class BatchLimits:
     """When a batch of lines is sealed."""
 
     events_max: int
-    """Lines in it."""
+    """Maximum number of lines."""
     body_bytes_max: int
-    """Bytes of its lines; a line that is larger comes alone."""
+    """Maximum bytes of the lines; a larger line is a batch of its own."""
     linger_seconds: float = 0.2
-    """How long its first line waits for others where the input pauses."""
+    """How long the first line waits for others while the input pauses."""
 
 
 class LineSource:
-    r"""Hands out the lines of an open file, in order, in batches.
+    r"""Reads the lines of an open file in batches. Not thread-safe.
 
-    A line is the bytes up to `\n`, without it and otherwise as they are; empty lines count, and so does a last line
-    without `\n`. Memory holds one batch and one line, whatever the file's size. Not for several threads.
+    A line is the bytes before `\n`, unchanged; empty lines count, and so does a last line without `\n`. Memory holds
+    one batch and one line, whatever the file's size.
     """
 
     def __init__(self, file: io.FileIO, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -49,29 +49,29 @@ class LineSource:
         self._is_ended = False
         self._error: InputError | None = None
         self.line_count = 0
-        """Lines handed out or skipped so far."""
+        """Lines returned or skipped so far."""
         self.byte_count = 0
-        """Bytes of these lines, newlines included."""
+        """Bytes of these lines with their newlines."""
 
     def skipped(self, count: int) -> Iterator[list[bytes]]:
-        """Yields the next `count` lines as they were read, for whoever leaves them out.
+        """Skips `count` lines; yields them in batches.
 
         Raises:
-            InputError: There are not so many, or they cannot be read.
+            InputError: The input has fewer lines, or they cannot be read.
         """
         target = self.line_count + count
         while self.line_count < target and (self._ready or self._fill(None)):
             yield self._hand_out(target - self.line_count)
         self._check()
         if self.line_count < target:
-            counts = f"{self.line_count:,} lines, and {target:,} were to be skipped"
+            counts = f"{self.line_count:,} lines, fewer than the {target:,} lines to skip"
             raise InputError(f"the input has {counts}; give the same input as before")
 
     def batches(self, limits: BatchLimits) -> Iterator[list[bytes]]:
-        """Yields the lines in batches of at least one, each as soon as it is full or its linger has passed.
+        """Yields non-empty batches of lines, each as soon as it is full or its linger time has passed.
 
         Raises:
-            InputError: After the lines that could be read.
+            InputError: After all lines that could be read.
         """
         while self._ready or self._fill(None):
             sealed_at = time.monotonic() + limits.linger_seconds
@@ -99,7 +99,7 @@ class LineSource:
         return max(sum(1 for _ in takewhile(lambda size: size <= limits.body_bytes_max, sizes)), 1)
 
     def _fill(self, deadline: float | None) -> bool:
-        """Reads until there is another whole line; False where the input ended or nothing came in time."""
+        """Reads until another whole line is ready; returns False at the end of the input or at the deadline."""
         known = len(self._ready)
         while len(self._ready) == known and not self._is_ended:
             if not self._is_readable(deadline):
@@ -113,7 +113,7 @@ class LineSource:
         except OSError as error:
             self._fail(f"cannot be read: {error.strerror}")
             return
-        # None: a non-blocking descriptor that has nothing after all.
+        # None: a non-blocking descriptor without data.
         if chunk is not None:
             self._add(chunk)
 
@@ -134,7 +134,7 @@ class LineSource:
             self._fail(f"is longer than an event may be, {self._line_bytes_max:,} bytes; split it, or leave it out")
         elif others:
             self._ready.append(b"".join(self._partial))
-            # Lines inside a chunk are shorter than any limit: READ_BYTES is below LINE_BYTES_MAX.
+            # Lines within a chunk are below the limit: READ_BYTES is smaller than LINE_BYTES_MAX.
             self._ready.extend(others[:-1])
             self._partial = [others[-1]]
             self._partial_bytes = len(others[-1])

@@ -1,4 +1,4 @@
-"""`millrace put`: lines of a file or of standard input become events."""
+"""`millrace put`: stores the lines of a file or of standard input as events."""
 
 import json
 import uuid
@@ -15,15 +15,11 @@ import typer
 
 from millrace_client import ChannelInfo, Client, Producer, ProducerConfig
 from millrace_client._calls import KEEP_ALIVE_SECONDS
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import CommandError
-from millrace_client.cli.line_format import LineFormat
-from millrace_client.cli.line_routing import LineRouting
+from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.formatting import is_utf8
+from millrace_client.cli.line_events import LineFormat, LineRouting
 from millrace_client.cli.line_source import BatchLimits, InputError, LineSource
-from millrace_client.cli.notes import note_to_terminal
-from millrace_client.cli.plain_text import is_utf8
-from millrace_client.cli.put_account import PutAccount
-from millrace_client.cli.put_progress import NotedProgress, PutProgress, shown_progress
+from millrace_client.cli.progress import NotedProgress, PutProgress, shown_progress
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,
@@ -34,18 +30,19 @@ from millrace_client.cli.session import (
     seconds_option,
     with_client,
 )
-from millrace_client.cli.upload import Destination, TroubleHooks, Upload
+from millrace_client.cli.terminal import note_to_terminal
+from millrace_client.cli.upload import Destination, PutAccount, TroubleHooks, Upload
 from millrace_client.producing.config import EVENT_BYTES_MAX
 
 BATCH_EVENTS = 4096
-"""Lines of a batch where `--batch-size` is not said and the channel's transaction capacity allows as many."""
+"""Default of `--batch-size`, if the channel's transaction capacity allows it."""
 
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of a batch: far below a message's limit, and little to send again."""
+"""Maximum bytes of a batch: far below the limit of a message, and little to send again."""
 
 PATIENCE_SECONDS = 60.0
 CONNECT_SECONDS = 3.0
-"""The least patience with a server that cannot be reached: making a connection takes some time itself."""
+"""Minimum patience with a server that cannot be reached, since connecting takes some time."""
 
 _BUFFER_BYTES_MAX = 2 * EVENT_BYTES_MAX
 _BLOCK_SECONDS = 86_400.0
@@ -56,7 +53,7 @@ _ID_LENGTH_MAX = 128
 
 def _check_producer_id(text: str | None) -> str | None:
     if text is not None and not (1 <= len(text) <= _ID_LENGTH_MAX and text.isascii() and text.isprintable()):
-        raise typer.BadParameter(f"{text!r} is no id; write 1 to {_ID_LENGTH_MAX} printable ASCII characters")
+        raise typer.BadParameter(f"{text!r} is not an id; write 1 to {_ID_LENGTH_MAX} printable ASCII characters")
     return text
 
 
@@ -72,7 +69,7 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         callback=lambda path: None if path == Path("-") else path,
-        help="Where the lines are; `-` or nothing: standard input.",
+        help="The file with the lines; `-` or nothing: standard input.",
     ),
 ]
 BatchSizeOption = Annotated[
@@ -81,15 +78,15 @@ BatchSizeOption = Annotated[
         min=1,
         metavar="LINES",
         show_default=False,
-        help=f"Most lines committed at once; {BATCH_EVENTS:,} where not said, or what the channel allows.",
+        help=f"Maximum lines of a commit; by default {BATCH_EVENTS:,}, or what the channel allows.",
     ),
 ]
-PatienceOption = Annotated[float, seconds_option(min=0, help="How long a full channel is waited for.")]
+PatienceOption = Annotated[float, seconds_option(min=0, help="How long to wait for a full channel.")]
 PutPatienceOption = Annotated[
-    float, seconds_option(min=0, help="How long a full channel, or a server that went away, is waited for.")
+    float, seconds_option(min=0, help="How long to wait for a full channel or an unavailable server.")
 ]
 SkipLinesOption = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Leave out the first lines, as an interrupted put said.")
+    int, typer.Option(min=0, metavar="N", help="Skip the first lines, as an interrupted put suggests.")
 ]
 ProducerIdOption = Annotated[
     str | None,
@@ -97,24 +94,24 @@ ProducerIdOption = Annotated[
         metavar="ID",
         callback=_check_producer_id,
         show_default=False,
-        help="The interrupted put's id: what it stored is not stored again.",
+        help="The id of an interrupted put, whose lines are not stored again.",
     ),
 ]
 
 
 def parse_headers(texts: list[str]) -> dict[str, str]:
-    """Reads `KEY=VALUE` texts; a value may hold `=` and may be empty.
+    """Parses `KEY=VALUE` texts; a value may contain `=` and may be empty.
 
     Raises:
-        ValueError: A text has no key, a key comes twice, or a text is not UTF-8.
+        ValueError: A text has no key, a key appears twice, or a text is not UTF-8.
     """
     headers: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            raise ValueError(f"{text!r} is no header; write KEY=VALUE")
+            raise ValueError(f"{text!r} is not a header; write KEY=VALUE")
         if key in headers:
-            raise ValueError(f"the header {key!r} comes twice; give it once")
+            raise ValueError(f"the header {key!r} is given twice; give it once")
         if not is_utf8(text):
             raise ValueError(f"{text!r} is not UTF-8; headers must be")
         headers[key] = value
@@ -136,7 +133,7 @@ HeaderOption = Annotated[
         metavar="KEY=VALUE",
         callback=_check_headers,
         show_default=False,
-        help="A header for every event; may be repeated.",
+        help="A header for every event; repeatable.",
     ),
 ]
 
@@ -153,7 +150,7 @@ AlsoOption = Annotated[
         metavar="HOST:PORT",
         callback=_check_further,
         show_default=False,
-        help="A further server with such a channel, to spread the lines over; may be repeated.",
+        help="Another server with this channel, to distribute the lines over; repeatable.",
     ),
 ]
 KeyOption = Annotated[
@@ -163,7 +160,7 @@ KeyOption = Annotated[
         metavar="HEADER",
         callback=check_sendable,
         show_default=False,
-        help="With --also: events with the same value of this header go to the same server; others go in turn.",
+        help="With --also: events with the same value of this header go to the same server; others round-robin.",
     ),
 ]
 
@@ -188,49 +185,36 @@ def put(
     """Put the lines of a file or of standard input into a channel.
 
     Each line is an event: its bytes without the newline. Empty lines count, and so does a last line without a newline.
-    With --json-lines each line is a JSON object as `millrace take --json` writes it, with headers of its own.
-    Lines are stored in order, whatever they hold, and each exactly once. A full channel is waited for, and so is a
-    server that goes away. A put that has to stop says how many lines are stored for sure, and which command stores the
-    rest: lines are numbered, so that what was stored beyond that is not stored again.
-    With --also each server gets a part of the lines, in order: by --key, or in turn. No line goes to another server
-    than its own, so a put that is resumed needs the same servers in the same order.
+    With --json-lines each line is a JSON object as `millrace take --json` writes it, with its own headers.
+    Lines are stored in order, each exactly once. The command waits for a full channel or an unavailable server. If it
+    has to stop, it reports how many lines are stored, and the command that stores the rest without duplicates.
+    With --also each server gets a part of the lines, in order: by --key, or round-robin. A line never moves to another
+    server, so a resumed put needs the same servers in the same order.
     """
     options = [f"--header={header}" for header in headers or []]
     options += ["--json-lines"] * json_lines + [f"--also={address}" for address in also or []]
-    options += [f"--key={key}"] * bool(key) + ([f"--batch-size={batch_size}"] if batch_size is not None else [])
-    if client.endpoint != Session().address:
-        options.append(f"--server={client.endpoint}")
+    options += [f"--key={key}"] * bool(key) + [f"--batch-size={batch_size}"] * (batch_size is not None)
+    options += [f"--server={client.endpoint}"] * (client.endpoint != Session().address)
     account = PutAccount(
-        channel,
-        producer_id or f"put-{uuid.uuid4().hex}",
-        skipped_lines=skip_lines,
-        server_count=1 + len(also or []),
+        channel, producer_id or f"put-{uuid.uuid4().hex}", skip_lines, server_count=1 + len(also or [])
     )
     with _opened(file) as lines_file, ExitStack() as opened:
         session = current_session(context)
-        clients = [
-            client,
-            *(opened.enter_context(session.with_options(address, None).open()) for address in also or []),
-        ]
+        others = [opened.enter_context(session.with_options(address, None).open()) for address in also or []]
+        clients = [client, *others]
         limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
         routing = LineRouting([each.endpoint for each in clients], key)
-        first_numbers = lines.skip(skip_lines, routing)
-        destinations = [
-            Destination(each.endpoint, _producer(each, channel, config, hooks := TroubleHooks()), hooks)
-            for each, config in zip(clients, _configs(account, first_numbers, limits, patience), strict=True)
-        ]
-        upload = Upload(destinations, lines.format, routing, account, patience)
+        configs = _configs(account, lines.skip(skip_lines, routing), limits, patience)
+        upload = Upload([*_destinations(clients, channel, configs)], lines.format, routing, account, patience)
         try:
             lines.put(lines_file, upload)
         except BaseException as error:
-            upload.end()
             if account.lines_read:
                 error.add_note(_how_to_resume(account, file, options))
             if as_json:
                 typer.echo(json.dumps(account.document(is_complete=False)))
             raise
-        upload.end()
     typer.echo(json.dumps(account.document(is_complete=True)) if as_json else account.sentence())
 
 
@@ -243,7 +227,7 @@ def _opened(file: Path | None) -> Iterator[FileIO]:
         raise CommandError(ExitCode.USAGE, f"{finding}; name a file that can be read") from error
     with opened:
         if opened.isatty():
-            note_to_terminal("reading lines from the terminal; Ctrl-D ends them")
+            note_to_terminal("reading lines from the terminal; end with Ctrl-D")
         yield opened
 
 
@@ -265,7 +249,7 @@ def _limits(channels: Sequence[ChannelInfo], batch_size: int | None) -> BatchLim
 def _configs(
     account: PutAccount, first_numbers: Sequence[int], limits: BatchLimits, patience: float
 ) -> list[ProducerConfig]:
-    """For each server what its producer may do."""
+    """Returns the configuration of each server's producer."""
     config = ProducerConfig(
         batch_events_max=limits.events_max,
         batch_bytes_max=BATCH_BYTES_MAX,
@@ -275,7 +259,7 @@ def _configs(
         delivery_timeout_seconds=max(patience, CONNECT_SECONDS),
         attempts_max=None if patience else 1,
     )
-    # Two names may be one server's: so each has an id of its own, lest lines be taken for each other's repeats.
+    # Two names may belong to one server: distinct ids keep their lines from being taken for repeats.
     suffixes = [f"/{place}" for place in range(len(first_numbers))] if len(first_numbers) > 1 else [""]
     return [
         replace(config, producer_id=account.producer_id + suffix, first_number=first_number)
@@ -283,22 +267,24 @@ def _configs(
     ]
 
 
-def _producer(client: Client, channel: str, config: ProducerConfig, hooks: TroubleHooks) -> Producer:
-    # A full channel lets an append wait for as long as its keep-alive.
-    patient = replace(config, timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS)
-    return Producer(client.endpoint, channel, config=patient, hooks=hooks)
+def _destinations(clients: Sequence[Client], channel: str, configs: Sequence[ProducerConfig]) -> Iterator[Destination]:
+    for client, config in zip(clients, configs, strict=True):
+        hooks = TroubleHooks()
+        # An append to a full channel waits for the channel's keep-alive.
+        patient = replace(config, timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS)
+        yield Destination(client.endpoint, Producer(client.endpoint, channel, config=patient, hooks=hooks), hooks)
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """The input, and what its lines are."""
+    """The input and the format of its lines."""
 
     source: LineSource
     format: LineFormat
     limits: BatchLimits
 
     def skip(self, count: int, routing: LineRouting) -> list[int]:
-        """Leaves lines out; gives for each server how many of them are its own."""
+        """Skips lines; returns how many of them belong to each server."""
         counts = [0] * routing.server_count
         skipped = 0
         try:
@@ -318,12 +304,18 @@ class _Lines:
 
     def put(self, file: FileIO, upload: Upload) -> None:
         """Sends all lines that are left, and waits until they are stored."""
+        try:
+            self._send(file, upload)
+        finally:
+            upload.end()
+
+    def _send(self, file: FileIO, upload: Upload) -> None:
         with _progress(file, self.source) as progress:
             try:
                 for batch in self.source.batches(self.limits):
                     upload.send(batch, progress)
             except InputError as error:
-                # The lines before it are good.
+                # The lines before it are valid.
                 upload.finish(progress)
                 code = ExitCode.REFUSED if upload.account.lines_read else ExitCode.USAGE
                 raise CommandError(code, str(error)) from error
@@ -331,7 +323,7 @@ class _Lines:
 
 
 def _progress(file: FileIO, source: LineSource) -> AbstractContextManager[PutProgress]:
-    # A bar would write between the lines that a person types.
+    # A bar would overwrite the lines that the user types.
     if file.isatty():
         return nullcontext(NotedProgress())
     status = fstat(file.fileno())

@@ -1,30 +1,119 @@
-"""`millrace take`, `peek` and `tail`: events become lines."""
+"""`millrace take`, `peek` and `tail`: write events as lines."""
 
-from typing import Annotated
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from typing import Annotated, BinaryIO
 
 import typer
 
-from millrace_client import Batch, Channel, Client
-from millrace_client.cli.event_writer import EventFormat, EventWriter, writer_on_stdout
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import CommandError
-from millrace_client.cli.interrupts import undisguised_interrupts
-from millrace_client.cli.notes import counted, note, note_to_terminal
+from millrace_client import Batch, Channel, Client, Event
+from millrace_client.cli.exit_status import CommandError, ExitCode, unwrapped_interrupts
+from millrace_client.cli.formatting import counted, printable, printable_bytes
+from millrace_client.cli.line_events import body_document
 from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client
+from millrace_client.cli.terminal import note, note_to_terminal
 
 TAKE_BYTES = 4 * 1024 * 1024
-"""Bytes of bodies of one transaction: what an interrupted take at most shows again."""
+"""Bytes of bodies of one transaction, which is what an interrupted take may write twice."""
 
 PEEK_EVENTS = 10
 
 WAIT_SECONDS_MAX = 3600
 
 LongOption = Annotated[
-    bool, typer.Option("--long", "-l", help="Write sequence, headers and body between tabs, one line an event.")
+    bool, typer.Option("--long", "-l", help="Write sequence, headers and body separated by tabs, one line per event.")
 ]
 FromOption = Annotated[
     int, typer.Option("--from", metavar="SEQUENCE", min=0, show_default=False, help="The first event to show.")
 ]
+
+
+class EventFormat(Enum):
+    """The output format of events."""
+
+    LINES = "lines"
+    """The unchanged body and a newline."""
+    LONG = "long"
+    """Sequence, headers and body separated by tabs, always one line per event."""
+    JSON = "json"
+    """One JSON object per line: `sequence`, `headers` and `body`, or `body_base64` if the body is not UTF-8."""
+
+
+class EventWriter:
+    """Writes events to a byte stream and flushes them.
+
+    On a terminal, control characters are escaped, so that events cannot control it; elsewhere bodies are unchanged.
+    """
+
+    def __init__(self, event_format: EventFormat, stream: BinaryIO, *, is_terminal: bool) -> None:
+        self._format = event_format
+        self._stream = stream
+        self._is_terminal = is_terminal
+
+    def write(self, batches: Iterable[Batch]) -> int:
+        """Writes and flushes all events; returns their number.
+
+        Raises:
+            BrokenPipeError: The reader of the stream has closed it.
+            CommandError: The stream cannot be written, for example because the disk is full.
+        """
+        count = 0
+        try:
+            for batch in batches:
+                self._write_all(self._encode(batch))
+                count += len(batch)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            finding = f"cannot write to standard output: {error.strerror}"
+            raise CommandError(ExitCode.REFUSED, f"{finding}; make room there, and run the command again") from error
+        return count
+
+    def _write_all(self, encoded: bytes) -> None:
+        # Under PYTHONUNBUFFERED standard output is a raw stream, whose writes may be partial.
+        rest = memoryview(encoded)
+        while rest:
+            written = self._stream.write(rest)
+            if written is None:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            rest = rest[written:]
+
+    def _encode(self, batch: Batch) -> bytes:
+        match self._format:
+            case EventFormat.LINES if self._is_terminal:
+                return "".join(f"{printable_bytes(body)}\n" for body in batch.bodies()).encode()
+            case EventFormat.LINES:
+                return b"".join(body + b"\n" for body in batch.bodies())
+            case EventFormat.LONG:
+                return "".join(f"{_long_line(event)}\n" for event in batch).encode()
+            case EventFormat.JSON:
+                return "".join(f"{_json_line(event)}\n" for event in batch).encode()
+
+
+def writer_on_stdout(event_format: EventFormat) -> EventWriter:
+    """Returns a writer on standard output.
+
+    Raises:
+        CommandError: Standard output is closed.
+    """
+    # None if the process was started with a closed standard output.
+    if sys.stdout is None:
+        raise CommandError(ExitCode.USAGE, "standard output is closed; open it for the command")
+    return EventWriter(event_format, sys.stdout.buffer, is_terminal=sys.stdout.isatty())
+
+
+def _long_line(event: Event) -> str:
+    headers = " ".join(f"{key}={value}" for key, value in event.headers.items()) or "-"
+    return f"{event.sequence}\t{printable(headers)}\t{printable_bytes(event.body)}"
+
+
+def _json_line(event: Event) -> str:
+    return json.dumps({"sequence": event.sequence, "headers": dict(event.headers), **body_document(event.body)})
 
 
 @with_client
@@ -33,20 +122,20 @@ def take(
     channel: ChannelArgument,
     *,
     max_events: Annotated[
-        int, typer.Option("--max-events", "-n", metavar="N", min=0, help="Most events to take; 0: all there are.")
+        int, typer.Option("--max-events", "-n", metavar="N", min=0, help="Maximum events to take; 0: all.")
     ] = 0,
     wait: Annotated[
         float,
-        seconds_option(min=0, max=WAIT_SECONDS_MAX, help="How long to wait for each next event."),
+        seconds_option(min=0, max=WAIT_SECONDS_MAX, help="How long to wait for the next event."),
     ] = 0,
     as_json: JsonOption = False,
     long: LongOption = False,
 ) -> None:
     """Take events out of a channel and print their bodies as lines.
 
-    Oldest first; without options all events that are there. Each batch is taken in a transaction that commits after
-    its lines are written and flushed: what is interrupted before returns to the channel. Ends with 4 where there was
-    no event.
+    Oldest first; without options all events of the channel. Each batch is taken in a transaction that commits after
+    its lines are written and flushed: if the command is interrupted before, the batch returns to the channel. Exits
+    with 4 if there was no event.
     """
     writer = writer_on_stdout(_format(as_json=as_json, long=long))
     taken = 0
@@ -70,11 +159,13 @@ def _take_batch(channel: Channel, writer: EventWriter, max_events: int, wait_sec
             taken = sum(map(len, batches))
             writer.write(batches)
     except BrokenPipeError:
-        # Nobody reads any more, so nothing that was written counts.
+        # The reader has closed the pipe, so the written lines do not count.
         raise
     except BaseException as error:
         if taken:
-            error.add_note(f"up to {counted(taken, 'event')} written last may come again: taking them was cut short")
+            error.add_note(
+                f"up to {counted(taken, 'event')} written last may be delivered again: taking them was interrupted"
+            )
         raise
     return taken
 
@@ -85,7 +176,7 @@ def peek(
     channel: ChannelArgument,
     *,
     max_events: Annotated[
-        int, typer.Option("--max-events", "-n", metavar="N", min=1, help="Most events to show.")
+        int, typer.Option("--max-events", "-n", metavar="N", min=1, help="Maximum events to show.")
     ] = PEEK_EVENTS,
     from_sequence: FromOption = 0,
     as_json: JsonOption = False,
@@ -93,7 +184,7 @@ def peek(
 ) -> None:
     """Show the oldest events of a channel without taking them.
 
-    Ends with 4 where there is none.
+    Exits with 4 if there is none.
     """
     writer = writer_on_stdout(_format(as_json=as_json, long=long))
     shown = 0
@@ -111,36 +202,36 @@ def tail(
     channel: ChannelArgument,
     *,
     max_events: Annotated[
-        int, typer.Option("--max-events", "-n", metavar="N", min=0, help="End after so many events; 0: never.")
+        int, typer.Option("--max-events", "-n", metavar="N", min=0, help="End after this number of events; 0: never.")
     ] = 0,
     from_sequence: FromOption = 0,
     as_json: JsonOption = False,
     long: LongOption = False,
 ) -> None:
-    """Show events as they are committed, until Ctrl-C; takes none.
+    """Show events as they are committed, until Ctrl-C, without taking them.
 
-    Begins with the next event, or where --from says. Events that came faster than they could be written are left out,
-    and standard error says how many.
+    Starts with the next event, or at --from. Events that arrive faster than they can be written are skipped, and
+    standard error reports how many.
     """
     writer = writer_on_stdout(_format(as_json=as_json, long=long))
     try:
-        with undisguised_interrupts():
+        with unwrapped_interrupts():
             for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
                 _write_followed(writer, batch)
     except KeyboardInterrupt:
-        # Ctrl-C is how a tail ends, not how it fails.
+        # Ctrl-C is the normal end of a tail.
         return
 
 
 def _write_followed(writer: EventWriter, batch: Batch) -> None:
     if batch.skipped_events:
-        note(f"{counted(batch.skipped_events, 'event')} left out before sequence {batch.first_sequence:,}")
+        note(f"{counted(batch.skipped_events, 'event')} skipped before sequence {batch.first_sequence:,}")
     writer.write([batch])
 
 
 def _format(*, as_json: bool, long: bool) -> EventFormat:
     if as_json and long:
-        raise CommandError(ExitCode.USAGE, "--json and --long exclude each other; give one of them")
+        raise CommandError(ExitCode.USAGE, "--json and --long exclude each other; use one of them")
     if as_json:
         return EventFormat.JSON
     return EventFormat.LONG if long else EventFormat.LINES

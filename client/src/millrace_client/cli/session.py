@@ -1,10 +1,10 @@
-"""Which server a command talks to: the options that every command has, and the client that it is given."""
+"""The server that a command talks to: the common options, and the client that a command gets."""
 
 import functools
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -12,9 +12,8 @@ import typer
 
 import millrace_client
 from millrace_client import Client
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import CommandError
-from millrace_client.cli.plain_text import is_utf8
+from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.formatting import is_utf8
 from millrace_client.client import TIMEOUT_SECONDS
 
 SERVER_VARIABLE = "MILLRACE_SERVER"
@@ -26,10 +25,10 @@ _TIMEOUT_SECONDS_MAX = 86_400
 
 
 def parse_server(text: str) -> str:
-    """Completes `HOST[:PORT]` to what a client connects to; other gRPC targets, such as `unix:PATH`, stay as they are.
+    """Adds the default port to `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged.
 
     Raises:
-        ValueError: The text names no server.
+        ValueError: The text is not the address of a server.
     """
     if text.startswith("unix:") or "://" in text:
         return text
@@ -38,7 +37,7 @@ def parse_server(text: str) -> str:
         host, port = text, str(DEFAULT_PORT)
     is_bare_ipv6 = ":" in host and not host.startswith("[")
     if not host or not host.isprintable() or " " in host or is_bare_ipv6 or not _is_port(port):
-        raise ValueError(f"{text!r} is no server; write HOST:PORT, such as {DEFAULT_SERVER} or [::1]:{DEFAULT_PORT}")
+        raise ValueError(f"{text!r} is not a server; write HOST:PORT, such as {DEFAULT_SERVER} or [::1]:{DEFAULT_PORT}")
     return f"{host}:{port}"
 
 
@@ -59,21 +58,21 @@ ServerOption = Annotated[
         "--server",
         metavar="HOST:PORT",
         callback=_check_server,
-        help=f"The server; else the environment's {SERVER_VARIABLE}, else {DEFAULT_SERVER}.",
+        help=f"The server; by default {SERVER_VARIABLE} of the environment, or {DEFAULT_SERVER}.",
         show_default=False,
     ),
 ]
 
 
 def seconds_option(*flags: str, **others: Any) -> Any:
-    """An option for a duration; takes what `typer.Option` takes."""
+    """Returns an option for a duration; takes the arguments of `typer.Option`."""
     return typer.Option(*flags, metavar="SECONDS", callback=_check_number, **others)
 
 
 def _check_number(seconds: float | None) -> float | None:
-    # Not every typer's bounds stop it, for it is neither below nor above anything.
+    # The bounds of some versions of typer admit nan, since it compares as neither smaller nor larger.
     if seconds is not None and math.isnan(seconds):
-        raise typer.BadParameter("nan is no number of seconds")
+        raise typer.BadParameter("nan is not a number of seconds")
     return seconds
 
 
@@ -83,7 +82,7 @@ TimeoutOption = Annotated[
         "--timeout",
         min=0.001,
         max=_TIMEOUT_SECONDS_MAX,
-        help=f"How long one call to the server may last; {TIMEOUT_SECONDS:g} where not said.",
+        help=f"Timeout of a call to the server; {TIMEOUT_SECONDS:g} by default.",
         show_default=False,
     ),
 ]
@@ -91,7 +90,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for progra
 
 
 def check_sendable(text: str | None) -> str | None:
-    """The callback of parameters that go to the server, which takes only UTF-8."""
+    """Refuses text that cannot be sent to the server, which accepts only UTF-8."""
     if text is not None and not is_utf8(text):
         raise typer.BadParameter(f"{text!r} is not UTF-8; write it in UTF-8")
     return text
@@ -105,17 +104,17 @@ ChannelArgument = Annotated[
 
 @dataclass(frozen=True)
 class Session:
-    """What was said of the server so far: before the command, then after it."""
+    """The connection options given so far: first those before the command, then those after it."""
 
     server: str | None = None
     timeout_seconds: float | None = None
     connect: Callable[[str, float], Client] = lambda server, timeout_seconds: millrace_client.connect(
         server, timeout_seconds=timeout_seconds
     )
-    """How a client is made; tests put a fake here."""
+    """Creates the client; tests substitute a fake."""
 
     def with_options(self, server: str | None, timeout_seconds: float | None) -> "Session":
-        """The session with options given later, which win."""
+        """Returns the session with later options, which take precedence."""
         return replace(
             self,
             server=server or self.server,
@@ -124,7 +123,7 @@ class Session:
 
     @property
     def address(self) -> str:
-        """The server's address, for connecting and for messages."""
+        """The server's address."""
         if self.server:
             return self.server
         try:
@@ -133,12 +132,12 @@ class Session:
             raise CommandError(ExitCode.USAGE, f"{SERVER_VARIABLE}: {error}") from error
 
     def open(self) -> Client:
-        """Makes the client; nothing is sent yet."""
+        """Creates the client; nothing is sent yet."""
         return self.connect(self.address, self.timeout_seconds or TIMEOUT_SECONDS)
 
 
 def current_session(context: typer.Context) -> Session:
-    """The session of the command that runs."""
+    """Returns the session of the current command."""
     root = context.find_root()
     if not isinstance(root.obj, Session):
         root.obj = Session()
@@ -146,9 +145,9 @@ def current_session(context: typer.Context) -> Session:
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a typer command of a function that takes a client first: adds `--server` and `--timeout`, and connects.
+    """Turns a function whose first parameter is a client into a typer command with `--server` and `--timeout`.
 
-    Where it has a parameter `context`, it gets typer's.
+    A parameter `context` gets typer's context.
     """
     _client, *own = inspect.signature(command, eval_str=True).parameters.values()
     wants_context = any(parameter.name == _CONTEXT.name for parameter in own)
@@ -160,9 +159,35 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
             command(client, **({"context": context} if wants_context else {}), **options)
 
     own = [parameter for parameter in own if parameter.name != _CONTEXT.name]
-    # What typer reads instead of `run`'s own parameters.
+    # Typer reads this signature in place of that of `run`.
     vars(run)["__signature__"] = inspect.Signature([_CONTEXT, *own, *_CONNECTION_OPTIONS])
     return run
+
+
+def with_options(
+    options: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Puts a table of options in the place of a command's `**options`, before its last named option.
+
+    Args:
+        options: The annotation of each option, by name.
+        defaults: The defaults of options; None for the others.
+        without: Names of options that this command lacks.
+    """
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=(defaults or {}).get(name)
+        )
+        for name, annotation in options.items()
+        if name not in without
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        *own, last, _options = inspect.signature(command, eval_str=True).parameters.values()
+        vars(command)["__signature__"] = inspect.Signature([*own, *parameters, last])
+        return command
+
+    return decorate
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

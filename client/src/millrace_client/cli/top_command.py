@@ -1,8 +1,8 @@
-"""`millrace top`: what moves in the channels, and how what moves it is, live."""
+"""`millrace top`: the rates of channels and the state of components, live."""
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -10,26 +10,81 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
-from millrace_client.cli.channel_view import channel_document, top_table
-from millrace_client.cli.component_view import components_table
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import CommandError, sentence_of
-from millrace_client.cli.interrupts import undisguised_interrupts
-from millrace_client.cli.keyboard import heard_keys
-from millrace_client.cli.screen import is_on_terminal, show, text
+from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
-from millrace_client.cli.top_rates import ComponentRateMeter, RateMeter, Rates
+from millrace_client.cli.terminal import is_on_terminal, keyboard_input, show, text
+from millrace_client.cli.views import Rates, channel_document, component_path, components_table, top_table
+
+
+class RateMeter:
+    """Measures rates of channels since the previous call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._measured_at = 0.0
+        self._last: dict[str, ChannelInfo] = {}
+
+    def measure(self, channels: Iterable[ChannelInfo]) -> dict[str, Rates]:
+        """Returns the rates since the last call, by channel.
+
+        A channel that is new, or whose counters have restarted from 0, has none.
+        """
+        now = self._clock()
+        seconds = now - self._measured_at
+        looked = {channel.name: channel for channel in channels}
+        rates = {
+            name: measured
+            for name, channel in looked.items()
+            if (last := self._last.get(name)) and (measured := _rates(last, channel, seconds))
+        }
+        self._measured_at, self._last = now, looked
+        return rates
+
+
+class ComponentRateMeter:
+    """Measures rates of components since the previous call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._measured_at = 0.0
+        self._last: dict[str, int] = {}
+
+    def measure(self, components: Iterable[ComponentInfo]) -> dict[str, float]:
+        """Returns the events per second since the last call, by the component's path.
+
+        A component that is new, or whose counter has restarted from 0, has none.
+        """
+        now = self._clock()
+        seconds = now - self._measured_at
+        counts = {component_path(component): component.counters.event_count for component in components}
+        rates = {
+            path: (count - self._last[path]) / seconds
+            for path, count in counts.items()
+            if seconds > 0 and count >= self._last.get(path, count + 1)
+        }
+        self._measured_at, self._last = now, counts
+        return rates
+
+
+def _rates(last: ChannelInfo, channel: ChannelInfo, seconds: float) -> Rates | None:
+    put = channel.counters.event_put_success_count - last.counters.event_put_success_count
+    taken = channel.counters.event_take_success_count - last.counters.event_take_success_count
+    is_same = channel.channel_id == last.channel_id and channel.start_time == last.start_time
+    if seconds <= 0 or not is_same or put < 0 or taken < 0:
+        return None
+    return Rates(put / seconds, taken / seconds)
+
 
 INTERVAL_SECONDS = 1.0
 INTERVAL_SECONDS_MIN = 0.1
 INTERVAL_SECONDS_MAX = 3600
 
 NamesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="CHANNEL", help="Channels to show; nothing: all.", show_default=False)
+    list[str] | None, typer.Argument(metavar="CHANNEL", help="Channels to show; by default all.", show_default=False)
 ]
 IntervalOption = Annotated[
     float,
-    seconds_option(min=INTERVAL_SECONDS_MIN, max=INTERVAL_SECONDS_MAX, help="Time between two looks."),
+    seconds_option(min=INTERVAL_SECONDS_MIN, max=INTERVAL_SECONDS_MAX, help="Time between two updates."),
 ]
 
 
@@ -43,27 +98,26 @@ def top(
 ) -> None:
     """Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.
 
-    TXNS are open transactions, WAITING are takes and commits that wait. Where channels are named, only they are shown.
-    Where standard output is no terminal, and with
-    --json, it looks twice, an interval apart, and writes once.
+    TXNS are open transactions, WAITING are takes and commits that wait. If channels are named, only they are shown.
+    With --json, or if standard output is not a terminal, it measures over one interval and writes once.
     """
     watch = ChannelWatch(client, names or [])
-    watch.look()
+    watch.update()
     if as_json or not is_on_terminal():
         time.sleep(interval)
-        watch.look()
+        watch.update()
         _write_once(watch, as_json=as_json)
         return
     try:
-        with undisguised_interrupts():
+        with unwrapped_interrupts():
             _show_live(watch, interval)
     except KeyboardInterrupt:
-        # Ctrl-C is how a top ends, not how it fails.
+        # Ctrl-C is the normal end of a top.
         return
 
 
 class ChannelWatch:
-    """Channels and components as they were at the last look, and what moved since the one before."""
+    """Channels and components at the last update, and their rates since the one before."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
         self._client = client
@@ -76,12 +130,12 @@ class ChannelWatch:
         self.components: list[ComponentInfo] = []
         self.component_rates: Mapping[str, float] = {}
 
-    def look(self) -> None:
-        """Asks the server.
+    def update(self) -> None:
+        """Gets the current state from the server.
 
         Raises:
-            CommandError: A channel that was named is not there.
-            MillraceError: The server did not answer; the last look stays as it is.
+            CommandError: A named channel does not exist.
+            MillraceError: The server did not answer; nothing has changed.
         """
         channels = self._client.admin.list_channels()
         known = {channel.name for channel in channels}
@@ -110,22 +164,22 @@ def _write_once(watch: ChannelWatch, *, as_json: bool) -> None:
 
 def _show_live(watch: ChannelWatch, interval_seconds: float) -> None:
     live = Live(_screen(watch, ""), screen=True, auto_refresh=False)
-    with heard_keys() as keyboard:
-        # Not `with live`: an interrupt inside its beginning would leave the terminal on the other screen.
+    with keyboard_input() as keyboard:
+        # Not `with live`: an interrupt during `start` would leave the terminal on the alternate screen.
         try:
             live.start(refresh=True)
             while not keyboard.quits_within(interval_seconds):
-                live.update(_screen(watch, try_to_look(watch)), refresh=True)
+                live.update(_screen(watch, try_to_update(watch)), refresh=True)
         finally:
             live.stop()
 
 
-def try_to_look(watch: ChannelWatch) -> str:
-    """What keeps the screen from being new; empty where nothing does."""
+def try_to_update(watch: ChannelWatch) -> str:
+    """Updates; returns why it failed, or an empty string."""
     try:
-        watch.look()
+        watch.update()
     except MillraceError as error:
-        # A server that restarts comes back, and whoever watches wants to see that.
+        # A restarted server becomes available again, and the user wants to see that.
         return f"trying again: {sentence_of(error, watch.endpoint)}"
     except CommandError as error:
         return f"trying again: {error}"

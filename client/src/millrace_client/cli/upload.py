@@ -1,9 +1,11 @@
-"""Lines on their way into a channel: through producers that can be resumed, with an account of what is stored."""
+"""Sends lines through producers, and keeps an account of the stored lines so that a put can be resumed."""
 
+import shlex
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from millrace_client import (
@@ -15,32 +17,88 @@ from millrace_client import (
     SendSummary,
     UnavailableError,
 )
-from millrace_client.cli.failures import CommandError, exit_code_of, sentence_of
-from millrace_client.cli.line_format import LineFormat
-from millrace_client.cli.line_routing import LineRouting
-from millrace_client.cli.put_account import PutAccount
-from millrace_client.cli.put_progress import PutProgress
+from millrace_client.cli.exit_status import CommandError, exit_code_of, sentence_of
+from millrace_client.cli.formatting import counted
+from millrace_client.cli.line_events import LineFormat, LineRouting
+from millrace_client.cli.progress import PutProgress
 from millrace_client.producer import ProducerHooks
 
 BATCHES_AHEAD_MAX = 2
-"""Batches of lines that are read and not known to be stored: one under way, and one that follows at once."""
+"""Batches of lines that are read and not yet stored: one in flight, and one that follows at once."""
 
 CLOSE_SECONDS = 1.0
-"""How long what is under way may still be answered for where a put ends early."""
+"""How long a put that ends early waits for the batches in flight."""
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class PutAccount:
+    """The outcome of a put so far. Lines are numbered from 0, including skipped ones."""
+
+    channel: str
+    producer_id: str
+    skipped_lines: int = 0
+    """Lines that `--skip-lines` left out."""
+    lines_read: int = 0
+    """Lines read after the skipped ones."""
+    lines_committed: int = 0
+    """Lines of these that are stored, by this run or by an earlier one with the same producer id."""
+    events_committed: int = 0
+    """Events that this run has stored."""
+    first_sequence: int = field(default=0)
+    """Sequence of the first of them; 0 if there is none."""
+    last_sequence: int = field(default=0)
+    """Sequence of the last of them. Events of other producers may be in between."""
+    server_count: int = 1
+    """Servers that the lines are distributed over; with several, sequences are not reported."""
+
+    def add(self, summary: SendSummary) -> None:
+        """Adds lines that a server has stored."""
+        self.lines_committed += summary.stored_count
+        self.events_committed += summary.stored_count - summary.repeated_count
+        if self.server_count > 1:
+            return
+        self.first_sequence = self.first_sequence or summary.first_sequence or 0
+        self.last_sequence = summary.last_sequence or self.last_sequence
+
+    @property
+    def next_line(self) -> int:
+        """The number of the first line that is not known to be stored."""
+        return self.skipped_lines + self.lines_committed
+
+    def document(self, *, is_complete: bool) -> dict[str, object]:
+        """Returns the account for programs."""
+        return {**asdict(self), "complete": is_complete, "resume_skip_lines": self.next_line}
+
+    def sentence(self) -> str:
+        """Returns the account for people."""
+        parts = [counted(self.lines_read, "line") + " read", counted(self.events_committed, "event") + " committed"]
+        if self.skipped_lines:
+            parts.insert(0, counted(self.skipped_lines, "line") + " skipped")
+        if repeats := self.lines_committed - self.events_committed:
+            parts.append(f"{repeats:,} of the lines stored before")
+        if self.first_sequence:
+            parts.append(f"sequences {self.first_sequence:,} to {self.last_sequence:,}")
+        return f"{self.channel}: {', '.join(parts)}"
+
+    def resume_command(self, file: Path | None, options: list[str]) -> str:
+        """Returns the command that stores the rest of the same input."""
+        words = ["millrace", "put", self.channel, *([str(file)] if file else []), *options]
+        words += ["--skip-lines", str(self.next_line), "--producer-id", self.producer_id]
+        return shlex.join(words)
 
 
 class TroubleHooks(ProducerHooks):
-    """Remembers why a producer tries again."""
+    """Remembers the error that a producer retries."""
 
     def __init__(self) -> None:
         self.trouble: SendAttempt | None = None
 
-    def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:  # noqa: ARG002 - as told
+    def batch_stored(self, channel: str, server: str, event_count: int, seconds: float) -> None:  # noqa: ARG002 - the signature of the hook
         self.trouble = None
 
-    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - as told
+    def attempt_failed(self, channel: str, attempt: SendAttempt, event_count: int, retry_seconds: float | None) -> None:  # noqa: ARG002 - the signature of the hook
         self.trouble = None if retry_seconds is None else attempt
 
 
@@ -50,14 +108,14 @@ class Destination:
 
     endpoint: str
     producer: Producer
-    """Has the account's producer id, and the number of its next line at this server as first number. So each line is
-    stored once, however often it is sent, also by a later run."""
+    """Numbers its lines from the account's producer id and the next line of this server, so that each line is stored
+    once even if a later run sends it again."""
     hooks: TroubleHooks = field(default_factory=TroubleHooks)
-    """The producer's."""
+    """The producer's hooks."""
 
 
 class _Share(NamedTuple):
-    """What one server gets of a batch."""
+    """One server's lines of a batch."""
 
     destination: Destination
     places: Sequence[int]
@@ -65,7 +123,7 @@ class _Share(NamedTuple):
     futures: SendFutures
 
     def summary_before(self, place: int, summary: SendSummary) -> SendSummary:
-        """What became of its lines before a place of the batch, all of which are stored, from what became of all."""
+        """Returns the summary of the lines before an index of the batch, all of which are stored."""
         count = bisect_left(self.places, place)
         if count == summary.stored_count:
             return summary
@@ -75,14 +133,14 @@ class _Share(NamedTuple):
         return SendSummary(len(results), len(results) - len(sequences), first, last, None)
 
 
-class _Part(NamedTuple):
-    """A batch of lines that was sent."""
+class _SentBatch(NamedTuple):
+    """A batch of lines in flight."""
 
     lines: Sequence[bytes]
     shares: Sequence[_Share]
 
     def is_done(self) -> bool:
-        """Whether it is known what became of all lines."""
+        """Whether the outcome of all lines is known."""
         return all(share.futures[-1].done() for share in self.shares)
 
 
@@ -92,9 +150,9 @@ class Upload:
     Args:
         destinations: The servers, in the routing's order.
         line_format: How lines become events.
-        routing: Which server gets which.
-        account: What has been done.
-        patience_seconds: How long producers try again, for telling.
+        routing: The server of each line.
+        account: The account to keep.
+        patience_seconds: How long the producers retry, for messages.
     """
 
     def __init__(
@@ -110,15 +168,14 @@ class Upload:
         self._routing = routing
         self.account = account
         self._patience_seconds = patience_seconds
-        self._ahead: deque[_Part] = deque()
+        self._ahead: deque[_SentBatch] = deque()
 
     def send(self, lines: list[bytes], progress: PutProgress) -> None:
-        """Sends a batch, and waits until not too many are ahead.
+        """Sends a batch, and waits while too many are in flight.
 
         Raises:
-            InputError: A line holds no event; those before it are sent.
-            CommandError: A line is not stored, for longer than the patience where time could help; at its server none
-                behind it is.
+            InputError: A line is not an event; the lines before it are sent.
+            CommandError: A line could not be stored within the patience; no later line of its server is stored.
         """
         first_line = self.account.skipped_lines + self.account.lines_read
         events, error = self._format.events(lines, first_line)
@@ -133,16 +190,16 @@ class Upload:
                     if places
                 ]
             except ProducerClosedError:
-                # It has stopped at a line that is ahead: why, is told there.
+                # It has stopped at an earlier line; settling that line raises the error.
                 self._settle(progress, 0)
                 raise
-            self._ahead.append(_Part(lines[: len(events)], shares))
+            self._ahead.append(_SentBatch(lines[: len(events)], shares))
         self._settle(progress, BATCHES_AHEAD_MAX - 1)
         if error is not None:
             raise error
 
     def finish(self, progress: PutProgress) -> None:
-        """Waits until all is stored.
+        """Waits until all lines are stored.
 
         Raises:
             CommandError: As for `send`.
@@ -150,7 +207,7 @@ class Upload:
         self._settle(progress, 0)
 
     def end(self) -> None:
-        """Gives up what is not stored soon, and counts what was stored until then."""
+        """Closes the producers, and counts the lines that are stored by then."""
         for destination in self._destinations:
             destination.producer.close(CLOSE_SECONDS)
         while self._ahead and self._ahead[0].is_done():
@@ -168,7 +225,7 @@ class Upload:
             line_count = self.account.lines_committed - lines_before
             progress.committed(line_count, sum(len(line) + 1 for line in part.lines[:line_count]))
             if failed is not None:
-                # What is ahead lies behind the line that failed, whatever other servers have stored of it.
+                # Later batches come after the failed line, even if other servers have stored parts of them.
                 self._ahead.clear()
                 endpoint, error = failed
                 raise CommandError(exit_code_of(error), sentence_of(error, endpoint)) from error
@@ -176,12 +233,12 @@ class Upload:
     def _summary(self, share: _Share, progress: PutProgress) -> SendSummary:
         while True:
             try:
-                return share.futures.summary(_LOOK_SECONDS)
+                return share.futures.summary(_POLL_SECONDS)
             except TimeoutError:
-                self._tell_trouble(share.destination, progress)
+                self._report_trouble(share.destination, progress)
 
     def _count(self, summaries: Sequence[tuple[_Share, SendSummary]]) -> tuple[str, MillraceError] | None:
-        """Counts a batch's lines before the first that is not stored; gives its server, and why it is not."""
+        """Counts a batch's lines before the first failed one; returns the server and the error of that line."""
         failures = [
             (share.places[summary.stored_count], share.destination.endpoint, summary.failure.error)
             for share, summary in summaries
@@ -192,7 +249,7 @@ class Upload:
             self.account.add(summary if first is None else share.summary_before(first[0], summary))
         return None if first is None else first[1:]
 
-    def _tell_trouble(self, destination: Destination, progress: PutProgress) -> None:
+    def _report_trouble(self, destination: Destination, progress: PutProgress) -> None:
         servers = destination.producer.metrics().servers
         if servers and not any(server.is_connected for server in servers):
             error: MillraceError = UnavailableError(f"no server answers at {destination.endpoint}")

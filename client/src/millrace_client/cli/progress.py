@@ -1,4 +1,4 @@
-"""How far a `millrace put` is: a bar on a terminal, a note now and then elsewhere."""
+"""The progress of a put or a replay: a bar on a terminal, notes elsewhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,22 +19,22 @@ from rich.progress import (
 from rich.text import Text
 
 from millrace_client import MillraceError
-from millrace_client.cli.notes import note
-from millrace_client.cli.plain_text import printable
+from millrace_client.cli.formatting import printable
+from millrace_client.cli.terminal import note
 
 
 class PutProgress(Protocol):
-    """What a put tells while it runs."""
+    """Receives the progress of a put."""
 
     def committed(self, line_count: int, input_bytes: int, /) -> None:
-        """The server has answered for so many more lines, which took so many bytes of the input."""
+        """Adds lines that the server has committed, and their bytes of the input."""
 
     def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
-        """The server refuses for now; the put tries again for at most so long."""
+        """Reports an error that the put retries for at most this time."""
 
 
 class NotedProgress:
-    """Says only when a wait begins, once for each wait."""
+    """Writes a note when a wait begins."""
 
     def __init__(self) -> None:
         self._is_waiting = False
@@ -49,7 +49,7 @@ class NotedProgress:
 
 
 class BarProgress:
-    """A bar with bytes, lines, lines a second and time; without an end where the input's size is not known."""
+    """A progress bar with bytes, lines, lines per second and time; a spinner if the input's size is not known."""
 
     def __init__(self, progress: Progress, label: str, total_bytes: int | None) -> None:
         self._progress = progress
@@ -62,7 +62,7 @@ class BarProgress:
         self._progress.update(self._task, advance=input_bytes, lines=self._lines, description=self._label)
 
     def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
-        # Short, so that the bar keeps its place: CHANNEL_FULL becomes "channel full".
+        # Short, so that the bar fits the line: CHANNEL_FULL becomes "channel full".
         trouble = error.reason.replace("_", " ").lower()
         text = f"{self._label}: {trouble}, waiting up to {patience_seconds:g} s"
         self._progress.update(self._task, description=printable(text))
@@ -80,7 +80,7 @@ class _LinesColumn(ProgressColumn):
 
 
 def progress_columns(total_bytes: int | None, noun: str = "lines") -> list[ProgressColumn]:
-    """What stands beside the bar; without a total there is no bar."""
+    """Returns the columns of the display; without a total there is no bar."""
     measure = [BarColumn(), DownloadColumn(), TimeRemainingColumn()] if total_bytes else [SpinnerColumn()]
     return [TextColumn("{task.description}", markup=False), *measure, _LinesColumn(noun), TimeElapsedColumn()]
 
@@ -90,16 +90,16 @@ def shown_progress(label: str, total_bytes: int | None, noun: str = "lines") -> 
     """Shows progress on standard error until the block ends.
 
     Args:
-        label: What goes on.
-        total_bytes: How much there is to do; None: nobody knows.
-        noun: What is counted.
+        label: The operation.
+        total_bytes: The size of the input; None if it is not known.
+        noun: The unit of the count.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield NotedProgress()
         return
     progress = Progress(*progress_columns(total_bytes, noun), console=console, transient=True)
-    # Not `with progress`: an interrupt inside its beginning would leave the terminal without a cursor.
+    # Not `with progress`: an interrupt during `start` would leave the cursor hidden.
     try:
         progress.start()
         yield BarProgress(progress, label, total_bytes)

@@ -2,9 +2,32 @@ import asyncio
 import os
 import signal
 
+import pytest
 from structlog.testing import capture_logs
 
-from millrace_server.hosting.signals import ReloadRequests
+from millrace_server.hosting.signals import ReloadRequests, StopRequests
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signals_ask_first_gracefully_then_urgently(number: signal.Signals) -> None:
+    """The first signal asks to stop, the second to hurry, a third changes nothing."""
+    requests = StopRequests()
+    with requests.from_signals():
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(requests.wait(), 10.0)
+        assert not requests.is_urgent
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(requests.wait_until_urgent(), 10.0)
+    assert requests.is_urgent
+
+
+async def test_stop_requests_signals_afterwards_are_the_processs_again() -> None:
+    """Nothing of the handlers is left behind."""
+    with StopRequests().from_signals():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
@@ -23,7 +46,7 @@ async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
         await asyncio.wait_for(waiting, 10.0)
 
 
-async def test_signals_afterwards_are_the_processs_again() -> None:
+async def test_reload_requests_signals_afterwards_are_the_processs_again() -> None:
     """Nothing of the handler is left behind."""
     with ReloadRequests().from_signals():
         pass

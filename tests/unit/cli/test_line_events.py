@@ -1,10 +1,13 @@
 import json
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from millrace_client import Event
-from millrace_client.cli.json_lines import event_of_line
+from millrace_client.cli.line_events import LineRouting, event_of_line
+from millrace_client.producing.channel_buffer import BUCKETS
+from millrace_client.producing.routing import ranked
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeChannel, FakeClient
 
@@ -26,13 +29,13 @@ def test_event_of_line_reads_what_take_writes(line: bytes, event: Event) -> None
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"text", "is no JSON"),
-        (b"\xff", "is no JSON"),
-        (b"[]", "is no JSON object"),
+        (b"text", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "is not a JSON object"),
         (b"{}", "has no body"),
         (b'{"body": 1}', "has no body"),
         (b'{"body": "a", "body_base64": "YQ=="}', "has both"),
-        (b'{"body_base64": "!"}', "no base64"),
+        (b'{"body_base64": "!"}', "not base64"),
         (b'{"body": "a", "header": {}}', "the field 'header'"),
         (b'{"body": "a", "headers": []}', "headers that are not"),
         (b'{"body": "a", "headers": {"a": 1}}', "headers that are not"),
@@ -74,7 +77,7 @@ def test_put_json_lines_with_a_bad_line_stores_those_before_it(
     result = millrace("put", "orders", str(path), "--json-lines", "--producer-id", "p-1")
     assert result.exit_code == 1
     assert len(roomy.events) == 150
-    assert "line 151 is no JSON" in result.stderr
+    assert "line 151 is not JSON" in result.stderr
     assert "--json-lines --skip-lines 150 --producer-id p-1" in result.stderr
 
 
@@ -86,3 +89,29 @@ def test_put_json_lines_with_a_bad_first_line_stores_nothing(
     path.write_text("oops\n")
     result = millrace("put", "orders", str(path), "--json-lines")
     assert (result.exit_code, len(orders.events)) == (2, 0)
+
+
+ENDPOINTS = ["a:1", "b:1", "c:1"]
+
+
+def test_places_of_one_server_are_all() -> None:
+    """Nothing is looked at."""
+    assert LineRouting(["a:1"], None).places([b"a", b"b"], 7) == [range(2)]
+
+
+def test_places_without_a_key_go_in_turn_through_the_whole_input() -> None:
+    """Wherever the input is cut, a line has the same server."""
+    routing = LineRouting(ENDPOINTS, None)
+    assert routing.places([b""] * 4, 0) == [[0, 3], [1], [2]]
+    assert routing.places([b""] * 4, 4) == [[2], [0, 3], [1]]
+
+
+def test_places_of_keys_are_the_homes_that_producers_give_them() -> None:
+    """Also where a program sends to the same servers, a key has one server."""
+    keys = [f"customer-{number}" for number in range(50)]
+    events = [Event(b"", {"customer": key}) for key in keys]
+    places = LineRouting(ENDPOINTS, "customer").places(events, 0)
+    for endpoint, its_places in zip(ENDPOINTS, places, strict=True):
+        assert its_places
+        for place in its_places:
+            assert ranked(crc32(keys[place].encode()) % BUCKETS, ENDPOINTS)[0] == endpoint

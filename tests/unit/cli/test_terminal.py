@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from millrace_client.cli.keyboard import Keyboard, heard_keys
+from millrace_client.cli.terminal import Keyboard, keyboard_input
 
 ECHO_AND_LINES = termios.ECHO | termios.ICANON
 LOCAL_MODES = 3
@@ -30,11 +30,11 @@ def local_modes(terminal: int) -> int:
     return int(termios.tcgetattr(terminal)[LOCAL_MODES]) & ECHO_AND_LINES
 
 
-def test_heard_keys_on_a_terminal_come_at_once_and_unseen(terminal: tuple[int, int]) -> None:
+def test_keyboard_input_on_a_terminal_come_at_once_and_unseen(terminal: tuple[int, int]) -> None:
     """Neither echo nor waiting for Enter within the block; both as before after it, also after an error."""
     _, program = terminal
     assert local_modes(program) == ECHO_AND_LINES
-    with suppress(KeyboardInterrupt), heard_keys():
+    with suppress(KeyboardInterrupt), keyboard_input():
         assert local_modes(program) == 0
         raise KeyboardInterrupt
     assert local_modes(program) == ECHO_AND_LINES
@@ -46,7 +46,7 @@ def test_heard_keys_on_a_terminal_come_at_once_and_unseen(terminal: tuple[int, i
 def test_quits_within_after_keys_hears_only_q(terminal: tuple[int, int], typed: bytes, quits: bool) -> None:  # noqa: FBT001 - pytest passes parameters by name.
     """Other keys are read and forgotten, and do not end the wait."""
     person, _ = terminal
-    with heard_keys() as keyboard:
+    with keyboard_input() as keyboard:
         os.write(person, typed)
         assert keyboard.quits_within(0.05) is quits
 
@@ -54,7 +54,7 @@ def test_quits_within_after_keys_hears_only_q(terminal: tuple[int, int], typed: 
 def test_quits_within_after_q_does_not_wait_on(terminal: tuple[int, int]) -> None:
     """The key ends the wait at once."""
     person, _ = terminal
-    with heard_keys() as keyboard:
+    with keyboard_input() as keyboard:
         os.write(person, b"q")
         begin = time.monotonic()
         assert keyboard.quits_within(60)
@@ -69,9 +69,9 @@ def test_quits_within_after_the_input_ended_is_true() -> None:
     os.close(reading)
 
 
-def test_heard_keys_without_a_terminal_only_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_input_without_a_terminal_only_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Input from a pipe or none at all is left alone."""
     for stdin in (io.StringIO("q"), None):
         monkeypatch.setattr(sys, "stdin", stdin)
-        with heard_keys() as keyboard:
+        with keyboard_input() as keyboard:
             assert not keyboard.quits_within(0.001)

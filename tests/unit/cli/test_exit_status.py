@@ -1,10 +1,39 @@
 import re
+import threading
 
 import pytest
 
 from millrace_client import ChannelFullError, ChannelNotFoundError, MillraceError, UnavailableError, errors
-from millrace_client.cli.exit_codes import ExitCode
-from millrace_client.cli.failures import ADVICE, exit_code_of, sentence_of
+from millrace_client.cli.exit_status import (
+    ADVICE,
+    MEANINGS,
+    ExitCode,
+    TerminatedError,
+    exit_code_of,
+    sentence_of,
+    unwrapped_interrupts,
+)
+
+
+def test_meanings_of_all_codes_are_there() -> None:
+    """Each exit code has its phrase in the one table that --help shows."""
+    assert set(MEANINGS) == set(ExitCode)
+
+
+def test_exit_codes_once_released_stay_the_same() -> None:
+    """Scripts decide by the numbers, so they never change."""
+    assert {code.name: code.value for code in ExitCode} == {
+        "OK": 0,
+        "REFUSED": 1,
+        "USAGE": 2,
+        "UNREACHABLE": 3,
+        "EMPTY": 4,
+        "LATER": 5,
+        "INTERRUPTED": 130,
+        "BROKEN_PIPE": 141,
+        "TERMINATED": 143,
+    }
+
 
 SERVER = "collector-1:7070"
 
@@ -85,3 +114,24 @@ def test_advice_reasons_are_all_known_to_the_client() -> None:
     """A reason that was renamed would lose its advice in silence."""
     known = {kind.default_reason for kind in all_error_classes()} | {"UNIMPLEMENTED"}
     assert set(ADVICE) <= known
+
+
+def interrupted(interrupt: type[BaseException]) -> None:
+    lock = threading.Lock()
+    try:
+        raise interrupt
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TerminatedError])
+def test_interrupt_inside_a_lock_comes_out_as_itself(interrupt: type[BaseException]) -> None:
+    """A lock that is given back by an interrupted wait complains, and that is not the story."""
+    with pytest.raises(interrupt), unwrapped_interrupts():
+        interrupted(interrupt)
+
+
+def test_other_errors_pass_as_they_are() -> None:
+    """Also such as look like it."""
+    with pytest.raises(RuntimeError, match="mine"), unwrapped_interrupts():
+        raise RuntimeError("mine")

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_client import ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
-from millrace_client.cli.channel_view import channel_document, channel_page, channels_table, fill_of
+from millrace_client.cli.views import channel_document, channel_page, channels_table, fill_of
 from tests.unit.cli.fake_client import GAUGES, LIMITS, ORDERS
 
 

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from millrace_client import ChannelFullError
-from millrace_client.cli.put_progress import BarProgress, NotedProgress, progress_columns, shown_progress
+from millrace_client.cli.progress import BarProgress, NotedProgress, progress_columns, shown_progress
 
 FULL = ChannelFullError("no room for 100 more", channel="orders")
 

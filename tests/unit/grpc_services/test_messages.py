@@ -1,7 +1,8 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +11,25 @@ from millrace.columns import ColumnsCutter, columns_from_events
 from millrace.v1 import admin_service_pb2, event_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.wire_format import field_head
-from millrace_server.channels.batches import Form, StoredColumns
+from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
+from millrace_server.channels.config import SECONDS_MAX
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, MillraceError
-from millrace_server.grpc_services.messages import EventsRequest, events_of, form_of, parse, parse_apart, stamp_of
+from millrace_server.grpc_services.messages import (
+    EventsRequest,
+    consume_response,
+    duration_of,
+    encode_batches,
+    events_of,
+    form_of,
+    parse,
+    parse_apart,
+    seconds_of,
+    stamp_of,
+    take_response,
+)
+from tests.channel_events import stored_rows
+from tests.event_rows import Row, rows
 
 KINDS = [pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest]
 LARGE = 20_000
@@ -180,3 +196,122 @@ def test_form_of_a_request_is_rows_unless_it_asks_for_columns() -> None:
     """Simple clients get what is simple."""
     assert form_of(columns=False) is Form.ROWS
     assert form_of(columns=True) is Form.COLUMNS
+
+
+ROWS = rows(min_size=1)
+SEQUENCES = st.integers(1, (1 << 64) - 100)
+BATCHES = st.lists(st.tuples(SEQUENCES, ROWS), max_size=4)
+"""First sequence and events of some batches."""
+
+
+def stored(first_sequence: int, events: Sequence[Row]) -> StoredBatch:
+    return StoredBatch(first_sequence, Window.whole(stored_rows(events)))
+
+
+def message(first_sequence: int, events: Sequence[Row], form: Form) -> event_pb2.EventBatch:
+    """The batch as protobuf makes it."""
+    if form is Form.COLUMNS:
+        [columns] = columns_from_events(events)
+        return event_pb2.EventBatch(first_sequence=first_sequence, columns=columns)
+    rows_sent = [event_pb2.Event(headers=headers, body=body) for headers, body in events]
+    return event_pb2.EventBatch(first_sequence=first_sequence, events=rows_sent)
+
+
+@pytest.mark.parametrize("form", Form)
+@given(BATCHES, st.integers(0, (1 << 64) - 1))
+def test_take_answer_says_what_protobuf_would_say(
+    form: Form, contents: list[tuple[int, Sequence[Row]]], take_count: int
+) -> None:
+    """The bytes put together by hand are a TakeResponse, in both forms."""
+    encoded = take_response([stored(*one) for one in contents], take_count, form)
+    expected = pb.TakeResponse(take_count=take_count, batches=[message(*one, form) for one in contents])
+    assert pb.TakeResponse.FromString(encoded) == expected
+    assert len(encoded) == expected.ByteSize()
+
+
+@pytest.mark.parametrize("form", Form)
+@given(BATCHES, st.integers(1, (1 << 64) - 1))
+def test_delivery_says_what_protobuf_would_say(
+    form: Form, contents: list[tuple[int, Sequence[Row]]], delivery_id: int
+) -> None:
+    """The bytes are a ConsumeResponse."""
+    encoded = consume_response(delivery_id, [stored(*one) for one in contents], form)
+    expected = pb.ConsumeResponse(delivery_id=delivery_id, batches=[message(*one, form) for one in contents])
+    assert pb.ConsumeResponse.FromString(encoded) == expected
+
+
+@given(SEQUENCES, ROWS)
+def test_take_answer_in_columns_is_byte_for_byte_protobufs(first_sequence: int, events: Sequence[Row]) -> None:
+    """Fields stand in the order of their numbers, but for the answer's own, which come first."""
+    encoded = take_response([stored(first_sequence, events)], 0, Form.COLUMNS)
+    expected = pb.TakeResponse(batches=[message(first_sequence, events, Form.COLUMNS)])
+    assert encoded == expected.SerializeToString()
+
+
+@pytest.mark.parametrize("form", Form)
+@given(st.data(), SEQUENCES, ROWS)
+def test_encode_of_a_part_of_a_batch_holds_that_part(
+    form: Form, data: st.DataObject, first_sequence: int, events: Sequence[Row]
+) -> None:
+    """Windows are cut where they begin and end; the field may be a single one."""
+    start = data.draw(st.integers(0, len(events) - 1))
+    stop = data.draw(st.integers(start + 1, len(events)))
+    part = stored(first_sequence, events).part(start, stop)
+    head = admin_service_pb2.PeekEventsResponse(skipped_events=7)
+    encoded = encode_batches(head, admin_service_pb2.PeekEventsResponse.BATCH_FIELD_NUMBER, [part], form)
+    answer = admin_service_pb2.PeekEventsResponse.FromString(encoded)
+    assert answer.skipped_events == 7
+    assert answer.batch.first_sequence == first_sequence + start
+    if form is Form.ROWS:
+        assert answer.batch == message(first_sequence + start, events[start:stop], form)
+    else:
+        assert answer.batch.columns.count == stop - start
+        assert answer.batch.columns.bodies == b"".join(body for _, body in events[start:stop])
+
+
+def test_encode_of_no_batches_is_the_answer_alone() -> None:
+    """A take whose wait passed says how many were taken, and nothing else."""
+    assert take_response([], 5, Form.COLUMNS) == pb.TakeResponse(take_count=5).SerializeToString()
+
+
+SECONDS = st.integers(-(1 << 63), (1 << 63) - 1)
+NANOS = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+@given(st.integers(0, 3_600_000_000))
+def test_seconds_of_a_duration_are_what_it_was_made_of(microseconds: int) -> None:
+    """What goes out comes in again."""
+    assert seconds_of("wait", duration_of(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=1e-9)
+
+
+@given(SECONDS, NANOS)
+def test_seconds_of_anything_are_within_the_limit_or_refused(whole: int, nanos: int) -> None:
+    """Whatever the wire holds: a number from 0 to the cap, or BAD_ARGUMENT that names the field."""
+    encoded = Duration(seconds=whole, nanos=nanos)
+    is_good = whole >= 0 and 0 <= nanos < 1_000_000_000
+    if is_good:
+        assert 0 <= seconds_of("lease", encoded) <= SECONDS_MAX
+        return
+    with pytest.raises(BadArgumentError, match=r"^lease: "):
+        seconds_of("lease", encoded)
+
+
+@pytest.mark.parametrize("encoded", [Duration(seconds=3600), Duration(seconds=3601), Duration(seconds=(1 << 63) - 1)])
+def test_seconds_beyond_the_longest_are_capped(encoded: Duration) -> None:
+    """An hour is the most that is granted."""
+    assert seconds_of("lease", encoded) == SECONDS_MAX
+
+
+@pytest.mark.parametrize(
+    ("encoded", "sentence"),
+    [
+        (Duration(seconds=-1), "lease: is -1 s; it must not be negative"),
+        (Duration(nanos=-1), "lease: is -1e-09 s; it must not be negative"),
+        (Duration(seconds=1, nanos=-1), "lease: has 1 seconds and -1 nanos; .* have the sign of the seconds"),
+        (Duration(nanos=1_000_000_000), "lease: has 0 seconds and 1000000000 nanos; nanos must lie between"),
+    ],
+)
+def test_seconds_of_a_bad_duration_are_refused(encoded: Duration, sentence: str) -> None:
+    """The sentence says what it was and what is allowed."""
+    with pytest.raises(BadArgumentError, match=sentence):
+        seconds_of("lease", encoded)

@@ -1,0 +1,221 @@
+"""`millrace channels`, `millrace components` and `millrace channel create|show|update|delete|purge`."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
+from millrace_client.cli.exit_status import CommandError, ExitCode
+from millrace_client.cli.formatting import counted, parse_byte_size
+from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client, with_options
+from millrace_client.cli.terminal import note_to_terminal, show
+from millrace_client.cli.views import (
+    channel_document,
+    channel_page,
+    channels_table,
+    component_document,
+    components_table,
+)
+
+channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete and purge channels.")
+
+
+def _parse_size(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_byte_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _count(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
+    return Annotated[int | None, typer.Option(flag, metavar=metavar, help=help_text, show_default=False, **others)]
+
+
+def _size(flag: str, help_text: str) -> Any:
+    option = typer.Option(flag, metavar="SIZE", help=help_text, show_default=False, callback=_parse_size)
+    return Annotated[str | None, option]
+
+
+def _seconds(flag: str, help_text: str) -> Any:
+    return Annotated[float | None, seconds_option(flag, min=0, show_default=False, help=help_text)]
+
+
+_LIMITS: dict[str, Any] = {
+    "capacity": _count("--capacity", "EVENTS", "Events that the channel holds.", min=1),
+    "transaction_capacity": _count(
+        "--transaction-capacity", "EVENTS", "Maximum of a transaction's puts, and of its takes.", min=1
+    ),
+    "byte_capacity": _size("--byte-capacity", "Bytes for bodies and headers, such as 512MiB."),
+    "byte_capacity_buffer_percentage": _count(
+        "--byte-capacity-buffer-percentage",
+        "PERCENT",
+        "Share of the byte capacity that is reserved for headers.",
+        min=0,
+        max=99,
+    ),
+    "keep_alive_seconds": _seconds("--keep-alive", "How long a commit waits for room, and a take for events."),
+    "lease_seconds": _seconds("--lease", "How long a transaction or claim lives without a call."),
+    "open_transactions_max": _count("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
+    "backup_checkpoint": Annotated[
+        bool | None,
+        typer.Option(
+            "--backup-checkpoint/--no-backup-checkpoint",
+            help="Log: keep the previous checkpoint too.",
+            show_default=False,
+        ),
+    ],
+    "checkpoint_interval_seconds": _seconds("--checkpoint-interval", "Log: time between checkpoints."),
+    "segment_bytes_max": _size("--segment-bytes-max", "Log: maximum size of a segment."),
+    "min_free_bytes": _size("--min-free-bytes", "Log: bytes that puts leave free on each disk."),
+    "fsync": Annotated[
+        FsyncPolicy | None,
+        typer.Option(
+            help="Log: sync before each commit is answered, or at an interval, which a power failure may lose.",
+            show_default=False,
+        ),
+    ],
+    "fsync_interval_seconds": _seconds(
+        "--fsync-interval", "Log: how much a power failure may lose with --fsync interval."
+    ),
+    "compression": Annotated[
+        Compression | None, typer.Option(help="Log: compression of new events.", show_default=False)
+    ],
+    "memory_capacity": _count(
+        "--memory-capacity", "EVENTS", "Spillable: events kept in memory only; a crash loses them.", min=1
+    ),
+    "memory_byte_capacity": _size("--memory-byte-capacity", "Spillable: bytes for their bodies and headers."),
+}
+"""The options of limits, by the fields of ChannelConfig."""
+
+
+@with_client
+def channels(client: Client, *, as_json: JsonOption = False) -> None:
+    """List all channels and their state."""
+    listed = client.admin.list_channels()
+    if as_json:
+        typer.echo(json.dumps([channel_document(channel) for channel in listed], indent=2))
+        return
+    show(channels_table(listed))
+    for channel in listed:
+        if channel.fault:
+            note_to_terminal(f"{channel.name}: {channel.fault}")
+    if not listed:
+        note_to_terminal("there is no channel yet; create one with `millrace channel create NAME`")
+
+
+@channel_app.command("show")
+@with_client
+def show_channel(client: Client, name: ChannelArgument, *, as_json: JsonOption = False) -> None:
+    """Show a channel: limits, gauges, counters, claim and state."""
+    _write(client.admin.get_channel(name), as_json=as_json)
+
+
+@channel_app.command()
+@with_client
+@with_options(_LIMITS)
+def create(
+    client: Client,
+    name: ChannelArgument,
+    *,
+    channel_type: Annotated[
+        ChannelType, typer.Option("--type", help="Where its events are stored.")
+    ] = ChannelType.MEMORY,
+    as_json: JsonOption = False,
+    **limits: Any,
+) -> None:
+    """Create a channel.
+
+    The channel survives restarts of the server. The events of a memory channel do not, those of a file channel do;
+    those of a spillable channel survive a stop, and a crash loses those in memory. Limits default to the server's.
+    Directories and keys are set in the server's configuration file.
+    """
+    config = ChannelConfig(type=channel_type, **limits)
+    _write(client.admin.create_channel(name, config), as_json=as_json)
+
+
+@channel_app.command()
+@with_client
+@with_options(_LIMITS, without={"backup_checkpoint"})
+def update(
+    client: Client,
+    name: ChannelArgument,
+    *,
+    as_json: JsonOption = False,
+    **limits: Any,
+) -> None:
+    """Change limits of a channel while it is in use.
+
+    Other limits stay as they are. A higher limit applies at once. A lower one waits for free room, up to the
+    channel's keep-alive; without room nothing changes, and the command exits with 5.
+    """
+    config = ChannelConfig(**limits)
+    if config == ChannelConfig():
+        raise CommandError(ExitCode.USAGE, "there is nothing to change; give a limit, such as --capacity N")
+    outcome = client.admin.update_channel(name, config)
+    if not outcome.applied:
+        raise CommandError(
+            ExitCode.LATER, f"nothing was changed: {outcome.message.rstrip('.')}; take events out, then try again"
+        )
+    _write(outcome.channel, as_json=as_json)
+
+
+@channel_app.command()
+@with_client
+def delete(
+    client: Client,
+    name: ChannelArgument,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Delete it with its events, which are lost.")] = False,
+) -> None:
+    """Delete a channel.
+
+    A channel with events or open transactions is refused, unless --force is given.
+    """
+    client.admin.delete_channel(name, force=force)
+    note_to_terminal(f"{name} is deleted")
+
+
+@channel_app.command()
+@with_client
+def purge(
+    client: Client,
+    name: ChannelArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all events of a channel that no transaction has taken.
+
+    Asks for confirmation on a terminal.
+    """
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
+        queued = client.admin.get_channel(name).gauges.queued_events
+        if not typer.confirm(f"Remove {counted(queued, 'event')} from {name} permanently?", err=True):
+            raise CommandError(ExitCode.USAGE, "nothing was removed; answer y, or use --yes")
+    purged_count = client.admin.purge_channel(name)
+    typer.echo(json.dumps({"purged_count": purged_count}) if as_json else f"{counted(purged_count, 'event')} removed")
+
+
+def _write(channel: ChannelInfo, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(channel_document(channel), indent=2))
+    else:
+        show(channel_page(channel))
+
+
+@with_client
+def components(client: Client, *, as_json: JsonOption = False) -> None:
+    """List the server's sources, sinks and sink groups, and their state.
+
+    LOST counts events that a source could not store in their channels, LAST is the time since a component's last
+    batch, and WHY is why it does not run.
+    """
+    listed = client.admin.list_components()
+    if as_json:
+        typer.echo(json.dumps([component_document(component) for component in listed], indent=2))
+        return
+    show(components_table(listed))
+    if not listed:
+        note_to_terminal("the server has no sources and no sinks; add them to its configuration file")

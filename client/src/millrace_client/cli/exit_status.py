@@ -1,0 +1,155 @@
+"""How a command ends: exit codes, errors as sentences, and signals."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+from millrace_client import MillraceError, RetryAdvice
+from millrace_client.cli.formatting import printable
+
+
+class ExitCode(IntEnum):
+    """How a command ended. The numbers never change, since scripts depend on them."""
+
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    EMPTY = 4
+    LATER = 5
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    TERMINATED = 143
+
+
+MEANINGS = {
+    ExitCode.OK: "done",
+    ExitCode.REFUSED: "refused by the server, or failed; the same command would fail again",
+    ExitCode.USAGE: "the command line or the input is wrong",
+    ExitCode.UNREACHABLE: "no server answers at the address, or not in time",
+    ExitCode.EMPTY: "there was no event to take or to show",
+    ExitCode.LATER: "refused for now (channel full or claimed, server busy); try again later",
+    ExitCode.INTERRUPTED: "ended by Ctrl-C (`tail` and `top` then exit with 0)",
+    ExitCode.BROKEN_PIPE: "the reader of the output has closed the pipe",
+    ExitCode.TERMINATED: "ended by SIGTERM",
+}
+"""The meaning of each code, as `millrace --help` shows it."""
+
+
+class CommandError(Exception):
+    """Raised when a command fails in the client; the message is a whole sentence."""
+
+    def __init__(self, exit_code: ExitCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class Advice(NamedTuple):
+    """What to do about an error. `{channel}` and `{server}` are placeholders."""
+
+    text: str = ""
+    """Empty if the error's message says what is allowed."""
+    finding: str | None = None
+    """What happened, in place of an error message that does not help people."""
+
+
+ADVICE = {
+    "CHANNEL_NOT_FOUND": Advice(
+        "see the names with `millrace channels`, or create it with `millrace channel create {channel}`",
+        finding="the server at {server} has no channel {channel}",
+    ),
+    "CHANNEL_EXISTS": Advice("choose another name, or change its limits with `millrace channel update {channel}`"),
+    "CHANNEL_NOT_EMPTY": Advice("empty it with `millrace channel purge {channel}`, or discard its events with --force"),
+    "CHANNEL_CLAIMED": Advice(
+        "see its reader with `millrace channel show {channel}`, and try again when the claim has ended",
+    ),
+    "TXNS_OPEN": Advice("try again when the open transactions have ended"),
+    "CHANNEL_FULL": Advice("take events out, or make room with `millrace channel update {channel} --capacity N`"),
+    "BYTES_FULL": Advice("take events out, or make room with `millrace channel update {channel} --byte-capacity N`"),
+    "DISK_FULL": Advice("take events out, or free space on the server's disk"),
+    "TOO_MANY_TXNS": Advice("try again when other clients have ended theirs"),
+    "OVERLOADED": Advice("try again, with a smaller --batch-size if it happens again"),
+    "REPLAYING": Advice("try again when the channel has replayed its log"),
+    "DRAINING": Advice("try again when the server is up again"),
+    "LEASE_EXPIRED": Advice("the events are back in the channel, so run the command again"),
+    "TXN_CAPACITY": Advice(
+        "use a smaller --batch-size, or `millrace channel update {channel} --transaction-capacity N`",
+    ),
+    "EVENT_TOO_LARGE": Advice(
+        "send smaller events, or raise the channel's byte_capacity or the server's message_bytes_max"
+    ),
+    "MESSAGE_TOO_LARGE": Advice("send smaller events, or raise the server's message_bytes_max"),
+    "SEQUENCE_GONE": Advice("see what there is with `millrace channel show {channel}`"),
+    "TXN_NOT_FOUND": Advice("the server was probably started anew, so run the command again"),
+    "LOG_FAILED": Advice("see the server's log, then restart the server"),
+    "CORRUPT": Advice("see the server's log, and run `millraced log verify`"),
+    "INTERNAL": Advice("see the server's log, and please report it"),
+    "UNAVAILABLE": Advice(
+        "start one with `millraced serve`, or name another with --server or MILLRACE_SERVER",
+        finding="no server answers at {server}",
+    ),
+    "UNIMPLEMENTED": Advice("name a Millrace server with --server or MILLRACE_SERVER"),
+    "DEADLINE": Advice(
+        "try again, or allow more with --timeout",
+        finding="the server at {server} did not answer in time",
+    ),
+}
+"""Advice by the error's reason. For other reasons the server's message is shown as it is."""
+
+
+_EXIT_CODES = {
+    RetryAdvice.CORRECT: ExitCode.USAGE,
+    RetryAdvice.FULL: ExitCode.LATER,
+    RetryAdvice.LATER: ExitCode.LATER,
+    RetryAdvice.LOST: ExitCode.LATER,
+    RetryAdvice.UNREACHABLE: ExitCode.UNREACHABLE,
+}
+
+
+def exit_code_of(error: MillraceError) -> ExitCode:
+    """Returns the exit code of a command that failed with this error."""
+    if error.reason == "UNIMPLEMENTED":
+        # The server is not a Millrace server.
+        return ExitCode.UNREACHABLE
+    return _EXIT_CODES.get(error.advice, ExitCode.REFUSED)
+
+
+def sentence_of(error: MillraceError, server: str) -> str:
+    """Returns one sentence: what happened, and what to do."""
+    message = printable(error.message.strip()).rstrip(".") or error.reason
+    advice = ADVICE.get(error.reason)
+    if advice is None:
+        return message
+    names = {"server": server, "channel": printable(error.channel) or "CHANNEL"}
+    parts = [advice.finding.format_map(names) if advice.finding else message, advice.text.format_map(names)]
+    return "; ".join(filter(None, parts))
+
+
+class TerminatedError(BaseException):
+    """Raised in the main thread on SIGTERM. It is no `Exception`, so that only an explicit handler catches it."""
+
+
+def raise_on_sigterm() -> None:
+    """Makes SIGTERM raise `TerminatedError`, so that open transactions are rolled back before the exit."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+@contextmanager
+def unwrapped_interrupts() -> Iterator[None]:
+    """Raises interrupts that a lock has turned into a RuntimeError.
+
+    If an interrupt arrives while a lock is released, the lock complains that it is not held.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt | TerminatedError):
+            raise error.__context__ from None
+        raise
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise TerminatedError

@@ -1,0 +1,84 @@
+"""Text for people: printable characters, sizes and counts."""
+
+import re
+from codecs import getincrementaldecoder
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Escapes control characters except tabs, as in `\x1b`, so that text cannot control a terminal."""
+    return _CONTROL.sub(_escape, text)
+
+
+def printable_bytes(body: bytes) -> str:
+    r"""Decodes bytes and escapes control characters; bytes that are not UTF-8 become `\xff`."""
+    return printable(body.decode(errors="backslashreplace"))
+
+
+def beginning(text: str, length_max: int) -> str:
+    """Returns the text, cut with `…` if it is longer."""
+    return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
+
+
+def beginning_of_bytes(body: bytes, length_max: int) -> str:
+    """Returns the beginning of `printable_bytes` without decoding the rest."""
+    # A UTF-8 character has at most 4 bytes. A character that is cut at the end is left out.
+    decoder = getincrementaldecoder("utf-8")("backslashreplace")
+    start = decoder.decode(body[: 4 * length_max], final=len(body) <= 4 * length_max)
+    return beginning(printable(start), length_max)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be encoded. A command line argument that is not UTF-8 has surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII)
+_STEP = 1024
+
+
+def parse_byte_size(text: str) -> int:
+    """Parses `4096`, `64KiB` or `1.5 GB`.
+
+    Raises:
+        ValueError: The text is not a size; the message says what is allowed.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(
+            f"{text!r} is not a size; write bytes such as 4096, or with a unit such as 64KiB, 10MB or 1.5GiB"
+        )
+    number, unit = match.groups()
+    # Integers stay exact: a float would round above 2**53.
+    return int(number) * _UNITS[unit] if number.isdigit() else int(float(number) * _UNITS[unit])
+
+
+def format_byte_size(count: float) -> str:
+    """Returns a size with the largest unit that fits, such as `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < _STEP:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _STEP
+    return f"{count:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns `1 event` or `2,000 events`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
