@@ -51,7 +51,7 @@ def test_bench_both_of_a_channel_in_use_is_refused(shared_server: Millraced, cha
         client.channel(channel).append([b"precious"])
     result = run_millrace(shared_server.grpc, "bench", "both", channel, "--seconds", "0.1")
     assert result.returncode == 1
-    assert b"holds events, which would be taken" in result.stderr
+    assert b"holds events, which this command would remove" in result.stderr
 
 
 def test_bench_of_a_channel_that_is_not_there_says_so(shared_server: Millraced) -> None:

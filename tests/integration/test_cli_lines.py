@@ -269,7 +269,7 @@ def test_take_whose_lease_ran_out_says_that_all_comes_again(server: str, client:
         wait_for(client, channel, lambda info: info.counters.lease_expired_count == 1)
         output, errors = take.communicate()
     assert (take.returncode, output) == (5, LINES)
-    assert b"up to 5,000 events written last may come again" in errors
+    assert b"up to 5,000 events written last may be delivered again" in errors
     assert queued_events(client, channel) == 5000
 
 
