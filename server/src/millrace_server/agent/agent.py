@@ -61,6 +61,8 @@ class _RunnerKey(NamedTuple):
 
 
 class _RunnerPlan(NamedTuple):
+    """A source, a sink, or a sink group with its sinks."""
+
     config: object
     """Equal configurations need no restart."""
     start: Callable[[], SourceRunner | SinkRunner]
@@ -68,8 +70,6 @@ class _RunnerPlan(NamedTuple):
 
 @dataclass(slots=True)
 class _RunnerEntry:
-    """A source, a sink, or a sink group with its sinks."""
-
     config: object
     runner: SourceRunner | SinkRunner
     is_stopping: bool = False

@@ -237,14 +237,15 @@ class OptionalChannels:
             try:
                 self._offer(name, batch)
             except MillraceError as error:
-                self._miss(name, batch.table.count, error)
+                self._miss(name, batch.table.count, f"{error.reason}: {error}")
 
     def _offer(self, name: str, batch: ChannelBatch) -> None:
         channel = self._registry.get(name)
         if self._pending_counts[name] >= _PENDING_COMMITS_MAX:
             raise OverloadedError(f"{_PENDING_COMMITS_MAX} batches already wait for its disk")
         if refused := batch.unstorable(channel):
-            batch = self._without_refused(name, batch, refused)
+            self._miss(name, len(refused), next(iter(refused.values())))
+            batch = batch.without(refused)
         change = channel.plan_append(batch.batches(), None)
         if not channel.contents.goes_at_once(change):
             raise channel.contents.room.full_error(change.event_count, change.body_bytes, 0.0)
@@ -254,22 +255,13 @@ class OptionalChannels:
         self._pending_counts[name] += 1
         commit.add_done_callback(lambda ended: self._end(name, batch.table.count, ended))
 
-    def _without_refused(self, name: str, batch: ChannelBatch, refused: Mapping[int, str]) -> ChannelBatch:
-        reason = next(iter(refused.values()))
-        self._note_missed(name, len(refused), reason)
-        return batch.without(refused)
-
     def _end(self, name: str, event_count: int, commit: "asyncio.Future[Receipt]") -> None:
         self._pending_counts[name] -= 1
         error = None if commit.cancelled() else commit.exception()
         if isinstance(error, MillraceError):
-            self._miss(name, event_count, error)
+            self._miss(name, event_count, f"{error.reason}: {error}")
 
-    def _miss(self, name: str, event_count: int, error: MillraceError) -> None:
-        self._note_missed(name, event_count, f"{error.reason}: {error}")
-
-    def _note_missed(self, name: str, event_count: int, reason: str) -> None:
+    def _miss(self, name: str, event_count: int, reason: str) -> None:
         self._component.record_outcome(EventOutcome.MISSED, event_count)
-        self._log.log(
-            logging.WARNING, "an optional channel missed events", name, event_count, channel=name, reason=reason
-        )
+        message = "an optional channel missed events"
+        self._log.log(logging.WARNING, message, name, event_count, channel=name, reason=reason)

@@ -69,7 +69,6 @@ class Delivery:
 
     @property
     def first_sequence(self) -> int:
-        """Its first event's sequence."""
         return self.batches[0].first_sequence
 
     @property
@@ -138,7 +137,6 @@ class ChannelReader:
 
     @property
     def channel_name(self) -> str:
-        """The channel's name."""
         return self._channel_name
 
     @property
@@ -188,7 +186,6 @@ class ChannelReader:
                 hosted.channel_if_open.contents.takers.wake_all()
 
     def nack_all(self) -> None:
-        """Nacks all deliveries that the sink has left unsettled."""
         for delivery in list(self._unsettled):
             delivery.nack()
 

@@ -237,14 +237,12 @@ class BatchLimits:
         return (self._registry.get_hosted(name).config for name in self._channels if name in self._registry)
 
     def note_stored(self) -> None:
-        """Records that a batch was not too large."""
         self._batches_since += 1
         if self._halvings and self._batches_since >= _BATCHES_TO_GROW:
             self._halvings -= 1
             self._batches_since = 0
 
     def note_too_large(self) -> None:
-        """Halves the limits after a batch that was too large."""
         self._halvings = min(self._halvings + 1, _HALVINGS_MAX)
         self._batches_since = 0
 

@@ -11,20 +11,22 @@ from millrace_server.agent.rate_limited_log import FailureLog
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class ComponentKind(enum.Enum):
+class _KeyedEnum(enum.Enum):
+    @property
+    def key(self) -> str:
+        """The value as one word, for logs, metrics and JSON."""
+        return str(self.value).replace(" ", "_")
+
+
+class ComponentKind(_KeyedEnum):
     """What a component does."""
 
     SOURCE = "source"
     SINK = "sink"
     SINK_GROUP = "sink group"
 
-    @property
-    def key(self) -> str:
-        """The kind as one word, for logs, metrics and JSON."""
-        return self.value.replace(" ", "_")
 
-
-class ComponentState(enum.Enum):
+class ComponentState(_KeyedEnum):
     """Moves; any is legal except out of STOPPED, which is final.
 
     STARTING -> RUNNING        it has started to work
@@ -42,11 +44,6 @@ class ComponentState(enum.Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     STANDING_BY = "standing by"
-
-    @property
-    def key(self) -> str:
-        """The state as one word, for metrics."""
-        return self.value.replace(" ", "_")
 
     @property
     def is_healthy(self) -> bool:
@@ -116,7 +113,6 @@ class Component:
         self.mark_running()
 
     def record_outcome(self, outcome: EventOutcome, event_count: int) -> None:
-        """Counts events with one of the other outcomes."""
         self.outcome_counts[outcome] += event_count
 
     def mark_ready(self) -> None:
@@ -125,7 +121,6 @@ class Component:
             self.mark_running()
 
     def mark_standing_by(self) -> None:
-        """Makes it STANDING_BY."""
         self._move(ComponentState.STANDING_BY, "")
 
     def mark_running(self) -> None:
@@ -163,7 +158,6 @@ class Component:
         self._move(ComponentState.FAILED, reason)
 
     def mark_stopped(self, reason: str = "") -> None:
-        """Makes it STOPPED, which is final."""
         self._move(ComponentState.STOPPED, reason)
 
     def _move(self, target: ComponentState, reason: str) -> None:
@@ -200,7 +194,6 @@ class Components:
         return component
 
     def remove(self, component: Component) -> None:
-        """Removes a component that has stopped."""
         if self.find(component.kind, component.name) is component:
             del self._components[component.kind, component.name]
             self._notify(component)

@@ -57,7 +57,6 @@ class DeadLetterWriter:
 
     @property
     def has_channel(self) -> bool:
-        """Whether there is a dead-letter channel."""
         return self._channel_name is not None
 
     async def write_or_drop(self, table: EventTable, stamp: Stamp, fields: Mapping[str, str]) -> None:

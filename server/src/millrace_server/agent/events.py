@@ -49,7 +49,6 @@ class EventTable:
 
     @property
     def count(self) -> int:
-        """Events in the table."""
         return len(self.bodies)
 
     def values(self, key: str) -> Sequence[str | None]:

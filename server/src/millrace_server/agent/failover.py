@@ -47,7 +47,6 @@ class Failover:
         )
 
     async def wait_until_first(self, priority: int) -> None:
-        """Waits until no other healthy sink comes before it."""
         while not self.is_first(priority):
             await self._changed.wait()
 
@@ -91,7 +90,6 @@ class Failover:
             await self._changed.wait()
 
     def release(self, priority: int, *, has_failed: bool) -> None:
-        """Records that a sink has ended its work."""
         self._is_down[priority] = self._has_failed[priority] = has_failed
         if self._active == priority:
             self._active = None

@@ -197,7 +197,6 @@ class _Append:
         self._has_waited = False
 
     def count_attempt(self) -> None:
-        """Counts the events as attempted in the channel."""
         self.channel.contents.counters.put_attempts += self._batch.table.count
 
     def plan(self) -> Change:
@@ -215,7 +214,6 @@ class _Append:
 
     @property
     def has_space_now(self) -> bool:
-        """Whether it can begin now."""
         try:
             return self.may_begin(self.plan())
         except TxnCapacityError:

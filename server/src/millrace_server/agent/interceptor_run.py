@@ -45,22 +45,20 @@ class InterceptorRun:
         table: The events after the steps done so far.
         refusals: Events that were refused and must be stored as dead letters.
         filtered_count: Events that interceptors dropped.
+        masks: The selector's result.
     """
 
     def __init__(self, interceptors: Sequence[Interceptor], selector: Selector | None, table: EventTable) -> None:
-        self._selection = None if selector is None else _Selection(selector)
-        self._steps = [*interceptors, *([] if self._selection is None else [self._selection])]
+        self._interceptors = interceptors
+        self._selector = selector
+        self._step_count = len(interceptors) + (selector is not None)
         self._position = 0
         self._is_abandoned = False
         self.table = EventTable(table.bodies, table.headers)
         self.table.batch_indexes = range(table.count)
         self.refusals: list[Refusal] = []
         self.filtered_count = 0
-
-    @property
-    def masks(self) -> Mapping[str, EventMask]:
-        """The selector's masks, by channel."""
-        return {} if self._selection is None else self._selection.masks
+        self.masks: Mapping[str, EventMask] = {}
 
     def resume(self) -> None:
         """Runs the remaining steps.
@@ -69,9 +67,9 @@ class InterceptorRun:
             StepError: A step raised an error that its contract does not allow.
             ComponentError: A step cannot work now.
         """
-        while self.table.count and self._position < len(self._steps) and not self._is_abandoned:
+        while self.table.count and self._position < self._step_count and not self._is_abandoned:
             try:
-                passed = self._steps[self._position].intercept(self.table)
+                passed = self._run_step(self.table)
             except EventsRefusedError as error:
                 self._refuse(error)
             except ComponentError:
@@ -82,6 +80,13 @@ class InterceptorRun:
                 self.filtered_count += max(self.table.count - passed.count, 0)
                 self.table = passed
                 self._position += 1
+
+    def _run_step(self, table: EventTable) -> EventTable:
+        if self._position < len(self._interceptors):
+            return self._interceptors[self._position].intercept(table)
+        assert self._selector is not None, "it is the last step"
+        self.masks = self._selector.select(table)
+        return table
 
     def abandon(self) -> None:
         """Lets a thread that is still at work on it stop after the current step."""
@@ -100,7 +105,7 @@ class InterceptorRun:
 
     def _find_failing_events(self, start: int, stop: int, reasons: dict[int, str]) -> None:
         try:
-            self._steps[self._position].intercept(self.table.part(start, stop))
+            self._run_step(self.table.part(start, stop))
         except EventsRefusedError:
             # The next attempt of the step refuses these in any case.
             return
@@ -116,8 +121,7 @@ class InterceptorRun:
 
     @property
     def _step_name(self) -> str:
-        is_selector = self._steps[self._position] is self._selection
-        return "selector" if is_selector else f"interceptors[{self._position}]"
+        return f"interceptors[{self._position}]" if self._position < len(self._interceptors) else "selector"
 
     def _refuse(self, error: EventsRefusedError) -> None:
         reasons = [error.reasons.get(index) for index in range(self.table.count)]
@@ -128,15 +132,3 @@ class InterceptorRun:
                 refused = self.table.chosen([reason == distinct for reason in reasons])
                 self.refusals.append(Refusal(refused, self._step_name, distinct))
         self.table = self.table.chosen([reason is None for reason in reasons])
-
-
-class _Selection:
-    """A selector as the last step."""
-
-    def __init__(self, selector: Selector) -> None:
-        self._selector = selector
-        self.masks: Mapping[str, EventMask] = {}
-
-    def intercept(self, table: EventTable) -> EventTable:
-        self.masks = self._selector.select(table)
-        return table

@@ -28,7 +28,7 @@ class SourceRunner:
         self.components = (component,)
         self._make = make
         self._made: tuple[Source, ChannelWriter] | None = None
-        self._task = asyncio.create_task(supervise(component, self._run, Backoff()), name=f"source {component.name}")
+        self._task = _supervised(component, self._run, Backoff())
 
     async def _run(self) -> None:
         if self._made is None:
@@ -38,16 +38,9 @@ class SourceRunner:
         await source.run(writer)
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Cancels the source, and waits until it has finished what it had begun.
-
-        Returns:
-            Whether it ended in time.
-        """
+        """Cancels the source, and waits until it has finished what it had begun; returns whether it did in time."""
         self._task.cancel()
-        if not await _has_ended(self._task, grace_seconds):
-            return False
-        self.component.mark_stopped()
-        return True
+        return await _mark_stopped_after(self._task, grace_seconds, self.components)
 
 
 class SinkRunner:
@@ -71,10 +64,7 @@ class SinkRunner:
         self._idle = asyncio.Event()
         """Set while it holds no deliveries: it has not begun, waits for a retry, or has ended."""
         self._idle.set()
-        backoff = Backoff(count_done=lambda: component.batch_count)
-        self._task = asyncio.create_task(
-            supervise(component, self._run, backoff), name=f"{component.kind.value} {component.name}"
-        )
+        self._task = _supervised(component, self._run, Backoff(count_done=lambda: component.batch_count))
 
     @property
     def may_drain(self) -> bool:
@@ -93,30 +83,28 @@ class SinkRunner:
             self._idle.set()
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ends the sink after it has settled or nacked the deliveries that it holds; it gets no more of them.
-
-        Returns:
-            Whether it ended in time.
-        """
+        """Ends the sink after it has settled or nacked the deliveries that it holds; returns whether it did in time."""
         self.reader.close()
-        await _wait_for_first(self._idle.wait(), _has_ended(self._task, grace_seconds))
+        idle = asyncio.ensure_future(self._idle.wait())
+        try:
+            await asyncio.wait({idle, self._task}, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
         self._task.cancel()
-        if not await _has_ended(self._task, CANCELLED_SECONDS_MAX):
-            return False
-        for component in self.components:
-            component.mark_stopped()
-        return True
+        return await _mark_stopped_after(self._task, CANCELLED_SECONDS_MAX, self.components)
 
 
-async def _has_ended(task: "asyncio.Task[None]", timeout_seconds: float) -> bool:
+def _supervised(component: Component, run: Callable[[], Awaitable[None]], backoff: Backoff) -> "asyncio.Task[None]":
+    name = f"{component.kind.value} {component.name}"
+    return asyncio.create_task(supervise(component, run, backoff), name=name)
+
+
+async def _mark_stopped_after(
+    task: "asyncio.Task[None]", timeout_seconds: float, components: Sequence[Component]
+) -> bool:
     await asyncio.wait({task}, timeout=timeout_seconds)
-    return task.done()
-
-
-async def _wait_for_first(*waits: Awaitable[object]) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+    if not task.done():
+        return False
+    for component in components:
+        component.mark_stopped()
+    return True

@@ -43,9 +43,9 @@ class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     """Settings of selectors of every type."""
 
     @property
-    @abstractmethod
     def optional_channels(self) -> frozenset[str]:
         """The source's channels that never delay it: they miss the events that they cannot take at once."""
+        return frozenset()
 
     @property
     def required_channels(self) -> frozenset[str]:
@@ -166,10 +166,6 @@ class LoadBalancingConfig(SelectorConfig):
         if header is not None and policy != "key_hash":
             raise ValueError(f'is {shown_value(header)}; it is only for policy "key_hash", not {shown_value(policy)}')
         return header
-
-    @property
-    def optional_channels(self) -> frozenset[str]:
-        return frozenset()
 
     def make(self, channels: Sequence[str]) -> Selector | LoadBalancer:
         match self.policy:

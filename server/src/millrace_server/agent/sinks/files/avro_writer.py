@@ -7,7 +7,7 @@ from fastavro import parse_schema
 from fastavro.write import Writer
 
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chosen
-from millrace_server.agent.sinks.files.writers import Compression
+from millrace_server.agent.sinks.files.writers import Compression, EventWriter
 
 BLOCK_BYTES = 256 << 10
 """Records are collected into blocks of this size."""
@@ -25,7 +25,7 @@ _TEXT_FIELDS = [
 ]
 
 
-class AvroWriter:
+class AvroWriter(EventWriter):
     """Writes a record for each event: `(sequence: long, headers: map<string>, body: bytes)`.
 
     With text bodies, `body` is `["null", "string"]`; a body that is not UTF-8 is null there and stored in `body_bytes`.
@@ -37,11 +37,6 @@ class AvroWriter:
         fields = [*_COMMON_FIELDS, *(_TEXT_FIELDS if is_body_text else _BINARY_FIELDS)]
         schema = parse_schema({"type": "record", "name": "Event", "namespace": "millrace", "fields": fields})
         self._writer: Any = Writer(file, schema, codec=_CODECS[compression], sync_interval=BLOCK_BYTES)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """At most one block, which is negligible."""
-        return 0
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
         keys = list(chunk.headers)
@@ -58,9 +53,6 @@ class AvroWriter:
 
     def finish(self) -> None:
         self._writer.flush()
-
-    def discard(self) -> None:
-        """Does nothing: there is nothing to release."""
 
 
 def _text_fields(body: bytes) -> dict[str, str | bytes | None]:

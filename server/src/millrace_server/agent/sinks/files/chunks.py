@@ -47,17 +47,14 @@ class EventChunk:
 
     @property
     def count(self) -> int:
-        """Events in the chunk."""
         return self.columns.count
 
     @property
     def last_sequence(self) -> int:
-        """The last event's sequence."""
         return self.first_sequence + self.columns.count - 1
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """The body of each event."""
         # Reading a bytes field copies it, so it is read once.
         joined = self.columns.bodies
         ends = accumulate(self.columns.body_sizes[:], initial=0)

@@ -24,13 +24,7 @@ _TIB = 1 << 40
 _DAY_SECONDS = 86_400
 
 _SUFFIXES = {"text": ".txt", "json": ".jsonl", "avro": ".avro", "parquet": ".parquet"}
-_PACKED_SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
-_COMPRESSIONS: dict[str, tuple[Compression, ...]] = {
-    "text": ("none", "gzip", "zstd"),
-    "json": ("none", "gzip", "zstd"),
-    "avro": ("none", "gzip", "zstd"),
-    "parquet": ("none", "gzip", "zstd", "snappy"),
-}
+_COMPRESSION_SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 _LIBRARIES = {"avro": "fastavro", "parquet": "pyarrow"}
 
 
@@ -132,9 +126,8 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     @classmethod
     def _check_compression(cls, compression: Compression, info: ValidationInfo) -> Compression:
         file_format = info.data.get("format")
-        allowed = _COMPRESSIONS.get(str(file_format), (compression,))
-        if compression not in allowed:
-            kinds = " or ".join(map(shown_value, allowed))
+        if compression == "snappy" and file_format not in {"parquet", None}:
+            kinds = " or ".join(map(shown_value, ("none", "gzip", "zstd")))
             raise ValueError(f"is {shown_value(compression)}; for format {shown_value(file_format)} it must be {kinds}")
         return compression
 
@@ -178,7 +171,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
         if self.suffix is not None:
             return self.suffix
         is_stream = self.format in {"text", "json"}
-        return _SUFFIXES[self.format] + (_PACKED_SUFFIXES.get(self.compression, "") if is_stream else "")
+        return _SUFFIXES[self.format] + (_COMPRESSION_SUFFIXES.get(self.compression, "") if is_stream else "")
 
     def _writer(self) -> Callable[[BinaryIO], EventWriter]:
         """Returns the factory of the format's writer; its library is imported only here."""

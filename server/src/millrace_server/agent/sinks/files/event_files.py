@@ -119,17 +119,14 @@ class EventFiles:
         return self._result()
 
     def roll(self, now: float) -> WriteResult:
-        """Finishes the files that are due."""
         self._finish(file for file in self._files if self._files.due_at(file) <= now)
         return self._result()
 
     def finish_delivery(self, delivery: int) -> WriteResult:
-        """Finishes all files with events of a delivery."""
         self._finish(file for file in self._files if delivery in file.deliveries)
         return self._result()
 
     def finish_all(self) -> WriteResult:
-        """Finishes all files."""
         self._finish(self._files)
         return self._result()
 

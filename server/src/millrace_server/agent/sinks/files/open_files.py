@@ -25,21 +25,22 @@ class SequenceRanges:
 
     @property
     def first(self) -> int:
-        """The lowest sequence."""
         return min(self._firsts)
 
     @property
     def last(self) -> int:
-        """The highest sequence."""
         return max(self._lasts)
 
     def add(self, first_sequence: int, rows: Rows) -> None:
         """Adds the sequences of some rows of a chunk that begins with `first_sequence`."""
-        if isinstance(rows, range):
-            self._add_range(first_sequence + rows.start, first_sequence + rows.stop - 1)
-            return
         firsts, lasts = self._firsts, self._lasts
         end = lasts[-1] + 1 if lasts else -1
+        if isinstance(rows, range):
+            if first_sequence + rows.start != end:
+                firsts.append(first_sequence + rows.start)
+                lasts.append(first_sequence)
+            lasts[-1] = first_sequence + rows.stop - 1
+            return
         for row in rows:
             sequence = first_sequence + row
             if sequence == end:
@@ -48,13 +49,6 @@ class SequenceRanges:
                 firsts.append(sequence)
                 lasts.append(sequence)
             end = sequence + 1
-
-    def _add_range(self, first: int, last: int) -> None:
-        if self._lasts and self._lasts[-1] + 1 == first:
-            self._lasts[-1] = last
-        else:
-            self._firsts.append(first)
-            self._lasts.append(last)
 
 
 BUFFERED_BYTES_MAX = 64 << 20
@@ -119,7 +113,6 @@ class OpenFile:
         return self._file.tell() + self._writer.buffered_bytes
 
     def write(self, delivery: int, chunk: EventChunk, rows: Rows, now: float) -> None:
-        """Writes events of a delivery."""
         self._writer.write(chunk, rows)
         self.ranges.add(chunk.first_sequence, rows)
         self.event_count += len(rows)
@@ -127,7 +120,6 @@ class OpenFile:
         self.written_at = now
 
     def write_buffered(self) -> None:
-        """Writes buffered events to free memory."""
         self._writer.write_buffered()
 
     def finish(self) -> int:
@@ -140,7 +132,6 @@ class OpenFile:
         return file_bytes
 
     def discard(self) -> None:
-        """Removes it."""
         self._writer.discard()
         self._close()
 
@@ -203,7 +194,6 @@ class OpenFiles:
         return min(map(self.due_at, self._files.values()), default=None)
 
     def remove(self, file: OpenFile) -> None:
-        """Removes a file that is being finished."""
         del self._files[file.directory]
 
     def bound_memory(self) -> None:
@@ -215,7 +205,6 @@ class OpenFiles:
             largest.write_buffered()
 
     def discard(self) -> None:
-        """Removes all of them."""
         for file in self:
             self.remove(file)
             file.discard()

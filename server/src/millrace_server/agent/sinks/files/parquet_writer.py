@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from millrace.arrow import RecordBatchBuilder
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows
-from millrace_server.agent.sinks.files.writers import Compression
+from millrace_server.agent.sinks.files.writers import Compression, EventWriter
 
 ROW_GROUP_BYTES = 16 << 20
 """Events are collected into row groups of this size."""
@@ -21,7 +21,7 @@ _BINARY_SCHEMA = pa.schema([*_COMMON_FIELDS, pa.field("body", pa.binary(), nulla
 _TEXT_SCHEMA = pa.schema([*_COMMON_FIELDS, pa.field("body", pa.string()), pa.field("body_bytes", pa.binary())])
 
 
-class ParquetWriter:
+class ParquetWriter(EventWriter):
     """Writes a row for each event: `(sequence: int64, headers: map<string, string>, body: binary)`.
 
     With text bodies, `body` is a string; a body that is not UTF-8 is null there and stored in the column `body_bytes`.
@@ -31,7 +31,6 @@ class ParquetWriter:
         self._schema = _TEXT_SCHEMA if is_body_text else _BINARY_SCHEMA
         self._writer: Any = pq.ParquetWriter(file, self._schema, compression=compression)
         self._batches: list[pa.RecordBatch] = []
-        self.buffered_bytes = 0
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
         if chunk.record_batch is None:

@@ -153,7 +153,6 @@ class _Run:
             await self._settle(await self.call(partial(self._files.finish_delivery, self._unsettled.oldest)))
 
     async def _roll(self) -> None:
-        """Finishes the files that are due."""
         if self._due_at is not None and self._due_at <= self._clock():
             await self._settle(await self.call(partial(self._files.roll, self._clock())))
 
@@ -234,7 +233,6 @@ class UnsettledDeliveries:
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest delivery."""
         return next(iter(self._deliveries))
 
     def add(self, delivery: Delivery) -> int:
@@ -253,7 +251,6 @@ class UnsettledDeliveries:
         return number
 
     def remove(self, numbers: Iterable[int]) -> list[Delivery]:
-        """Removes deliveries; returns them."""
         removed = [self._deliveries.pop(number) for number in numbers]
         self._event_count -= sum(delivery.count for delivery in removed)
         self._body_bytes -= sum(delivery.body_bytes for delivery in removed)

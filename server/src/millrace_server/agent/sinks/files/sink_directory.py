@@ -47,17 +47,15 @@ class SinkDirectory:
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(lock)
-            raise ComponentError("an earlier run still waits for a file system that does not answer") from None
-        except OSError:
-            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                raise ComponentError("an earlier run still waits for a file system that does not answer") from None
             raise
         self._lock = lock
         return f"{self._sink_name}-{self._token()}"
 
     def close(self) -> None:
-        """Releases the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -135,7 +133,6 @@ class ReceiptStore:
         return path.rename(path.with_name(path.name.removesuffix(_PREPARED_SUFFIX) + _CONFIRMED_SUFFIX))
 
     def delete(self, path: Path) -> None:
-        """Deletes a receipt."""
         path.unlink(missing_ok=True)
 
 

@@ -149,7 +149,8 @@ class RemoteTarget:
 
     def __init__(self, make: Callable[[], FileSystem], root: str, owner: str, staging: Path) -> None:
         self._make = make
-        self._system: FileSystem | None = None
+        self._files: Any = None
+        self._path_of: Callable[[str], str] = str
         self._is_put_atomic = root.startswith(_S3)
         self._root = root
         self._parts = f"{root}/{STAGING_DIRECTORY}/{owner}"
@@ -162,12 +163,12 @@ class RemoteTarget:
         self._call(self._open)
 
     def _open(self) -> None:
-        self._system = self._make()
+        self._files, self._path_of = self._make()
         if self._is_put_atomic:
             # Checks only that it answers; S3 needs no directories, and has no partial files to remove.
-            self._files.exists(self._path(self._root))
+            self._files.exists(self._path_of(self._root))
             return
-        parts = self._path(self._parts)
+        parts = self._path_of(self._parts)
         self._files.makedirs(parts, exist_ok=True)
         for left in self._files.ls(parts, detail=False):
             self._files.rm_file(left)
@@ -179,11 +180,11 @@ class RemoteTarget:
     def _put_and_rename(self, staged: Path, path: str) -> None:
         part = f"{self._parts}/{staged.name}"
         self._put(staged, part)
-        self._files.makedirs(self._path(path.rpartition("/")[0]), exist_ok=True)
-        self._files.mv(self._path(part), self._path(path))
+        self._files.makedirs(self._path_of(path.rpartition("/")[0]), exist_ok=True)
+        self._files.mv(self._path_of(part), self._path_of(path))
 
     def _put(self, staged: Path, path: str) -> None:
-        final = self._path(path)
+        final = self._path_of(path)
         try:
             with staged.open("rb") as source, self._files.open(final, "wb") as copy:
                 shutil.copyfileobj(source, copy, _COPY_BYTES)
@@ -194,7 +195,7 @@ class RemoteTarget:
             raise
 
     def size_of(self, path: str) -> int | None:
-        return self._call(lambda: self._size_of(self._path(path)))
+        return self._call(lambda: self._size_of(self._path_of(path)))
 
     def _size_of(self, path: str) -> int | None:
         self._files.invalidate_cache()
@@ -206,15 +207,6 @@ class RemoteTarget:
     def close(self) -> None:
         with suppress(OSError):
             shutil.rmtree(self.staging)
-
-    @property
-    def _files(self) -> Any:
-        assert self._system is not None, "it is open"
-        return self._system.files
-
-    def _path(self, url: str) -> str:
-        assert self._system is not None, "it is open"
-        return self._system.path_of(url)
 
     def _call(self, work: Callable[[], ResultT]) -> ResultT:
         """Calls the file system, whose errors may be of any type; raises OSError for them."""

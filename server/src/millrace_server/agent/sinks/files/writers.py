@@ -1,10 +1,11 @@
 """Writers of file formats, and the formats that are streams: text and JSON lines."""
 
 import zlib
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring
-from typing import BinaryIO, Literal, Protocol, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows, chosen
 
@@ -14,54 +15,43 @@ Compression: TypeAlias = Literal["none", "gzip", "zstd", "snappy"]
 _GZIP_WINDOW_BITS = 31
 
 
-class EventWriter(Protocol):
+class EventWriter(ABC):
     """Writes events into one open file; the caller closes the file."""
 
-    @property
-    def buffered_bytes(self) -> int:
-        """About how many bytes are buffered in memory."""
+    buffered_bytes: int = 0
+    """About how many bytes are buffered in memory; 0 if that is negligible."""
 
+    @abstractmethod
     def write(self, chunk: EventChunk, rows: Rows) -> None:
         """Writes some events of a chunk."""
 
-    def write_buffered(self) -> None:
+    def write_buffered(self) -> None:  # noqa: B027 - most formats have no buffer
         """Writes buffered events, as far as the format can without ending the file."""
 
+    @abstractmethod
     def finish(self) -> None:
         """Writes the rest; then the file is complete."""
 
-    def discard(self) -> None:
+    def discard(self) -> None:  # noqa: B027 - most formats have nothing to release
         """Releases what it holds; the file is not needed any more. Never raises."""
 
 
-class Compressor(Protocol):
-    """Compresses a stream of bytes."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        """Returns the output so far."""
-
-    def flush(self) -> bytes:
-        """Returns the rest of the output."""
-
-
-class CompressedStream:
-    """Writes bytes into a file, compressed as a whole, so that the usual tools can decompress it."""
+class StreamWriter(EventWriter):
+    """Writes one event after another, compressed as a whole, so that the usual tools can decompress the file."""
 
     def __init__(self, file: BinaryIO, compression: Compression) -> None:
         self._file = file
         self._compressor = _compressor_for(compression)
 
-    def write(self, data: bytes) -> None:
-        """Writes bytes."""
+    def _write_bytes(self, data: bytes) -> None:
         self._file.write(data if self._compressor is None else self._compressor.compress(data))
 
     def finish(self) -> None:
-        """Writes the rest."""
         if self._compressor is not None:
             self._file.write(self._compressor.flush())
 
 
-def _compressor_for(compression: Compression) -> Compressor | None:
+def _compressor_for(compression: Compression) -> Any:
     match compression:
         case "gzip":
             return zlib.compressobj(wbits=_GZIP_WINDOW_BITS)
@@ -73,25 +63,6 @@ def _compressor_for(compression: Compression) -> Compressor | None:
             return None
 
 
-class StreamWriter:
-    """Common part of formats that write one event after another."""
-
-    buffered_bytes = 0
-    """The compressor's own buffer is negligible."""
-
-    def __init__(self, file: BinaryIO, compression: Compression) -> None:
-        self._stream = CompressedStream(file, compression)
-
-    def write_buffered(self) -> None:
-        """Does nothing: there is no buffer."""
-
-    def finish(self) -> None:
-        self._stream.finish()
-
-    def discard(self) -> None:
-        """Does nothing: there is nothing to release."""
-
-
 class TextWriter(StreamWriter):
     """Writes the bodies unchanged, each followed by a newline if configured."""
 
@@ -101,7 +72,7 @@ class TextWriter(StreamWriter):
 
     def write(self, chunk: EventChunk, rows: Rows) -> None:
         bodies = chosen(chunk.bodies, rows)
-        self._stream.write(self._end.join(bodies) + self._end)
+        self._write_bytes(self._end.join(bodies) + self._end)
 
 
 class JsonWriter(StreamWriter):
@@ -122,7 +93,7 @@ class JsonWriter(StreamWriter):
                 sequences, _header_texts(chunk, rows), chosen(chunk.bodies, rows), strict=True
             )
         )
-        self._stream.write("".join(lines).encode())
+        self._write_bytes("".join(lines).encode())
 
     def _body(self, body: bytes) -> str:
         if self._is_body_text:
