@@ -2,9 +2,8 @@
 
 import asyncio
 import gzip
-import json
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,11 +143,6 @@ def unpacked(path: Path) -> bytes:
 def lines_below(root: Path) -> list[bytes]:
     """The lines of all finished files."""
     return [line for path in files_below(root) for line in unpacked(path).splitlines()]
-
-
-def documents_below(root: Path) -> Iterator[dict[str, Any]]:
-    """The lines of all finished files as JSON."""
-    return map(json.loads, lines_below(root))
 
 
 def make_store(config: FilesSinkConfig, directory: Path) -> EventFiles:

@@ -14,17 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from millrace_spark import ensure_java
+from tests.spark_session import JAVA_OPTIONS
 
 _START_SECONDS_MAX = 60.0
 _STOP_SECONDS_MAX = 20.0
 _DAEMON_CLASS = "org.apache.spark.deploy.{0}.{1}"
-# Short runs gain nothing from the second compiler.
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 EXECUTOR_OPTIONS: Mapping[str, str] = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
 """What a driver sets so that its executors fit the workers."""
 
@@ -138,6 +137,6 @@ def spark_environment() -> dict[str, str]:
         "SPARK_HOME": str(Path(spec.origin).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": _JAVA_OPTIONS,
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         "PYSPARK_PYTHON": sys.executable,
     }

@@ -18,24 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - how every Spark program names it
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millrace_spark import ensure_java, ship
+from millrace_spark import ship
+from tests.spark_session import spark_session
 
 _LOOK_SECONDS = 0.05
 _HELD_SECONDS_MAX = 60.0
 _HELD_EVERY = 500
-
-LOCAL_CONFIG: Mapping[str, str] = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    # Short runs gain nothing from the second compiler.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-"""What every driver of the tests has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +72,7 @@ class Plan:
 def main(plan_path: str) -> None:
     """Runs a plan."""
     plan = Plan.load(Path(plan_path))
-    ensure_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(plan.master).appName("millrace-tests")
-    for name, value in {**LOCAL_CONFIG, **plan.config}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = spark_session(plan.master, "ERROR", **plan.config)
     if plan.is_shipped:
         ship(spark)
     is_told_to_stop = threading.Event()

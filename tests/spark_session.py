@@ -1,30 +1,34 @@
-"""One small Spark for all tests."""
+"""Spark for tests: small, local, and quick to start."""
 
 import os
 import sys
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
 from millrace_spark import ensure_java
 
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For every Java of the tests: short runs gain nothing from the second compiler."""
 
-def small_spark() -> SparkSession:
-    """A session on two cores, with little memory and no web pages, which tries each task twice, as a cluster does."""
+LOCAL_CONFIG: Mapping[str, str] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""For every driver of the tests: little memory, and no web pages."""
+
+
+def spark_session(master: str = "local[2,2]", log_level: str = "OFF", **config: str) -> SparkSession:
+    """Returns a session; by default it has two cores and tries each task twice, as a cluster does."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,2]").appName("millrace-tests")
-    for name, value in (
-        ("spark.driver.bindAddress", "127.0.0.1"),
-        ("spark.driver.host", "127.0.0.1"),
-        ("spark.driver.memory", "512m"),
-        # Short runs gain nothing from the second compiler.
-        ("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-        ("spark.sql.session.timeZone", "UTC"),
-        ("spark.sql.shuffle.partitions", "2"),
-        ("spark.ui.enabled", "false"),
-        ("spark.ui.showConsoleProgress", "false"),
-    ):
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
+    spark = SparkSession.builder.master(master).appName("millrace-tests").config(map={**LOCAL_CONFIG, **config})
+    session = spark.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    return session

@@ -40,9 +40,9 @@ async def rpc(shared_server: Millraced) -> AsyncGenerator[Rpc]:
 def spark() -> Iterator[SparkSession]:
     """One Spark for all tests; it starts with the first that wants it."""
     from millrace_spark import register
-    from tests.spark_session import small_spark
+    from tests.spark_session import spark_session
 
-    session = small_spark()
+    session = spark_session()
     # Spark finds the format by itself, too, but keeps other workers for what it found; they take seconds to start.
     register(session)
     yield session

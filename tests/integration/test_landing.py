@@ -23,6 +23,7 @@ from millrace_spark.landing.program import app
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.millraced import Millraced
+from tests.spark_session import JAVA_OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "landing.md"
 CHANNELS = 'channels.web.type = "file"\nchannels.rejected-web.type = "file"'
@@ -30,9 +31,8 @@ EVENTS_MAX = 10_000
 BAD_EVERY = 100
 RUN_SECONDS_MAX = 240.0
 
-# Short runs gain nothing from the second compiler.
 SMALL = (
-    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    *("--conf", f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"),
     *("--conf", "spark.driver.memory=512m", "--master", "local[2]"),
 )
 
