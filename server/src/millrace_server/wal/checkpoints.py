@@ -10,10 +10,10 @@ name: if the newest is damaged, replay begins at the older one and reads some mo
    16  16  channel id
    32   8  segment id of the log position
    40   8  byte offset of the log position
-   48   8  write number of the record that comes next
-   56   4  length of the state as it lies here
-   60   4  CRC-32 of bytes 0 to 59 and of the state as it lies here
-   64      the state, sealed
+   48   8  LSN of the next record
+   56   4  length of the encoded state
+   60   4  CRC-32 of bytes 0 to 59 and of the encoded state
+   64      the state, encoded
 """
 
 import errno
@@ -38,6 +38,7 @@ _HEAD = struct.Struct("<8sHB5x16sQQQI")
 _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
 _TEMPORARY = "checkpoint.new"
+# Unlike in the writer, no descriptors: removing a file does not free one.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 # What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
@@ -85,6 +86,7 @@ class CheckpointFiles:
         """
         if len(checkpoint.state) > PAYLOAD_BYTES_MAX:
             raise ValueError(f"a checkpoint's state may have {PAYLOAD_BYTES_MAX} bytes; it has {len(checkpoint.state)}")
+        # Left by a crash or an error. `create` refuses an existing name, so it goes first; its content is worthless.
         names = self._disk.list(self._directory)
         if _TEMPORARY in names:
             self._disk.unlink(self._directory / _TEMPORARY)
@@ -98,6 +100,7 @@ class CheckpointFiles:
             # Until the renames there is one checkpoint only, which was just read and is valid.
             self._disk.unlink(self._directory / PREVIOUS)
             self._write_temporary(checkpoint)
+        # Renamed, not copied: the newest must stay complete under one of the two names at every moment.
         if self._keeps_previous and NEWEST in names:
             # A crash between the two renames leaves no newest; then the previous one, which is the same, is read.
             self._disk.rename(self._directory / NEWEST, self._directory / PREVIOUS)
@@ -127,6 +130,7 @@ class CheckpointFiles:
             UnknownVersionError: Another version of Millrace wrote one.
         """
         names = self._disk.list(self._directory)
+        # Lazily: the previous one is read only if recovery from the newest fails.
         for name in (NEWEST, PREVIOUS):
             if name in names and (checkpoint := self._read(self._directory / name)) is not None:
                 yield checkpoint
@@ -135,6 +139,7 @@ class CheckpointFiles:
         flags, pieces = self._codec.encode(_STATE_KIND, [checkpoint.state], self._context(checkpoint.position))
         length = sum(map(len, pieces))
         head = _HEAD.pack(_MAGIC, _VERSION, flags, self._channel_id, *checkpoint.position, length)
+        # The checksum covers the head and the state, but stands between them, so that the head has a fixed length.
         return [head, _CHECKSUM.pack(payload_checksum([head, *pieces])), *pieces]
 
     def _read(self, path: Path) -> Checkpoint | None:
@@ -159,6 +164,7 @@ class CheckpointFiles:
             raise UnknownVersionError(
                 f"{path.name}: its format version is {version}; this program knows {_VERSION} only"
             )
+        # A copied file is no checkpoint of this channel, whatever its checksum says.
         if (magic, channel_id) != (_MAGIC, self._channel_id):
             return None
         return self._decode(path, LogPosition(*position), flags, state)

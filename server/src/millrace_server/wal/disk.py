@@ -101,6 +101,7 @@ class OsFile:
         for start in range(0, len(pieces), _IOV_MAX):
             part = pieces[start : start + _IOV_MAX]
             length = sum(map(len, part))
+            # Vectored: the pieces of a group go to the kernel without being joined.
             written = os.pwritev(self._descriptor, part, offset)
             if written < length:
                 # Rare, mostly a disk that fills up, so a copy of the rest costs nothing that counts.
@@ -117,6 +118,7 @@ class OsFile:
             offset += written
 
     def read(self, length: int, offset: int) -> bytes:
+        # Positional, so that threads share the descriptor without a lock. Short reads happen on some file systems.
         content = os.pread(self._descriptor, length, offset)
         while len(content) < length and (
             more := os.pread(self._descriptor, length - len(content), offset + len(content))
@@ -125,6 +127,7 @@ class OsFile:
         return content
 
     def read_cached(self, length: int, offset: int) -> bytes | bytearray | None:
+        # Preallocated for preadv, the only read call that takes RWF_NOWAIT.
         buffer = bytearray(length)
         try:
             count = os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)
@@ -146,6 +149,7 @@ class OsFile:
         os.posix_fallocate(self._descriptor, offset, length)
 
     def truncate(self, length: int) -> None:
+        # Also frees preallocated space. The new length is durable only after a sync.
         os.ftruncate(self._descriptor, length)
 
     def sync(self) -> None:
@@ -196,9 +200,11 @@ class OsDisk:
         return sorted(path.name for path in directory.iterdir())
 
     def open_directory(self, directory: Path) -> OsDirectory:
+        # A directory can be opened for reading only, and fsync of it works all the same.
         return OsDirectory(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def sync_directory(self, directory: Path) -> None:
+        # Opened each time: this is rare, and a kept descriptor would hold an unmounted disk.
         with closing(self.open_directory(directory)) as opened:
             opened.sync()
 

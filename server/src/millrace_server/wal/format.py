@@ -32,8 +32,10 @@ from dataclasses import dataclass
 
 from zlib_ng.zlib_ng import crc32
 
+# Magic, version and their offsets stay the same in all versions, so that each can recognize the others.
 MAGIC = b"MILLRACE"
 VERSION = 1
+# Smaller than a sector, so a header is written completely or not at all.
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEAD_BYTES = 32
 PAYLOAD_BYTES_MAX = (1 << 31) - 1024
@@ -98,6 +100,7 @@ class SegmentHeader:
     """From 1, +1 each."""
     first_lsn: int
     """LSN of the segment's first record."""
+    # The evidence that a synced segment was cut short: its own records cannot show that.
     previous_length: int
     """Length of the previous segment, which was synced whole before this one was created; 0 if there is none."""
 
@@ -136,6 +139,7 @@ class SegmentHeader:
         They seed the record's checksum and are associated data of its encryption, so that bytes of a valid record
         elsewhere, as a copied or reused file may hold them, are invalid here.
         """
+        # Of fixed length, so no two positions of any channels have the same bytes.
         return _CONTEXT.pack(self.channel_id, self.segment_id, position)
 
     def seed(self, position: int) -> int:
@@ -143,6 +147,8 @@ class SegmentHeader:
         return crc32(self.context(position))
 
 
+# Payload and head have separate checksums: the head must be trusted before the payload's length is used to read it, and
+# log tools can verify a payload without its key.
 @dataclass(frozen=True, slots=True)
 class RecordHead:
     """The fixed part of a record."""
@@ -151,7 +157,9 @@ class RecordHead:
     payload_length: int
     kind: Kind
     flags: Flags
+    # Redundant with the record's order, and therefore evidence: a missing or exchanged record shows as a jump.
     lsn: int
+    # Evidence for replay: a hole below this position in front of a valid record is damage, not a torn tail.
     synced_position: int
 
     @property
@@ -189,12 +197,14 @@ class RecordHead:
 
 def encode_record_head(seed: int, *fields: int) -> bytes:
     """Returns `RecordHead(*fields).encode(seed)` without the object, for the writer's loop."""
+    # One struct call and no object: this runs for every record on the writer's thread.
     head = _RECORD_HEAD.pack(*fields)
     return _CHECKSUM.pack(crc32(head, seed)) + head
 
 
 def payload_checksum(pieces: Sequence[bytes | memoryview]) -> int:
     """Returns the CRC-32 of a payload that lies in pieces."""
+    # Piece by piece: joining them would copy every payload once more.
     checksum = 0
     for piece in pieces:
         checksum = crc32(piece, checksum)

@@ -114,8 +114,10 @@ class WriteAheadLog:
             UnknownVersionError: Another version of Millrace wrote a part of the log.
         """
         assert self._writer is None, "a log that was started is not replayed"
+        # Headers first: they tell, before any record is used, whether all segments exist and have their full length.
         segments = self._files.find(writable=not read_only)
         self._end, self._is_writable = _EMPTY, False
+        # Updated in place, since the reader shares the dict. A replay that failed may have left segments in it.
         self._segments.clear()
         self._segments.update({segment.segment_id: segment for segment in segments})
         if start is not None and start.segment_id not in self._segments:
@@ -123,6 +125,7 @@ class WriteAheadLog:
         if 0 < first_needed < self.first_segment_id:
             # The records to be replayed may all be there; the events that the checkpoint has as queued are not.
             raise LogCorruptError(f"segment {first_needed}, which holds events of a checkpoint, is missing")
+        # Segments before the start stay readable by location; their records are checked when they are read.
         unread = [segment for segment in segments if start is None or segment.segment_id >= start.segment_id]
         for segment, following in zip_longest(unread, unread[1:]):
             first = start if start is not None and segment.segment_id == start.segment_id else None
@@ -151,10 +154,12 @@ class WriteAheadLog:
                     f"{segment.path.name}: the record at byte {record.position} has LSN {head.lsn}; it must be {lsn}"
                 )
             location = Location(segment.segment_id, record.position, head.payload_length)
+            # Yielded before the end of the log was checked: the caller trusts nothing before the generator has ended.
             yield LogRecord(head.kind, head.flags, location, self._reader.decoder(segment, record))
             position += head.record_length
             synced_position = max(synced_position, head.synced_position)
             lsn += 1
+        # After all records of the segment and before anything is changed: damage ends the opening here.
         scanner.check_end(position, synced_length)
         if following is None and not read_only:
             self._truncate_tail(segment, position, synced_position)
@@ -162,6 +167,7 @@ class WriteAheadLog:
             raise LogCorruptError(
                 f"{following.path.name}: begins with LSN {following.header.first_lsn}; it must be {lsn}"
             )
+        # The writer continues here, with the next LSN.
         self._end = LogPosition(segment.segment_id, position, lsn)
 
     def _truncate_tail(self, segment: Segment, end: int, synced_position: int) -> None:
@@ -173,6 +179,8 @@ class WriteAheadLog:
         for start in range(synced_position, end, _REWRITE_BYTES):
             length = min(_REWRITE_BYTES, end - start)
             segment.file.write([segment.file.read(length, start)], start)
+        # Before the log accepts records: the truncation must not be lost once the hole is filled, nor may records
+        # that replay returned still be lost.
         segment.file.sync()
         # A process killed between a rename and the directory's sync leaves a name that a power cut may still remove.
         for directory in self._files.directories:
@@ -229,6 +237,7 @@ class WriteAheadLog:
         assert self._writer is not None, "replay and start the log first"
         if self._call_soon is None:
             self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        # With the current generation: the caller has seen all refusals up to its last `resume`, and none after it.
         submission = Submission(records, needs_sync, begins_segment, self._generation, done)
         # The sum is known anyway, so single payloads are measured only if one of them can be too long.
         if submission.byte_count > PAYLOAD_BYTES_MAX:
@@ -242,6 +251,7 @@ class WriteAheadLog:
         Until this call, all later submissions are refused as well, since they may build on the refused one. Those that
         were submitted before it and are not answered yet still are.
         """
+        # Never decremented or reset: the writer compares it with the last refused generation.
         self._generation += 1
 
     def read(self, location: Location) -> Payload:
@@ -272,6 +282,7 @@ class WriteAheadLog:
         Raises:
             OSError: Some may have been removed; another call removes the rest.
         """
+        # Sorting makes a copy, so the writer's thread may add a segment meanwhile.
         removed = [old for old in sorted(self._segments) if old < segment_id]
         assert len(removed) < max(1, len(self._segments)), "the segment that is written to stays"
         for old in removed:
@@ -289,6 +300,7 @@ class WriteAheadLog:
         """Writes what was submitted and closes the files."""
         if self._writer is not None:
             self._writer.close()
+        # After the writer has ended, which writes to them until then.
         for segment in self._segments.values():
             segment.file.close()
 
@@ -303,6 +315,7 @@ def _answer_all(group: Sequence[Submission], error: Exception | None) -> None:
     failures = []
     for submission in group:
         try:
+            # In the order of submission, on which the journal relies: it applies commits in this order.
             submission.done(submission, error)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the other callers must get their answers
             failures.append(failure)

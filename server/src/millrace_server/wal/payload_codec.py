@@ -67,6 +67,7 @@ class _ThreadState(threading.local):
     decompressor: "zstandard.ZstdDecompressor | None" = None
 
 
+# Its objects are freed with their thread.
 _THREAD_STATE = _ThreadState()
 
 
@@ -80,6 +81,7 @@ class PayloadCodec:
     """The key that encrypts; empty: payloads are not encrypted."""
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Keys of 32 bytes by their ASCII ids: the active one and those of older payloads."""
+    # Of all keys, since records that older keys encrypted stay in the log.
     _ciphers: "dict[str, AESGCM]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class PayloadCodec:
         """
         if not self.is_active or not any(pieces):
             return _PLAIN, pieces
+        # Neither zstd nor AES-GCM takes pieces here, so this is the one copy that encoding costs.
         whole = b"".join(pieces)
         is_compressed = False
         if self.compresses and len(whole) >= _COMPRESSED_BYTES_MIN:
@@ -127,6 +130,7 @@ class PayloadCodec:
         # Compression comes first: ciphertext does not compress.
         associated = _associated_data(context, kind, flags, key_id)
         ciphertext = self._ciphers[self.active_key_id].encrypt(nonce, whole, associated)
+        # The key's id lies in front, in the clear: without it a reader would have to try all keys.
         return flags, [bytes([len(key_id)]) + key_id + nonce, ciphertext]
 
     def decode(self, kind: int, flags: Flags, payload: Payload, context: bytes) -> Payload:
@@ -136,6 +140,7 @@ class PayloadCodec:
             KeyMissingError: It needs a key that was not given.
             LogCorruptError: It is not what was encoded, or not there, or not with this key.
         """
+        # The reverse order of `encode`.
         if Flags.ENCRYPTED in flags:
             payload = self._decrypt(kind, flags, payload, context)
         if Flags.COMPRESSED in flags:
@@ -156,6 +161,7 @@ class PayloadCodec:
     def _decrypt(self, kind: int, flags: Flags, payload: Payload, context: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
+        # First, so that a missing key is reported as such and not as damage.
         self.check_key(flags, payload)
         key_id = _key_id(payload)
         start = 1 + len(key_id)

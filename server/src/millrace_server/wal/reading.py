@@ -82,9 +82,11 @@ class SegmentScanner:
 
     def records(self, position: int = SEGMENT_HEADER_BYTES) -> Iterator[ScannedRecord]:
         """Yields the records from a position on, up to the first place without a valid record."""
+        # One window for the whole scan: neighbouring records come from the same read.
         window = _Window(self._file)
         while (record := self._record_in(window, position)) is not None:
             yield record
+            # Only a valid record says where the next one begins. Behind an invalid one its length is not to be trusted.
             position += record.head.record_length
 
     def records_behind(self, position: int) -> Iterator[ScannedRecord]:
@@ -93,6 +95,7 @@ class SegmentScanner:
         A body may contain a copy of a record, but its checksum belongs to another position.
         """
         window = _Window(self._file)
+        # At every byte, not at every record: behind damage, record boundaries are unknown.
         for candidate in window.find_heads(position):
             if (record := self._record_in(window, candidate)) is not None:
                 yield record
@@ -105,6 +108,7 @@ class SegmentScanner:
                 position = record.end
             if position >= end:
                 return
+            # Behind the position itself, which was just found invalid.
             following = next(self.records_behind(position + 1), None)
             yield Gap(position, following.position if following else None)
             if following is None:
@@ -169,6 +173,7 @@ class _Window:
             # A record torn at the file's end states more than there is; that must not allocate memory for it.
             wanted = min(max(length, _READ_BYTES), max(self._size - position, 0))
             self._start = position
+            # Starts at the position, not at a block border: scans go forward, so what lies before is not needed.
             self._bytes = self._file.read(wanted, position)
         offset = position - self._start
         return memoryview(self._bytes)[offset : offset + length]
@@ -201,6 +206,7 @@ class RecordReader:
     def read(self, location: Location) -> Payload:
         """Implements `WriteAheadLog.read`."""
         segment = self._segment(location)
+        # The location has the length, so head and payload take one system call.
         encoded = segment.file.read(RECORD_HEAD_BYTES + location.payload_length, location.position)
         return self._payload(segment, location, memoryview(encoded))
 
@@ -210,6 +216,7 @@ class RecordReader:
         for run in _runs(locations):
             segment = self._segment(run[0])
             start = run[0].position
+            # The event loop may not wait for the disk; it falls back to a thread if this returns None.
             read = segment.file.read_cached if cached_only else segment.file.read
             encoded = read(_end(run[-1]) - start, start)
             if encoded is None:
@@ -235,9 +242,11 @@ class RecordReader:
             # anything is changed.
             with _damage_located(segment, record.position):
                 self._codec.check_key(record.head.flags, record.payload)
+        # Bound to the scanned payload, so it need not be read again while the record is in memory.
         return lambda: self._decode(segment, record.position, record.head, record.payload)
 
     def _segment(self, location: Location) -> Segment:
+        # One dict access is atomic. The segment's file stays open while this thread refers to it, even once removed.
         segment = self._segments.get(location.segment_id)
         if segment is None:
             raise LogCorruptError(f"segment {location.segment_id}, which holds a record to be read, is missing")

@@ -8,6 +8,8 @@ from millrace_server.wal.disk import Piece
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
 
 
+# A submission fails in one of two ways. After a failure it is unknown which of its records are in the log; after a
+# refusal it is certain that none are.
 class LogFailedError(Exception):
     """Raised when a write or sync failed, now or before. The log accepts nothing until replay reopens it."""
 
@@ -16,6 +18,7 @@ class LogFullError(Exception):
     """Raised when the disk had no room. None of the submission's records is in the log, and the log stays usable."""
 
 
+# A NamedTuple, not a dataclass: one is created for each record, and creating a tuple is much faster.
 class Location(NamedTuple):
     """Where a record lies."""
 
@@ -35,6 +38,7 @@ class LogPosition(NamedTuple):
     """LSN of the next record."""
 
 
+# In pieces, so that a payload goes from the request to the disk without a copy.
 Record = tuple[Kind, Sequence[Piece]]
 """Its kind, and its payload in pieces."""
 
@@ -51,10 +55,12 @@ class Submission:
     records: Sequence[Record]
     needs_sync: bool
     begins_segment: bool
+    # Set by the log, not by the caller: it is the number of `resume` calls so far.
     generation: int
     """A refusal extends to all later submissions of the same generation; see `LogWriter`."""
     done: Done
     """Called once the records are written, and synced if `needs_sync`; never on the writer's thread."""
+    # Written by the writer's thread before it schedules the answer, read by the caller afterwards: no lock is needed.
     locations: Sequence[Location] = ()
     """Where the records lie. Set by the writer."""
     end: LogPosition | None = None

@@ -28,6 +28,7 @@ class Segment:
 
     path: Path
     header: SegmentHeader
+    # Opened once and kept: readers use it from any thread, with positional reads, so it has no shared offset.
     file: File
 
     @property
@@ -57,14 +58,17 @@ class SegmentFiles:
             OSError: It was not created.
             NameUnsyncedError: It was created, but the sync of its name failed.
         """
+        # Round robin by id: no state to keep, and reopening the log continues it.
         directory = self.directories[header.segment_id % len(self.directories)]
         # Opened first: if descriptors run out, that happens before there is a name that must be synced, and the log
         # need not fail for it.
         with closing(self.disk.open_directory(directory)) as names:
             segment = self._create_under(directory, header, records)
             try:
+                # The last step: from here on the segment survives a crash, and its records may be acknowledged.
                 names.sync()
             except OSError as error:
+                # Its name is left in place: unlinking it could be lost in a crash just as well.
                 segment.file.close()
                 raise NameUnsyncedError(error.strerror) from error
         return segment
@@ -75,8 +79,10 @@ class SegmentFiles:
         if temporary.name in self.disk.list(directory):
             # A crash or an error left it. It can only have this name: the id is not used until a segment is complete.
             self.disk.unlink(temporary)
+        # Under a temporary name, which replay ignores, so a crash before the rename leaves no trace in the log.
         file = self.disk.create(temporary)
         try:
+            # One write for header and records: a segment never exists without its STATE.
             file.write([header.encode(), *records], 0)
             # Before the rename: the final name must never refer to bytes that are not durable, since replay takes it
             # as proof that the segment has its first record.
@@ -102,8 +108,10 @@ class SegmentFiles:
         """
         # All directories: a data directory may have been added, which changes where new segments go, not old ones.
         paths = [directory / name for directory in self.directories for name in self.disk.list(directory)]
+        # Names are matched exactly, so temporary files and files of the operator are ignored.
         found = [(path, int(match[1])) for path in paths if (match := SEGMENT_NAME.fullmatch(path.name))]
         segments = [self._open(path, segment_id, writable=writable) for path, segment_id in found]
+        # By id, not by path: the segments of one log are spread over directories.
         segments.sort(key=lambda segment: segment.segment_id)
         for before, after in pairwise(segments):
             _check_chain(before, after)
@@ -115,6 +123,7 @@ class SegmentFiles:
             header = SegmentHeader.decode(file.read(SEGMENT_HEADER_BYTES, 0))
         except FormatError as error:
             file.close()
+            # An unknown version is no damage: the file is kept, and the operator needs the program that wrote it.
             kind = UnknownVersionError if isinstance(error, UnknownVersionError) else LogCorruptError
             raise kind(f"{path.name}: {error}") from None
         # A copied or renamed file has a valid header, but of another segment.
