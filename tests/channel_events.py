@@ -7,11 +7,12 @@ from typing import Any
 
 from millrace.columns import columns_from_events
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
-from millrace_server.channels.channel import Channel, TakeLimits, memory_basis
+from millrace_server.channels.channel import Channel, memory_storage
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
-from millrace_server.channels.contents import Receipt
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 
 ANSWER_BYTES_MAX = 1 << 20
 
@@ -31,7 +32,7 @@ def open_channel(
 ) -> Channel:
     """A channel with these limits; see `limits_of`."""
     config = limits_of(**limits)
-    basis = replace(memory_basis(name, config), epochs_from=epochs_from)
+    basis = replace(memory_storage(name, config), epochs_from=epochs_from)
     return Channel(name, config, basis, directory or TxnDirectory(10_000), answer_bytes_max)
 
 
@@ -77,18 +78,18 @@ def numbered(batches: Iterable[StoredBatch]) -> list[tuple[int, bytes]]:
 
 async def append(channel: Channel, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
     """Appends events."""
-    return await channel.append([stored(*bodies)], stamp)
+    return await channel.transactions.append([stored(*bodies)], stamp)
 
 
 def begin(channel: Channel, txn_id: str | None = None, lease_seconds: float | None = None) -> str:
     """Begins a transaction; returns its id."""
-    return channel.begin(txn_id, lease_seconds)[0]
+    return channel.transactions.begin(txn_id, lease_seconds)[0]
 
 
 def begin_with_puts(channel: Channel, *bodies: bytes) -> str:
     """Begins a transaction that puts events."""
     txn_id = begin(channel)
-    channel.put(txn_id, [stored(*bodies)], None)
+    channel.transactions.put(txn_id, [stored(*bodies)], None)
     return txn_id
 
 
@@ -101,13 +102,13 @@ async def begin_with_takes(channel: Channel, events_max: int) -> str:
 
 async def take(channel: Channel, txn_id: str, events_max: int = 0) -> list[bytes]:
     """Takes without waiting; returns the bodies."""
-    batches, _ = await channel.take(txn_id, TakeLimits(events_max=events_max), 0, None)
+    batches, _ = await channel.transactions.take(txn_id, TakeLimits(events_max=events_max), 0, None)
     return bodies_of(batches)
 
 
 def queued(channel: Channel) -> list[bytes]:
     """The bodies of all events that nobody has taken."""
-    return bodies_of(channel.contents.queue)
+    return bodies_of(channel._contents.queue)
 
 
 def check_accounts(channel: Channel) -> None:
@@ -116,11 +117,11 @@ def check_accounts(channel: Channel) -> None:
     The queue is in order; events and bytes in the room are those queued and those taken; and whatever is open is
     counted.
     """
-    contents = channel.contents
+    contents = channel._contents
     in_queue = list(contents.queue)
     assert all(one.count > 0 for one in in_queue)
     assert all(one.end_sequence <= other.first_sequence for one, other in pairwise(in_queue))
-    opened = [*channel._open.values(), *channel._deliveries]
+    opened = [*channel.transactions._open.values(), *channel.deliveries._open]
     taken = [batch for txn in opened for batch in txn.takes]
     held = in_queue + taken
     assert contents.queue.event_count == sum(batch.count for batch in in_queue)

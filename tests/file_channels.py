@@ -13,20 +13,22 @@ from typing import Any, Self
 
 import pytest
 
-from millrace_server.channels.channel import Channel, ChannelBasis
+from millrace_server.channels.admission import Capacity, DiskSpace
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.checkpointing import Checkpointing
-from millrace_server.channels.commits import ClaimNote
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import FileChannelConfig
-from millrace_server.channels.contents import Contents, Receipt
-from millrace_server.channels.disk_room import DiskRoom
-from millrace_server.channels.journal import Journal, JournalFiles
+from millrace_server.channels.contents import Contents
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.recent import RecentMemory
-from millrace_server.channels.records import claim_note, restore_ended, restore_ledger
+from millrace_server.channels.records import restore_claim, restore_ended, restore_ledger
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
-from millrace_server.channels.room import Room
-from millrace_server.channels.transactions import EndedTxns, Outcome
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transaction import EndedTxns, Outcome
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
@@ -113,20 +115,23 @@ class FileChannel:
         recovered = recover(log, checkpoints, columns, ReplayProgress())
         columns.first_segment_id = log.first_segment_id
         log.start()
-        contents = Contents("orders", Room(config.capacity, config.body_bytes_max), recovered.next_sequence, columns)
+        contents = Contents(
+            "orders", Capacity(config.capacity, config.body_bytes_max), recovered.next_sequence, columns
+        )
         contents.restore(recovered.queue, recovered.ledger)
-        files = JournalFiles(log, columns, DiskRoom(disk, [DATA], asyncio.get_running_loop().time))
-        journal = Journal(contents, recovered.ended, recovered.claim, files, config)
-        basis = ChannelBasis(
+        context = LogContext(contents, columns, recovered.ended, recovered.claim)
+        disk_space = DiskSpace(disk, [DATA], asyncio.get_running_loop().time)
+        journal = Journal(context, log, disk_space, config)
+        storage = ChannelStorage(
             channel_id=CHANNEL_ID.hex(),
             contents=contents,
-            commits=journal,
+            committer=journal,
             epochs_from=0,
             ended=recovered.ended,
             claim=recovered.claim,
         )
         await journal.snapshot()
-        channel = Channel("orders", config, basis, directory or TxnDirectory(10_000), ANSWER_BYTES_MAX)
+        channel = Channel("orders", config, storage, directory or TxnDirectory(10_000), ANSWER_BYTES_MAX)
         checkpointing = Checkpointing("orders", journal, checkpoints, log, recovered.first_needed_segment)
         opened = cls(disk, config, log, checkpoints, columns, recovered, journal, channel, checkpointing)
         journal.on_change = columns.on_damage = opened.faults.append
@@ -137,13 +142,13 @@ class FileChannel:
         await self.checkpointing.stop()
         self.journal.close()
         self.channel.claims.forget()
-        for txn in self.channel._open.values():
+        for txn in self.channel.transactions._open.values():
             txn.lease.cancel()
         await asyncio.to_thread(self.log.close)
 
     def story(self) -> "Story":
         """All that must survive, where nothing is on its way."""
-        contents = self.channel.contents
+        contents = self.channel._contents
         held = sorted(contents.held_batches(), key=lambda batch: batch.first_sequence)
         state, ended = self.journal.state(), EndedTxns()
         restore_ended(state.ended_txns, ended)
@@ -154,7 +159,7 @@ class FileChannel:
             next_sequence=state.next_sequence,
             stamps=dict(restore_ledger(state.producers).producers()),
             ended=dict(ended.items()),
-            claim=claim_note(state.claim) if state.HasField("claim") else None,
+            claim=restore_claim(state.claim) if state.HasField("claim") else None,
         )
 
     def kinds(self) -> list[Kind]:
@@ -178,7 +183,7 @@ class Story:
     stamps: dict[str, list[tuple[int, int]]]
     """What was accepted of each producer."""
     ended: dict[str, Outcome]
-    claim: ClaimNote | None
+    claim: ClaimRecord | None
 
 
 @dataclass(frozen=True)

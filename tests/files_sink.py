@@ -78,12 +78,12 @@ class SinkBench:
     async def put(self, *batches: Iterable[Row]) -> None:
         """Commits batches of events, each for itself."""
         for rows in batches:
-            await self.channel.append(stored_of(rows), None)
+            await self.channel.transactions.append(stored_of(rows), None)
 
     @property
     def unsettled(self) -> int:
         """Events that are in the channel, taken or not."""
-        return self.channel.contents.room.event_count
+        return self.channel._contents.room.event_count
 
     async def until_settled(self) -> None:
         """Waits until the channel is empty."""

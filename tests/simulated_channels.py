@@ -17,12 +17,12 @@ import structlog
 from millrace_server.channels import checkpointing, file_store
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import ChannelIdentity
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
-from millrace_server.channels.contents import Receipt
 from millrace_server.channels.directories import ChannelDirectories
 from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.wal import log
 from millrace_server.wal.records import Submission
 from millrace_server.wal.writer import LogWriter
@@ -184,16 +184,16 @@ class Held:
     @classmethod
     def by(cls, channel: Channel) -> "Held":
         """What a channel holds."""
-        batches = sorted(channel.contents.held_batches(), key=lambda batch: batch.first_sequence)
+        batches = sorted(channel._contents.held_batches(), key=lambda batch: batch.first_sequence)
         claim = channel.claims.claim
         return cls(
             tuple(numbered(batches)),
-            channel.contents.next_sequence,
+            channel._contents.next_sequence,
             {
                 producer_id: frozenset(number for first, last in intervals for number in range(first, last + 1))
-                for producer_id, intervals in channel.contents.ledger.producers()
+                for producer_id, intervals in channel._contents.ledger.producers()
             },
-            {txn_id: (outcome.state.value, outcome.receipt) for txn_id, outcome in channel._ended.items()},
+            {txn_id: (outcome.state.value, outcome.receipt) for txn_id, outcome in channel.transactions._ended.items()},
             (claim.reader_id, claim.epoch) if claim else None,
             channel.claims._epoch,
         )
@@ -233,7 +233,7 @@ class SimulatedChannel:
         task.cancel()
         self.store._journal.close()
         self.channel.claims.forget()
-        for txn in self.channel._open.values():
+        for txn in self.channel.transactions._open.values():
             txn.lease.cancel()
 
 
@@ -245,7 +245,7 @@ async def open_simulated_channel(
     directory = directory or TxnDirectory(10_000)
     changes: list[str] = []
     store = await _SimulatedStores(disk).open("orders", config, ReplayProgress(), changes.append)
-    channel = Channel("orders", config, store.basis, directory, ANSWER_BYTES_MAX)
+    channel = Channel("orders", config, store.storage, directory, ANSWER_BYTES_MAX)
     return SimulatedChannel(disk, config, store, channel, directory, changes)
 
 

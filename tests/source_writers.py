@@ -79,9 +79,9 @@ def held(registry: ChannelRegistry, *names: str) -> dict[str, list[bytes]]:
 
 def rows_in(registry: ChannelRegistry, name: str) -> list[tuple[dict[str, str], bytes]]:
     """The headers and bodies that a channel holds."""
-    return [row for batch in registry.get(name).contents.queue for row in batch.window.rows()]
+    return [row for batch in registry.get(name)._contents.queue for row in batch.window.rows()]
 
 
 def ranges_of(channel: Channel, producer_id: str = "file") -> list[tuple[int, int]]:
     """What a channel has accepted of a producer."""
-    return list(channel.contents.ledger.intervals_of(producer_id))
+    return list(channel._contents.ledger.intervals_of(producer_id))

@@ -7,7 +7,7 @@ from pathlib import Path
 from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.agent.sources.source import SourceConfig
-from millrace_server.channels.channel import TakeLimits
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import WAIT_SECONDS_MAX
 
@@ -30,7 +30,7 @@ async def at_work(
 
 def rows_in(registry: ChannelRegistry, name: str = "lines") -> list[tuple[Mapping[str, str], bytes]]:
     """The events of a channel, in order."""
-    batches = registry.get(name).contents.held_batches()
+    batches = registry.get(name)._contents.held_batches()
     ordered = sorted(batches, key=lambda batch: batch.first_sequence)
     return [row for batch in ordered for row in batch.window.rows()]
 
@@ -43,8 +43,10 @@ def bodies_in(registry: ChannelRegistry, name: str = "lines") -> list[bytes]:
 async def take(registry: ChannelRegistry, events_max: int, name: str = "lines") -> list[bytes]:
     """Takes some events for good; waits until there is one."""
     channel = registry.get(name)
-    delivery = await channel.deliver_while(TakeLimits(events_max=events_max, body_bytes_max=1 << 30), lambda: True)
+    delivery = await channel.deliveries.deliver_while(
+        TakeLimits(events_max=events_max, body_bytes_max=1 << 30), lambda: True
+    )
     assert delivery is not None
     bodies = [body for batch in delivery.takes for _, body in batch.window.rows()]
-    channel.settle(delivery)
+    _ = channel.deliveries.settle(delivery)
     return bodies

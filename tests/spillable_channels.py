@@ -1,7 +1,7 @@
 """What must hold of a spillable channel at any time, and where its events are."""
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.spilling import SpillCommits
+from millrace_server.channels.spillable import SpillableCommitter
 from tests.channel_events import check_accounts, numbered
 
 
@@ -16,21 +16,21 @@ def in_log(channel: Channel) -> list[int]:
 
 
 def _sequences(channel: Channel, *, in_log: bool) -> list[int]:
-    held = [batch for batch in channel.contents.held_batches() if batch.is_in_log is in_log]
+    held = [batch for batch in channel._contents.held_batches() if batch.is_in_log is in_log]
     return sorted(sequence for sequence, _ in numbered(held))
 
 
 def check_share(channel: Channel) -> None:
     """Asserts that a channel's accounts are what counting everything anew gives; nothing may be under way."""
     check_accounts(channel)
-    assert isinstance(channel.commits, SpillCommits)
-    share, contents = channel.commits._tier, channel.contents
+    assert isinstance(channel._core.committer, SpillableCommitter)
+    share, contents = channel._core.committer.tier, channel._contents
     held = [batch for batch in contents.held_batches() if not batch.is_in_log]
     assert share.event_count == sum(batch.count for batch in held)
     assert share.body_bytes == sum(batch.window.body_bytes for batch in held)
     assert share.log_event_count == contents.room.event_count - share.event_count
     columns = {id(batch.window.stored) for batch in held}
-    assert {id(stored) for stored in share._held} <= columns, "nothing is remembered of what has left"
-    for held_commit in share._held.values():
+    assert {id(stored) for stored in share._unlogged} <= columns, "nothing is remembered of what has left"
+    for held_commit in share._unlogged.values():
         for stored, count in held_commit.event_counts.items():
             assert count == sum(batch.count for batch in held if batch.window.stored is stored)

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from tests.channel_events import append, begin, check_accounts, numbered, stored, take
 from tests.simulated_channels import DATA, Held, SimulatedChannel, open_simulated_channel, small_spillable_limits
@@ -140,13 +141,13 @@ class History:
         check_share(self._channel)
         check_accounts(self._channel)
         facts, memory = self._facts, set(in_memory(self._channel))
-        held = dict(numbered(sorted(self._channel.contents.held_batches(), key=lambda one: one.first_sequence)))
+        held = dict(numbered(sorted(self._channel._contents.held_batches(), key=lambda one: one.first_sequence)))
         left = {*facts.in_log, *facts.in_memory} - held.keys()
         self._facts = Facts(
             in_log={sequence: body for sequence, body in held.items() if sequence not in memory},
             in_memory={sequence: body for sequence, body in held.items() if sequence in memory},
             removed=facts.removed | left,
-            next_sequence=self._channel.contents.next_sequence,
+            next_sequence=self._channel._contents.next_sequence,
             stamped=facts.stamped,
         )
 
@@ -165,7 +166,7 @@ class History:
             first = max(self._next_number - self._chance.choice([0, 0, 2]), 0)
             stamp = Stamp("p", first, first + len(bodies) - 1)
         numbers = frozenset(range(stamp.first, stamp.last + 1)) if stamp else frozenset[int]()
-        known = list(self._channel.contents.ledger.intervals_of("p"))
+        known = list(self._channel._contents.ledger.intervals_of("p"))
         fresh = [number for number in sorted(numbers) if not any(low <= number <= high for low, high in known)]
         putting = tuple(bodies[number - stamp.first] for number in fresh) if stamp else bodies
         self._facts = replace(self._facts, putting=putting, putting_numbers=numbers)
@@ -177,31 +178,31 @@ class History:
 
     async def _consume(self) -> None:
         txn_id = await self._begin_with_takes()
-        await self._channel.commit([txn_id], None)
+        await self._channel.transactions.commit([txn_id], None)
 
     async def _swap(self) -> None:
         txn_id = await self._begin_with_takes()
         bodies = self._bodies()
-        self._channel.put(txn_id, [stored(*bodies)], None)
+        self._channel.transactions.put(txn_id, [stored(*bodies)], None)
         if self._chance.random() < 0.3:
-            self._channel.rollback(txn_id)
+            self._channel.transactions.rollback(txn_id)
             return
         self._facts = replace(self._facts, putting=bodies)
-        await self._channel.commit([txn_id], None)
+        await self._channel.transactions.commit([txn_id], None)
 
     async def _begin_with_takes(self) -> str:
         txn_id = begin(self._channel)
         await take(self._channel, txn_id, self._chance.randint(1, 6))
-        taken = [sequence for sequence, _ in numbered(self._channel._open[txn_id].takes)]
+        taken = [sequence for sequence, _ in numbered(self._channel.transactions._open[txn_id].takes)]
         self._facts = replace(self._facts, removing=frozenset(taken))
         return txn_id
 
     async def _deliver(self) -> None:
-        if self._channel.contents.queue.event_count:
-            delivery = await self._channel.deliver(TakeLimits(events_max=self._chance.randint(1, 6)))
+        if self._channel._contents.queue.event_count:
+            delivery = await self._channel.deliveries.deliver(TakeLimits(events_max=self._chance.randint(1, 6)))
             taken = frozenset(sequence for sequence, _ in numbered(delivery.takes))
             self._facts = replace(self._facts, removing=taken)
-            if (settling := self._channel.settle(delivery)) is not None:
+            if (settling := self._channel.deliveries.settle(delivery)) is not None:
                 await settling
 
     async def _checkpoint(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import TxnState
+from millrace_server.channels.transaction import TxnState
 from millrace_server.errors import ChannelCorruptError, ChannelLogFailedError, DiskFullError
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, check_accounts, queued, stored, take
 from tests.channel_histories import Allowed, Moment, Steps, Story, check_moment, new_disk, outcome_of
@@ -179,9 +179,9 @@ async def test_sync_that_fails_fails_the_channel_until_it_is_opened_anew(chance:
         # What is there can be looked at, and taken; that it was taken cannot be committed.
         txn_id = await begin_with_takes(channel, 1)
         with pytest.raises(ChannelLogFailedError):
-            await channel.commit([txn_id], None)
-        assert channel._open[txn_id].state is TxnState.OPEN
-        channel.rollback(txn_id)
+            await channel.transactions.commit([txn_id], None)
+        assert channel.transactions._open[txn_id].state is TxnState.OPEN
+        channel.transactions.rollback(txn_id)
         assert queued(channel) == [b"before"]
         assert len(story.opened.changes) == 1
         await check_moment(story.moment("failed", story.disk.copy()), chance, 2)
@@ -198,7 +198,7 @@ async def test_repeat_of_what_the_full_disk_refused_is_refused_too(chance: rando
         *(append(channel, b"one", b"two", stamp=stamp) for _ in range(2)), return_exceptions=True
     )
     assert [type(answer) for answer in answers] == [DiskFullError, DiskFullError]
-    assert not len(channel.contents.ledger)
+    assert not len(channel._contents.ledger)
     assert (await append(channel, b"one", b"two", stamp=stamp)).last_sequence == 2
     assert queued(channel) == [b"one", b"two"]
 
@@ -213,16 +213,16 @@ async def test_takes_on_a_full_disk_are_committed_while_puts_are_refused(chance:
         takes = [await begin_with_takes(channel, 1) for _ in range(2)]
         put = begin_with_puts(channel, bytes(2000))
         answers = await asyncio.gather(
-            channel.append([stored(bytes(2000))], None),
-            channel.commit(takes, None),
-            channel.commit([put], None),
+            channel.transactions.append([stored(bytes(2000))], None),
+            channel.transactions.commit(takes, None),
+            channel.transactions.commit([put], None),
             return_exceptions=True,
         )
         assert [type(answer).__name__ for answer in answers] == ["DiskFullError", "Receipt", "DiskFullError"]
         # It stays open, and may be tried again.
         with pytest.raises(DiskFullError):
-            await channel.commit([put], None)
-        channel.rollback(put)
+            await channel.transactions.commit([put], None)
+        channel.transactions.rollback(put)
         check_accounts(channel)
     assert queued(channel) == [b"%d" % number for number in range(8, 20)]
     disk.capacity_bytes = 1 << 40

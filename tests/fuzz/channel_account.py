@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.contents import Receipt
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import Transaction
+from millrace_server.channels.transaction import Transaction
 from tests.channel_events import numbered, stored
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
 
@@ -53,7 +54,7 @@ class Begin(Call):
         self.txn_ids = [self.txn_id]
 
     async def make(self, channel: Channel) -> tuple[str, float]:
-        return channel.begin(self.txn_id, self.lease)
+        return channel.transactions.begin(self.txn_id, self.lease)
 
     def look(self, account: Account) -> Look:
         return Look(account.begin(self.txn_id, self.lease))
@@ -71,7 +72,7 @@ class Put(Call):
 
     async def make(self, channel: Channel) -> int:
         parts = [self.bodies[: self.first_part], self.bodies[self.first_part :]]
-        return channel.put(self.txn_id, [stored(*part) for part in parts if part], self.offset)
+        return channel.transactions.put(self.txn_id, [stored(*part) for part in parts if part], self.offset)
 
     def look(self, account: Account) -> Look:
         return Look(account.put(self.txn_id, self.bodies, self.offset))
@@ -91,7 +92,7 @@ class Take(Call):
 
     async def make(self, channel: Channel) -> tuple[list[tuple[int, bytes]], int]:
         limits = TakeLimits(events_max=self.events_max, body_bytes_max=self.bytes_max)
-        batches, take_count = await channel.take(self.txn_id, limits, self.wait, self.offset)
+        batches, take_count = await channel.transactions.take(self.txn_id, limits, self.wait, self.offset)
         return numbered(batches), take_count
 
     def look(self, account: Account) -> Look:
@@ -111,7 +112,7 @@ class Commit(Call):
         self.txn_ids = self.ids if len(set(self.ids)) == len(self.ids) else ()
 
     async def make(self, channel: Channel) -> Any:
-        return await channel.commit(self.ids, self.stamp)
+        return await channel.transactions.commit(self.ids, self.stamp)
 
     def look(self, account: Account) -> Look:
         return account.look_commit(self.ids, self.stamp)
@@ -131,7 +132,7 @@ class Append(Call):
             self.refused = refused
 
     async def make(self, channel: Channel) -> Any:
-        return await channel.append([stored(*self.bodies)], self.stamp)
+        return await channel.transactions.append([stored(*self.bodies)], self.stamp)
 
     def look(self, account: Account) -> Look:
         if self.refused:
@@ -144,7 +145,7 @@ class Rollback(Call):
     txn_id: str
 
     async def make(self, channel: Channel) -> None:
-        channel.rollback(self.txn_id)
+        channel.transactions.rollback(self.txn_id)
 
     def look(self, account: Account) -> Look:
         account.rollback(self.txn_id)
@@ -159,7 +160,7 @@ class Renew(Call):
         self.txn_ids = [self.txn_id]
 
     async def make(self, channel: Channel) -> float:
-        return channel.renew(self.txn_id)
+        return channel.transactions.renew(self.txn_id)
 
     def look(self, account: Account) -> Look:
         return Look(account.find_open(self.txn_id).lease)
@@ -173,7 +174,7 @@ class Lend(Call):
     delivery: Transaction | None = field(default=None, init=False)
 
     async def make(self, channel: Channel) -> list[tuple[int, bytes]]:
-        self.delivery = await channel.deliver(TakeLimits(events_max=self.events_max))
+        self.delivery = await channel.deliveries.deliver(TakeLimits(events_max=self.events_max))
         return numbered(self.delivery.takes)
 
     def look(self, account: Account) -> Look:
@@ -198,8 +199,8 @@ class EndLoan(Call):
 
     async def make(self, channel: Channel) -> None:
         if not self.is_settled:
-            channel.nack(self.delivery)
-        elif (settling := channel.settle(self.delivery)) is not None:
+            channel.deliveries.nack(self.delivery)
+        elif (settling := channel.deliveries.settle(self.delivery)) is not None:
             await settling
 
     def look(self, account: Account) -> Look:

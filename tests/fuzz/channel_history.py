@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import BadArgumentError, MillraceError, TooManyTxnsError, TxnCapacityError
 from tests.channel_events import check_accounts, numbered
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
@@ -178,7 +178,7 @@ class History:
             self.account.counters.take_attempts += len(events) if isinstance(events, list) and events else 1
 
     def _check_state(self) -> None:
-        channel, account, contents = self.channel, self.account, self.channel.contents
+        channel, account, contents = self.channel, self.account, self.channel._contents
         check_accounts(channel)
         assert numbered(contents.queue) == account.queue
         assert contents.next_sequence == account.next_sequence
@@ -190,12 +190,12 @@ class History:
         )
         assert channel.config == account.limits
         assert channel.open_transactions == account.open_count
-        assert channel._open_body_bytes == account.open_put_bytes
+        assert channel.transactions._open_body_bytes == account.open_put_bytes
         assert self._directory.limit.open_count == account.open_count + self._foreign_open
-        assert {txn_id: (txn.put_count, numbered(txn.takes)) for txn_id, txn in channel._open.items()} == {
+        assert {txn_id: (txn.put_count, numbered(txn.takes)) for txn_id, txn in channel.transactions._open.items()} == {
             txn_id: (len(txn.puts), txn.takes) for txn_id, txn in account.open.items()
         }
-        assert [(txn_id, txn.state.value) for txn_id, txn in channel._ended.items()] == [
+        assert [(txn_id, txn.state.value) for txn_id, txn in channel.transactions._ended.items()] == [
             (txn_id, txn.state) for txn_id, txn in account.ended.items()
         ]
         assert set(self._directory._channels) == {*account.open, *account.ended, *account.foreign_ids}
@@ -214,10 +214,10 @@ class History:
 
     def _check_lines(self) -> None:
         """Nobody waits who could go on, and no place is left behind."""
-        contents = self.channel.contents
+        contents = self.channel._contents
         assert not self.lines[""]
         assert len(contents.takers) == len(self.lines["takers"])
-        assert len(contents.room.line) == len(self.lines["room"])
+        assert len(contents.room.waiters) == len(self.lines["room"])
         for running in self.lines["takers"]:
             look = self._look(running.call)
             # Limits that became smaller meanwhile are told when there is something to take.

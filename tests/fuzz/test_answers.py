@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import Form, StoredBatch
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.errors import EventTooLargeError
 from tests.channel_events import begin, open_channel, stored_rows
 from tests.event_rows import Row, rows
@@ -47,7 +48,7 @@ async def _put_and_take(requests: Sequence[Sequence[Row]], answer_bytes_max: int
         # Now and then an answer is lost, and asked for again with other limits.
         lost = data.draw(st.integers(0, min(len(received), 3)), "lost")
         del received[len(received) - lost :]
-        batches, take_count = await channel.take(txn_id, limits, 0, len(received))
+        batches, take_count = await channel.transactions.take(txn_id, limits, 0, len(received))
         answer = [_answer(batch, limits.form) for batch in batches]
         assert pb.TakeResponse(batches=answer).ByteSize() <= answer_bytes_max
         taken = [row for batch in batches for row in batch.window.rows()]
@@ -62,7 +63,7 @@ async def _append(channel: Channel, requests: Sequence[Sequence[Row]]) -> list[R
     stored: list[Row] = []
     for request in requests:
         try:
-            await channel.append([stored_rows(request)], None)
+            await channel.transactions.append([stored_rows(request)], None)
         except EventTooLargeError:
             continue
         stored += request

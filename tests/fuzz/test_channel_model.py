@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from tests.channel_events import begin, limits_of, open_channel
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account
@@ -75,7 +75,7 @@ class ChannelModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._ending = ExitStack()
-        self._ending.enter_context(mock.patch("millrace_server.channels.transactions.ENDED_MAX", ENDED_MAX))
+        self._ending.enter_context(mock.patch("millrace_server.channels.transaction.ENDED_MAX", ENDED_MAX))
         self._loop = VirtualClockLoop()
         self._ending.callback(self._loop.close)
         self._troubles: list[dict[str, Any]] = []
@@ -317,8 +317,8 @@ class ChannelModel(RuleBasedStateMachine):
         await self._loop.settle()
         assert all(running.task.done() for running in waiting)
         assert self._troubles == []
-        contents = self.channel.contents
-        assert (self.channel.open_transactions, len(contents.takers), len(contents.room.line)) == (0, 0, 0)
+        contents = self.channel._contents
+        assert (self.channel.open_transactions, len(contents.takers), len(contents.room.waiters)) == (0, 0, 0)
 
 
 SETTINGS = settings(

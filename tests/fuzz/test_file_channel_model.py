@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.commits import ClaimNote, CommitEnd, Commits
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.committer import ClaimRecord, Committer
 from millrace_server.channels.config import ChannelConfig, FileChannelConfig, LogChannelConfig
-from millrace_server.channels.contents import Change, Receipt
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import MillraceError
 from tests.channel_events import begin, open_channel
 from tests.fuzz import channel_calls as calls
@@ -60,41 +59,43 @@ class _Witness:
         history: Is told.
     """
 
-    def __init__(self, commits: Commits, history: History) -> None:
-        self._commits = commits
+    def __init__(self, committer: Committer, history: History) -> None:
+        self._committer = committer
         self._history = history
 
     @property
     def fault(self) -> MillraceError | None:
-        return self._commits.fault
+        return self._committer.fault
 
     @property
     def is_stalled(self) -> bool:
-        return self._commits.is_stalled
+        return self._committer.is_stalled
 
     @property
     def memory_event_count(self) -> int:
-        return self._commits.memory_event_count
+        return self._committer.memory_event_count
 
     def enforce(self, config: ChannelConfig) -> None:
-        self._commits.enforce(config)
+        self._committer.enforce(config)
 
-    def make(self, change: Change, txn_ids: Sequence[str], end: CommitEnd) -> "Receipt | asyncio.Future[Receipt]":
-        task = asyncio.current_task()
+    def submit(self, commit: Commit) -> None:
+        task, on_committed = asyncio.current_task(), commit.on_committed
 
-        def made(receipt: Receipt) -> None:
-            end.made(receipt)
+        def committed(commit: Commit) -> None:
+            if on_committed is not None:
+                on_committed(commit)
             self._history.has_effect(task)
 
-        return self._commits.make(change, txn_ids, CommitEnd(made=made, refused=end.refused))
+        commit.on_committed = committed
+        self._committer.submit(commit)
 
-    def note_rollback(self, txn_id: str, *, has_expired: bool) -> None:
-        self._commits.note_rollback(txn_id, has_expired=has_expired)
+    def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        self._committer.record_rollback(txn_id, has_expired=has_expired)
 
-    def note_claim(self, note: ClaimNote) -> "asyncio.Future[None] | None":
-        if not note.has_ended:
+    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
+        if not claim.has_ended:
             self._history.has_effect(asyncio.current_task())
-        return self._commits.note_claim(note)
+        return self._committer.record_claim(claim)
 
 
 class RememberingAccount(Account):
@@ -174,8 +175,8 @@ class FileChannelModel(ChannelModel):
         self.channel: Channel = self.opened.channel
 
     def _be_witnessed(self) -> None:
-        witness = _Witness(self.channel.commits, self.history)
-        self.channel.commits = self.channel.claims._commits = witness
+        witness = _Witness(self.channel._core.committer, self.history)
+        self.channel._core.committer = self.channel.claims._committer = witness
 
     def _make(self, call: calls.Call, *, hasty: bool) -> None:
         if isinstance(call, calls.Update) and not isinstance(call.limits, LogChannelConfig):

@@ -145,7 +145,7 @@ class SpillableChannelModel(FileChannelModel):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ending.enter_context(mock.patch("millrace_server.channels.memory_tier.RESERVED_AHEAD", _RESERVED_AHEAD))
+        self._ending.enter_context(mock.patch("millrace_server.channels.spillable.RESERVED_AHEAD", _RESERVED_AHEAD))
 
     def _limits(self, limits: ChannelConfig) -> LogChannelConfig:
         return _spillable_limits(limits)
@@ -184,9 +184,9 @@ class SpillableChannelModel(FileChannelModel):
             self.commit_again([choice], hasty=False)
 
     def _check_parts(self, channel: Channel) -> None:
-        witness, channel.commits = channel.commits, self.opened.store.basis.commits
+        witness, channel._core.committer = channel._core.committer, self.opened.store.storage.committer
         check_share(channel)
-        channel.commits = witness
+        channel._core.committer = witness
 
 
 _SETTINGS = settings(SETTINGS, max_examples=30)

@@ -116,8 +116,8 @@ async def test_deliver_when_the_disk_of_an_optional_channel_is_slow_keeps_a_boun
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     for _ in range(20):
         await writer.deliver(table_of(b"1"), writer.next_stamp(1))
-    assert (len(slow.begun), fates_of(component)) == (16, {"missed": 4})
+    assert (len(slow.in_flight), fates_of(component)) == (16, {"missed": 4})
     slow.let_last()
     await settle()
     await writer.deliver(table_of(b"1"), writer.next_stamp(1))
-    assert len(slow.begun) == 1
+    assert len(slow.in_flight) == 1

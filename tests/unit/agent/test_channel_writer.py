@@ -147,7 +147,7 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
     await settle()
     await writer.wait_open()
     assert writer.stored_ranges("file") == [[], []]
-    assert len(registry.get("b").contents.room.line) == 0
+    assert len(registry.get("b")._contents.room.waiters) == 0
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -231,7 +231,7 @@ async def test_deliver_of_a_large_numbered_batch_stores_it_in_pieces() -> None:
     bodies = [b"%d" % number for number in range(10)]
     await writer.deliver(EventTable(bodies, {"n": [str(number) for number in range(10)]}), writer.next_stamp(10))
     assert rows_in(registry, "a") == [({"n": str(number)}, body) for number, body in enumerate(bodies)]
-    assert [batch.count for batch in registry.get("a").contents.queue] == [3, 3, 3, 1]
+    assert [batch.count for batch in registry.get("a")._contents.queue] == [3, 3, 3, 1]
 
 
 async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None:

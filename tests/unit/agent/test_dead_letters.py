@@ -56,8 +56,8 @@ async def test_set_aside_keeps_neighbours_together_and_others_apart() -> None:
     """Each run of neighbours is one commit, in which each event has its own number."""
     registry, component = registry_of(dead=memory()), component_of()
     await box_on(registry, component).write_or_drop(letters(0, 1, 2, 5, 7, 8), batch_stamp(100, 199), SAID)
-    assert [batch.count for batch in registry.get("dead").contents.queue] == [3, 1, 2]
-    [(producer_id, ranges)] = registry.get("dead").contents.ledger.producers()
+    assert [batch.count for batch in registry.get("dead")._contents.queue] == [3, 1, 2]
+    [(producer_id, ranges)] = registry.get("dead")._contents.ledger.producers()
     assert producer_id.startswith("dead-letter/")
     assert ranges == [(100, 102), (105, 105), (107, 108)]
     assert fates_of(component) == {"dead_lettered": 6}
@@ -109,7 +109,7 @@ async def test_set_aside_of_more_than_the_channel_takes_at_once_keeps_all() -> N
     registry, component = registry_of(dead=memory(transaction_capacity=2, capacity=100)), component_of()
     await box_on(registry, component).write_or_drop(letters(*range(9)), batch_stamp(0, 99), SAID)
     assert held(registry, "dead") == {"dead": [b"%d" % place for place in range(9)]}
-    [(producer_id, ranges)] = registry.get("dead").contents.ledger.producers()
+    [(producer_id, ranges)] = registry.get("dead")._contents.ledger.producers()
     assert ranges_of(registry.get("dead"), producer_id) == ranges == [(0, 8)]
 
 

@@ -36,7 +36,7 @@ async def test_store_of_the_same_batch_in_several_channels_gives_each_columns_of
     registry = registry_of(a=memory(), b=memory())
     shared = batch(b"1")
     await FanOut(registry, ["a", "b"]).store({"a": shared, "b": shared}, batch_stamp(0, 0))
-    [one], [other] = (list(registry.get(name).contents.queue) for name in "ab")
+    [one], [other] = (list(registry.get(name)._contents.queue) for name in "ab")
     assert one.window.stored is not other.window.stored
     assert one.window.stored.raw == other.window.stored.raw
 
@@ -110,7 +110,7 @@ async def test_store_that_has_had_its_turn_in_a_line_does_not_stand_behind_those
     storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     # It needs more room than there is going to be, and so stays in the line.
     later = await started(append(registry.get("a"), b"y", b"y"))
-    await registry.get("a").commit([await begin_with_takes(registry.get("a"), 1)], None)
+    await registry.get("a").transactions.commit([await begin_with_takes(registry.get("a"), 1)], None)
     await settle()
     await registry.get("b").purge()
     await storing.answer()
@@ -124,7 +124,7 @@ async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
     storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
-    assert [len(commits.begun) for commits in slow] == [1, 1]
+    assert [len(commits.in_flight) for commits in slow] == [1, 1]
     slow[0].let_last()
     await settle()
     assert not storing.is_done
@@ -204,10 +204,10 @@ async def test_store_with_a_last_channel_begins_it_when_all_others_last() -> Non
     storing = await started(FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b"))
     slow["a"].let_last()
     await settle()
-    assert not slow["b"].begun
+    assert not slow["b"].in_flight
     slow["c"].let_last()
     await settle()
-    assert [change.put_count for change, _ in slow["b"].begun] == [1]
+    assert [commit.put_count for commit in slow["b"].in_flight] == [1]
     slow["b"].let_last()
     await storing.answer()
 
@@ -256,7 +256,7 @@ async def test_pick_when_none_has_room_takes_the_first_that_gets_some() -> None:
     await registry.get("b").purge()
     assert await picking.answer() == "b"
     assert now() == 1
-    assert not registry.get("a").contents.room.line
+    assert not registry.get("a")._contents.room.waiters
 
 
 async def test_pick_when_none_ever_has_room_says_so_after_the_keep_alive() -> None:
@@ -267,7 +267,7 @@ async def test_pick_when_none_ever_has_room_says_so_after_the_keep_alive() -> No
     with pytest.raises(ChannelFullError):
         await FanOut(registry, ["a", "b"]).pick(RoundRobin(), batch(b"1"), batch_stamp(0, 0))
     assert now() == KEEP_ALIVE
-    assert [len(registry.get(name).contents.room.line) for name in "ab"] == [0, 0]
+    assert [len(registry.get(name)._contents.room.waiters) for name in "ab"] == [0, 0]
 
 
 async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
@@ -278,7 +278,7 @@ async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
     picking = await started(FanOut(registry, ["a", "b"]).pick(LeastFull(), batch(b"1"), batch_stamp(0, 0)))
     picking.cancel()
     await settle()
-    assert [len(registry.get(name).contents.room.line) for name in "ab"] == [0, 0]
+    assert [len(registry.get(name)._contents.room.waiters) for name in "ab"] == [0, 0]
 
 
 async def test_pick_of_an_event_that_fits_one_channel_only_takes_that() -> None:

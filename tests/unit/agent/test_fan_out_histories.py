@@ -179,7 +179,7 @@ class World:
         """A sink takes all that a channel holds; not while a fault is due, when nobody would know what is left."""
         channel = self.registry.get(name)
         await settle()
-        if self.disks[name]._refusals or channel.commits.fault is not None:
+        if self.disks[name]._refusals or channel._core.committer.fault is not None:
             return
         bodies = queued(channel)
         await channel.purge()
@@ -187,8 +187,8 @@ class World:
 
     def stored(self) -> dict[str, list[bytes]]:
         """All that ever came into each channel."""
-        assert all(self.registry.get(name).contents.room.event_count <= CAPACITY for name in NAMES)
-        return {name: self.taken[name] + bodies_of(self.registry.get(name).contents.queue) for name in NAMES}
+        assert all(self.registry.get(name)._contents.room.event_count <= CAPACITY for name in NAMES)
+        return {name: self.taken[name] + bodies_of(self.registry.get(name)._contents.queue) for name in NAMES}
 
     def check_whole(self) -> None:
         """Asserts that each event is where it belongs, once, in its order."""

@@ -113,7 +113,7 @@ class Group:
         self.count += count
 
     async def delivered(self) -> None:
-        await until(lambda: not self.channel.contents.room.event_count)
+        await until(lambda: not self.channel._contents.room.event_count)
 
     @property
     def all_bodies(self) -> list[bytes]:
@@ -279,7 +279,7 @@ async def test_failover_of_one_with_a_bug_is_a_failure_like_others(failover: Gro
 async def test_load_balancing_has_all_of_them_work_at_once() -> None:
     """Each takes as much as it brings away: who is slow gets less, and holds nobody up."""
     async with group_of("load_balancing") as group:
-        await until(lambda: len(group.channel.contents.takers) == 3)
+        await until(lambda: len(group.channel._contents.takers) == 3)
         group.sinks["a"].may_write.clear()
         for _ in range(50):
             await group.send()

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     BadArgumentError,
@@ -40,7 +40,7 @@ async def channel() -> Channel:
 
 async def make_room(channel: Channel, event_count: int = 1) -> None:
     """Takes events away for good."""
-    await channel.commit([await begin_with_takes(channel, event_count)], None)
+    await channel.transactions.commit([await begin_with_takes(channel, event_count)], None)
 
 
 # Append.
@@ -49,9 +49,9 @@ async def make_room(channel: Channel, event_count: int = 1) -> None:
 async def test_append_stores_all_requests_as_one(channel: Channel) -> None:
     """Rows may have become several columns."""
     await make_room(channel, 3)
-    assert await channel.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
+    assert await channel.transactions.append([stored(b"x"), stored(b"y", b"z")], None) == Receipt(4, 6)
     assert queued(channel) == [b"x", b"y", b"z"]
-    assert channel.contents.counters.commits == 3
+    assert channel._contents.counters.commits == 3
     check_accounts(channel)
 
 
@@ -59,12 +59,12 @@ async def test_append_of_more_than_a_transaction_may_put_is_refused() -> None:
     """The transaction's capacity bounds an append too."""
     channel = open_channel(capacity=10, transaction_capacity=2, body_bytes_max=10)
     with pytest.raises(TxnCapacityError, match="would put 3 events; transaction_capacity is 2"):
-        await channel.append([stored(b"a"), stored(b"b", b"c")], None)
+        await channel.transactions.append([stored(b"a"), stored(b"b", b"c")], None)
     with pytest.raises(TxnCapacityError, match="would put 11 body bytes; the channel takes 10"):
         await append(channel, b"123456", b"12345")
     with pytest.raises(EventTooLargeError):
         await append(channel, b"x" * 11)
-    assert channel.contents.next_sequence == 1
+    assert channel._contents.next_sequence == 1
 
 
 async def test_append_to_a_full_channel_waits_for_room(channel: Channel) -> None:
@@ -99,7 +99,7 @@ async def test_append_that_finds_room_for_events_but_not_for_bytes_says_so(chann
 
 async def test_append_of_what_is_stored_already_needs_no_room(channel: Channel) -> None:
     """A repeat is answered at once, though the channel is full."""
-    channel.contents.ledger.accept(Stamp("p", 1, 2))
+    channel._contents.ledger.accept(Stamp("p", 1, 2))
     assert await append(channel, b"x", b"y", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
     assert now() == 0
 
@@ -125,7 +125,7 @@ async def test_append_with_overlapping_stamps_stores_each_number_once() -> None:
     assert await append(channel, b"1", b"2", stamp=Stamp("p", 1, 2)) == Receipt(0, 0, is_deduplicated=True)
     assert await append(channel, b"1", stamp=Stamp("q", 1, 1)) == Receipt(7, 7)
     assert queued(channel) == [b"3", b"4", b"2", b"5", b"0", b"1", b"1"]
-    assert channel.contents.counters.deduplicated == 4
+    assert channel._contents.counters.deduplicated == 4
     check_accounts(channel)
 
 
@@ -137,7 +137,7 @@ async def test_append_with_events_cut_out_of_its_middle_comes_back_as_it_was_sto
     txn_id = begin(channel)
     for _ in range(3):
         await take(channel, txn_id, 1)
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"2", b"1", b"3"]
     check_accounts(channel)
 
@@ -203,36 +203,36 @@ async def test_commit_with_a_gap_before_its_stamp_leaves_its_transaction_open() 
     channel = open_channel()
     txn_id = begin_with_puts(channel, b"b")
     with pytest.raises(OffsetGapError):
-        await channel.commit([txn_id], Stamp("p", 2, 2, after=1))
+        await channel.transactions.commit([txn_id], Stamp("p", 2, 2, after=1))
     await append(channel, b"a", stamp=Stamp("p", 1, 1))
-    assert await channel.commit([txn_id], Stamp("p", 2, 2, after=1)) == Receipt(2, 2)
+    assert await channel.transactions.commit([txn_id], Stamp("p", 2, 2, after=1)) == Receipt(2, 2)
     assert queued(channel) == [b"a", b"b"]
 
 
 async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -> None:
     """Takes of a transaction make room for its puts."""
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"dddd")], None)
-    assert await channel.commit([txn_id], None) == Receipt(4, 4)
+    channel.transactions.put(txn_id, [stored(b"dddd")], None)
+    assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
     assert now() == 0
-    assert (channel.contents.room.event_count, channel.contents.room.body_bytes) == (3, 10)
+    assert (channel._contents.room.event_count, channel._contents.room.body_bytes) == (3, 10)
 
 
 async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel) -> None:
     """One for one in events, but there is no room for the difference in bytes."""
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"ddddd")], None)
+    channel.transactions.put(txn_id, [stored(b"ddddd")], None)
     with pytest.raises(BytesFullError):
-        await channel.commit([txn_id], None)
+        await channel.transactions.commit([txn_id], None)
     check_accounts(channel)
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"aaa", b"bbb", b"ccc"]
 
 
 async def test_commit_of_several_lets_takes_of_one_make_room_for_another(channel: Channel) -> None:
     """They are one change."""
     taking, putting = await begin_with_takes(channel, 2), begin_with_puts(channel, b"d", b"e")
-    assert await channel.commit([putting, taking], None) == Receipt(4, 5)
+    assert await channel.transactions.commit([putting, taking], None) == Receipt(4, 5)
     assert now() == 0
     check_accounts(channel)
 
@@ -242,8 +242,8 @@ async def test_commit_of_more_than_the_channel_holds_together_is_refused(channel
     await make_room(channel, 3)
     first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3", b"4")
     with pytest.raises(TxnCapacityError, match="the commit puts 4 events"):
-        await channel.commit([first, second], None)
-    assert await channel.commit([first], None) == Receipt(4, 5)
+        await channel.transactions.commit([first, second], None)
+    assert await channel.transactions.commit([first], None) == Receipt(4, 5)
     assert channel.open_transactions == 1
 
 
@@ -251,39 +251,42 @@ async def test_commit_that_finds_no_room_leaves_its_transactions_open(channel: C
     """They can be committed again, or rolled back."""
     first, second = begin_with_puts(channel, b"d"), begin_with_puts(channel, b"e")
     with pytest.raises(ChannelFullError):
-        await channel.commit([first, second], None)
+        await channel.transactions.commit([first, second], None)
     assert (now(), channel.open_transactions) == (3, 2)
-    channel.rollback(second)
+    channel.transactions.rollback(second)
     await make_room(channel)
-    assert await channel.commit([first], None) == Receipt(4, 4)
+    assert await channel.transactions.commit([first], None) == Receipt(4, 4)
 
 
 async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
     """Who came first has the first room, also before one who comes in the moment of the wake-up."""
-    calls = [await started(channel.commit([begin_with_puts(channel, body)], None)) for body in (b"d", b"e", b"f")]
-    assert len(channel.contents.room.line) == 3
+    calls = [
+        await started(channel.transactions.commit([begin_with_puts(channel, body)], None))
+        for body in (b"d", b"e", b"f")
+    ]
+    assert len(channel._contents.room.waiters) == 3
     for number in range(3):
         taking = await begin_with_takes(channel, 1)
         late = begin_with_puts(channel, b"late")
-        await channel.commit([taking], None)
-        call = await started(channel.commit([late], None))
+        await channel.transactions.commit([taking], None)
+        call = await started(channel.transactions.commit([late], None))
         assert [one.is_done for one in calls] == [True] * (number + 1) + [False] * (2 - number)
         assert not call.is_done
         call.cancel()
         await settle()
-        channel.rollback(late)
+        channel.transactions.rollback(late)
     assert queued(channel) == [b"d", b"e", b"f"]
-    assert len(channel.contents.room.line) == 0
+    assert len(channel._contents.room.waiters) == 0
 
 
 async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
     """Commits of takes and rollbacks are what those who wait are waiting for."""
     call = await started(append(channel, b"d", b"e"))
     taking = await begin_with_takes(channel, 1)
-    await channel.commit([taking], None)
+    await channel.transactions.commit([taking], None)
     swap = await begin_with_takes(channel, 1)
-    channel.put(swap, [stored(b"x")], None)
-    await channel.commit([swap], None)
+    channel.transactions.put(swap, [stored(b"x")], None)
+    await channel.transactions.commit([swap], None)
     assert now() == 0
     await make_room(channel)
     assert await call.answer() == Receipt(5, 6)
@@ -292,18 +295,18 @@ async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(ch
 async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: Channel) -> None:
     """Its transaction stays open and its lease runs; its retry is safe."""
     txn_id = begin_with_puts(channel, b"d")
-    call = await started(channel.commit([txn_id], None))
+    call = await started(channel.transactions.commit([txn_id], None))
     call.cancel()
     await settle()
-    assert (len(channel.contents.room.line), channel.open_transactions) == (0, 1)
+    assert (len(channel._contents.room.waiters), channel.open_transactions) == (0, 1)
     await make_room(channel)
-    assert await channel.commit([txn_id], None) == Receipt(4, 4)
+    assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
 
 
 async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Channel) -> None:
     """The retry of a call that is still there answers with it, also where it names a part of the ids."""
     ids = [begin_with_puts(channel, b"d"), begin(channel)]
-    calls = [await started(channel.commit(repeat, None)) for repeat in (ids, ids, ids[:1])]
+    calls = [await started(channel.transactions.commit(repeat, None)) for repeat in (ids, ids, ids[:1])]
     await asyncio.sleep(1)
     await make_room(channel)
     for call in calls:
@@ -316,12 +319,12 @@ async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Chan
 async def test_commit_that_waits_when_its_transaction_is_rolled_back_is_told_at_once(channel: Channel) -> None:
     """And no one waits behind it any more."""
     txn_id = begin_with_puts(channel, b"d", b"e")
-    call = await started(channel.commit([txn_id], None))
+    call = await started(channel.transactions.commit([txn_id], None))
     behind = await started(append(channel, b"f"))
     await make_room(channel)
     await settle()
     assert not behind.is_done
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
     with pytest.raises(TxnStateError, match="rolled back already"):
         await call.answer()
     assert await behind.answer() == Receipt(4, 4)
@@ -331,8 +334,8 @@ async def test_commit_that_waits_when_its_transaction_is_rolled_back_is_told_at_
 async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) -> None:
     """The transaction is open until it is committed."""
     txn_id = begin_with_puts(channel, b"d")
-    call = await started(channel.commit([txn_id], None))
-    channel.put(txn_id, [stored(b"e")], None)
+    call = await started(channel.transactions.commit([txn_id], None))
+    channel.transactions.put(txn_id, [stored(b"e")], None)
     await make_room(channel)
     await settle()
     assert not call.is_done
@@ -342,13 +345,13 @@ async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) 
 
 async def test_commit_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:
     """Nothing waits for a channel that is gone."""
-    commit = await started(channel.commit([begin_with_puts(channel, b"d")], None))
+    commit = await started(channel.transactions.commit([begin_with_puts(channel, b"d")], None))
     behind = await started(append(channel, b"e"))
     channel.delete()
     for call in (commit, behind):
         with pytest.raises(ChannelNotFoundError):
             await call.answer()
-    assert (now(), len(channel.contents.room.line)) == (0, 0)
+    assert (now(), len(channel._contents.room.waiters)) == (0, 0)
 
 
 async def test_commit_without_keep_alive_does_not_wait() -> None:
@@ -366,7 +369,7 @@ async def test_commit_with_a_stamp_covers_all_its_transactions() -> None:
     channel = open_channel()
     await append(channel, b"2", stamp=Stamp("p", 2, 2))
     first, second = begin_with_puts(channel, b"1", b"2"), begin_with_puts(channel, b"3")
-    assert await channel.commit([first, second], Stamp("p", 1, 3)) == Receipt(2, 3, is_deduplicated=True)
+    assert await channel.transactions.commit([first, second], Stamp("p", 1, 3)) == Receipt(2, 3, is_deduplicated=True)
     assert queued(channel) == [b"2", b"1", b"3"]
 
 
@@ -375,9 +378,9 @@ async def test_commit_of_repeats_alone_still_removes_its_takes() -> None:
     channel = open_channel()
     await append(channel, b"a", stamp=Stamp("p", 1, 1))
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"a")], None)
-    assert await channel.commit([txn_id], Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
-    assert channel.contents.room.event_count == 0
+    channel.transactions.put(txn_id, [stored(b"a")], None)
+    assert await channel.transactions.commit([txn_id], Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
+    assert channel._contents.room.event_count == 0
     check_accounts(channel)
 
 
@@ -387,14 +390,14 @@ async def test_commit_with_an_impossible_stamp_leaves_its_transaction_open() -> 
     await append(channel, b"a", b"b", stamp=Stamp("p", 5, 5))
     txn_id = begin_with_puts(channel, b"c")
     with pytest.raises(BadArgumentError, match="overlaps in part"):
-        await channel.commit([txn_id], Stamp("p", 4, 5))
-    assert await channel.commit([txn_id], Stamp("p", 6, 6)) == Receipt(3, 3)
+        await channel.transactions.commit([txn_id], Stamp("p", 4, 5))
+    assert await channel.transactions.commit([txn_id], Stamp("p", 6, 6)) == Receipt(3, 3)
 
 
 async def test_commit_without_events_keeps_its_stamp() -> None:
     """A batch that was empty is done too: its repeat stores nothing, whatever it holds then."""
     channel = open_channel()
-    assert await channel.commit([begin(channel)], Stamp("query", 8, 8)) == Receipt(0, 0)
+    assert await channel.transactions.commit([begin(channel)], Stamp("query", 8, 8)) == Receipt(0, 0)
     assert await append(channel, b"a", b"b", stamp=Stamp("query", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
 
 
@@ -418,8 +421,8 @@ async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> 
     )
     assert now() == 3
     assert channel.config is before
-    assert channel.contents.room.events_max == 3
-    assert channel.begin(None, None)[1] == 30
+    assert channel._contents.room.events_max == 3
+    assert channel.transactions.begin(None, None)[1] == 30
 
 
 async def test_update_to_less_waits_for_room(channel: Channel) -> None:
@@ -429,7 +432,7 @@ async def test_update_to_less_waits_for_room(channel: Channel) -> None:
     await settle()
     assert not call.is_done
     await asyncio.sleep(2)
-    await channel.commit([taking], None)
+    await channel.transactions.commit([taking], None)
     assert await call.answer() == ""
     assert (now(), channel.config.capacity) == (2, 2)
     with pytest.raises(ChannelFullError):
@@ -440,9 +443,9 @@ async def test_update_to_less_waits_for_room(channel: Channel) -> None:
 async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> None:
     """There is no last achieved size in between."""
     assert await channel.update(limits_of(capacity=3, body_bytes_max=8)) != ""
-    assert channel.contents.room.body_bytes_max == 10
+    assert channel._contents.room.body_bytes_max == 10
     assert await channel.update(limits_of(capacity=3, body_bytes_max=9)) == ""
-    assert channel.contents.room.body_bytes_max == 9
+    assert channel._contents.room.body_bytes_max == 9
 
 
 async def test_update_of_other_limits_holds_from_then_on() -> None:
@@ -451,9 +454,9 @@ async def test_update_of_other_limits_holds_from_then_on() -> None:
     txn_id = begin_with_puts(channel, b"1", b"2", b"3")
     assert await channel.update(limits_of(capacity=10, transaction_capacity=2, open_transactions_max=1)) == ""
     with pytest.raises(TxnCapacityError):
-        channel.put(txn_id, [stored(b"4")], None)
-    assert channel.put(txn_id, [stored(b"1", b"2", b"3")], 0) == 3
-    assert await channel.commit([txn_id], None) == Receipt(1, 3)
+        channel.transactions.put(txn_id, [stored(b"4")], None)
+    assert channel.transactions.put(txn_id, [stored(b"1", b"2", b"3")], 0) == 3
+    assert await channel.transactions.commit([txn_id], None) == Receipt(1, 3)
     txn_id = begin(channel)
     assert await take(channel, txn_id) == [b"1", b"2"]
     with pytest.raises(TxnCapacityError):
@@ -468,7 +471,7 @@ async def test_update_to_less_than_an_open_transaction_took_refuses_only_more() 
     assert await channel.update(limits_of(capacity=10, transaction_capacity=2)) == ""
     with pytest.raises(TxnCapacityError):
         await take(channel, txn_id)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert queued(channel) == [b"4"]
 
 
@@ -478,9 +481,9 @@ async def test_update_below_what_an_open_transaction_put_makes_its_commit_imposs
     txn_id = begin_with_puts(channel, b"1", b"2", b"3")
     assert await channel.update(limits_of(capacity=2)) == ""
     with pytest.raises(TxnCapacityError, match="the whole channel holds 2"):
-        await channel.commit([txn_id], None)
+        await channel.transactions.commit([txn_id], None)
     assert now() == 0
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
 
 
 async def test_update_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.errors import (
     ChannelClaimedError,
     ChannelNotFoundError,
@@ -31,7 +32,7 @@ async def channel() -> Channel:
 
 async def test_lend_gives_the_oldest_and_counts_as_open(channel: Channel) -> None:
     """At most what a transaction may take."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"a", b"b", b"c"]
     assert (channel.open_transactions, queued(channel)) == (1, [b"d"])
     check_accounts(channel)
@@ -39,67 +40,67 @@ async def test_lend_gives_the_oldest_and_counts_as_open(channel: Channel) -> Non
 
 async def test_settle_removes_what_was_lent_once(channel: Channel) -> None:
     """A second ack of the same delivery does nothing, and neither does a nack after it."""
-    delivery = await channel.deliver(TakeLimits(events_max=2))
-    channel.settle(delivery)
-    channel.settle(delivery)
-    channel.nack(delivery)
+    delivery = await channel.deliveries.deliver(TakeLimits(events_max=2))
+    _ = channel.deliveries.settle(delivery)
+    _ = channel.deliveries.settle(delivery)
+    channel.deliveries.nack(delivery)
     assert (queued(channel), channel.open_transactions) == ([b"c", b"d"], 0)
-    assert (channel.contents.counters.take_successes, channel.contents.counters.commits) == (2, 3)
+    assert (channel._contents.counters.take_successes, channel._contents.counters.commits) == (2, 3)
     check_accounts(channel)
 
 
 async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) -> None:
     """Whatever happened to other deliveries in between."""
-    deliveries = [await channel.deliver(TakeLimits(events_max=1)) for _ in range(3)]
-    channel.nack(deliveries[2])
-    channel.settle(deliveries[1])
-    channel.nack(deliveries[0])
-    channel.nack(deliveries[0])
-    channel.settle(deliveries[0])
+    deliveries = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
+    channel.deliveries.nack(deliveries[2])
+    _ = channel.deliveries.settle(deliveries[1])
+    channel.deliveries.nack(deliveries[0])
+    channel.deliveries.nack(deliveries[0])
+    _ = channel.deliveries.settle(deliveries[0])
     assert queued(channel) == [b"a", b"c", b"d"]
-    assert channel.contents.counters.rollbacks == 2
+    assert channel._contents.counters.rollbacks == 2
     check_accounts(channel)
 
 
 async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channel) -> None:
     """Whoever holds many small deliveries has one open transaction, and one commit."""
-    first, second = [await channel.deliver(TakeLimits(events_max=2)) for _ in range(2)]
-    channel.join(first, second)
+    first, second = [await channel.deliveries.deliver(TakeLimits(events_max=2)) for _ in range(2)]
+    channel.deliveries.join(first, second)
     assert channel.open_transactions == 1
     assert bodies_of(first.takes) == [b"a", b"b", b"c", b"d"]
-    channel.settle(second)
-    channel.nack(second)
-    assert channel.contents.room.event_count == 4
-    commits = channel.contents.counters.commits
-    channel.settle(first)
-    assert (channel.contents.room.event_count, channel.open_transactions) == (0, 0)
-    assert channel.contents.counters.commits == commits + 1
+    _ = channel.deliveries.settle(second)
+    channel.deliveries.nack(second)
+    assert channel._contents.room.event_count == 4
+    commits = channel._contents.counters.commits
+    _ = channel.deliveries.settle(first)
+    assert (channel._contents.room.event_count, channel.open_transactions) == (0, 0)
+    assert channel._contents.counters.commits == commits + 1
     check_accounts(channel)
 
 
 async def test_join_of_two_loans_that_are_given_back_returns_both(channel: Channel) -> None:
     """Each event goes back to its own place, whichever of the two it came with."""
-    first, between, last = [await channel.deliver(TakeLimits(events_max=1)) for _ in range(3)]
-    channel.join(first, last)
-    channel.settle(between)
-    channel.nack(first)
+    first, between, last = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
+    channel.deliveries.join(first, last)
+    _ = channel.deliveries.settle(between)
+    channel.deliveries.nack(first)
     assert queued(channel) == [b"a", b"c", b"d"]
     check_accounts(channel)
 
 
 async def test_join_in_a_deleted_channel_does_nothing(channel: Channel) -> None:
     """The channel has ended both already."""
-    first, second = [await channel.deliver(TakeLimits(events_max=1)) for _ in range(2)]
+    first, second = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(2)]
     channel.delete()
-    channel.join(first, second)
+    channel.deliveries.join(first, second)
     assert channel.open_transactions == 0
 
 
 async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
     """In the line of those who take."""
     await channel.purge()
-    call = await started(channel.deliver(TakeLimits()))
-    assert len(channel.contents.takers) == 1
+    call = await started(channel.deliveries.deliver(TakeLimits()))
+    assert len(channel._contents.takers) == 1
     await asyncio.sleep(100_000)
     await append(channel, b"x")
     assert bodies_of((await call.answer()).takes) == [b"x"]
@@ -107,31 +108,31 @@ async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> 
 
 async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
     """The stream that owns a delivery answers for it, however slow it is."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     await asyncio.sleep(1_000_000)
     assert queued(channel) == [b"d"]
-    channel.settle(delivery)
-    assert channel.contents.room.event_count == 1
+    _ = channel.deliveries.settle(delivery)
+    assert channel._contents.room.event_count == 1
 
 
 async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
     """Also where it waits when the claim comes."""
     await channel.purge()
-    call = await started(channel.deliver(TakeLimits()))
+    call = await started(channel.deliveries.deliver(TakeLimits()))
     await channel.claim("r", None, takeover=False)
     with pytest.raises(ChannelClaimedError):
         await call.answer()
     with pytest.raises(ChannelClaimedError):
-        await channel.deliver(TakeLimits())
+        await channel.deliveries.deliver(TakeLimits())
     assert channel.open_transactions == 0
 
 
 async def test_claim_while_a_delivery_is_out_is_refused(channel: Channel) -> None:
     """It may come back."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     with pytest.raises(TxnsOpenError):
         await channel.claim("r", None, takeover=True)
-    channel.nack(delivery)
+    channel.deliveries.nack(delivery)
     assert (await channel.claim("r", 12, takeover=False)).lease.seconds == 12
 
 
@@ -146,7 +147,7 @@ async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) ->
     for _ in range(3):
         begin(channel)
     with pytest.raises(TooManyTxnsError):
-        await channel.deliver(TakeLimits())
+        await channel.deliveries.deliver(TakeLimits())
     assert len(queued(channel)) == 4
 
 
@@ -154,8 +155,8 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
     """The wake-up is not lost with the call that could not use it."""
     channel = open_channel(open_transactions_max=2)
     taking = begin(channel)
-    lending = await started(channel.deliver(TakeLimits()))
-    call = await started(channel.take(taking, TakeLimits(), 60, None))
+    lending = await started(channel.deliveries.deliver(TakeLimits()))
+    call = await started(channel.transactions.take(taking, TakeLimits(), 60, None))
     begin(channel)
     await append(channel, b"a")
     with pytest.raises(TooManyTxnsError):
@@ -167,7 +168,7 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
 async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
     """Before its wake-up and after it; the event goes to the next."""
     await channel.purge()
-    calls = [await started(channel.deliver(TakeLimits())) for _ in range(3)]
+    calls = [await started(channel.deliveries.deliver(TakeLimits())) for _ in range(3)]
     calls[0].cancel()
     await settle()
     await append(channel, b"x")
@@ -181,24 +182,24 @@ async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
 
 async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
     """One that waits is told too; what is out may still be settled."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()
-    call = await started(channel.deliver(TakeLimits()))
+    call = await started(channel.deliveries.deliver(TakeLimits()))
     channel.drain()
     with pytest.raises(DrainingError):
         await call.answer()
-    channel.settle(delivery)
-    assert channel.contents.room.event_count == 0
+    _ = channel.deliveries.settle(delivery)
+    assert channel._contents.room.event_count == 0
 
 
 async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
     """What is out is forgotten with the channel."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()
-    call = await started(channel.deliver(TakeLimits()))
+    call = await started(channel.deliveries.deliver(TakeLimits()))
     channel.delete()
     with pytest.raises(ChannelNotFoundError):
         await call.answer()
-    channel.nack(delivery)
-    channel.settle(delivery)
+    channel.deliveries.nack(delivery)
+    _ = channel.deliveries.settle(delivery)
     assert channel.open_transactions == 0

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from millrace_server.channels.batches import StoredColumns, Window
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.leases import Lease
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from tests.channel_events import (
     append,
     begin,
@@ -58,12 +59,12 @@ async def test_transactions_abandoned_by_the_thousand_give_all_back() -> None:
     columns_before, windows_before, timers_before = live(StoredColumns), live(Window), scheduled_timers()
     for number in range(1_000):
         await begin_with_takes(channel, 1)
-        channel.put(begin(channel), [stored(b"%d" % number)], None)
-    assert (directory.limit.open_count, channel.contents.queue.event_count) == (2_000, 0)
+        channel.transactions.put(begin(channel), [stored(b"%d" % number)], None)
+    assert (directory.limit.open_count, channel._contents.queue.event_count) == (2_000, 0)
     await asyncio.sleep(30)
-    assert (directory.limit.open_count, channel.contents.queue.event_count) == (0, 1_000)
-    assert channel.contents.counters.leases_expired == 2_000
-    assert len(list(channel._ended)) == 2_000
+    assert (directory.limit.open_count, channel._contents.queue.event_count) == (0, 1_000)
+    assert channel._contents.counters.leases_expired == 2_000
+    assert len(list(channel.transactions._ended)) == 2_000
     check_accounts(channel)
     # The batches that went out event by event are whole again.
     assert (live(StoredColumns), live(Window)) == (columns_before, windows_before)
@@ -76,13 +77,13 @@ async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
     monkeypatch: pytest.MonkeyPatch, traced: None
 ) -> None:
     """A channel that has served any number of transactions is as small as one that served a few."""
-    monkeypatch.setattr("millrace_server.channels.transactions.ENDED_MAX", 100)
+    monkeypatch.setattr("millrace_server.channels.transaction.ENDED_MAX", 100)
     channel = open_channel(capacity=10)
     sizes = []
     for number in range(1_500):
         txn_id = begin_with_puts(channel, b"x" * 100)
-        await channel.commit([txn_id], None)
-        await channel.commit([await begin_with_takes(channel, 1)], None)
+        await channel.transactions.commit([txn_id], None)
+        await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
         # Cancelled timers go when the loop turns.
         await settle()
         if number in {499, 1_499}:
@@ -99,7 +100,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
     txn_id = begin(channel)
     sizes = []
     for _ in range(3):
-        takes = [await started(channel.take(txn_id, TakeLimits(), 3600, None)) for _ in range(300)]
+        takes = [await started(channel.transactions.take(txn_id, TakeLimits(), 3600, None)) for _ in range(300)]
         appends = [await started(append(channel, b"x" * 1000)) for _ in range(300)]
         for call in takes:
             call.cancel()
@@ -107,7 +108,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
             commit.cancel()
         await settle()
         del takes, appends
-        assert (len(channel.contents.takers), len(channel.contents.room.line)) == (0, 0)
+        assert (len(channel._contents.takers), len(channel._contents.room.waiters)) == (0, 0)
         sizes.append(traced_bytes())
     assert sizes[2] - sizes[1] < 20_000
     assert scheduled_timers() < 1_500
@@ -119,7 +120,7 @@ async def test_events_queued_in_batches_cost_little_more_than_their_bytes(traced
     before = traced_bytes()
     for _ in range(100):
         await append(channel, *[b"x" * 100] * 1_000)
-    assert channel.contents.room.body_bytes == 10_000_000
+    assert channel._contents.room.body_bytes == 10_000_000
     assert traced_bytes() - before < 1.3 * 10_000_000
 
 

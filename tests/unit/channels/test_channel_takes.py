@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from millrace_server.channels.batches import Form
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.errors import (
     ChannelClaimedError,
     ChannelNotFoundError,
@@ -45,7 +46,7 @@ async def test_take_within_its_wishes_gives_the_oldest(
 ) -> None:
     """Zero means as much as may be, which the transaction's capacity bounds."""
     limits = TakeLimits(events_max=events_max, body_bytes_max=body_bytes_max, form=form)
-    batches, take_count = await channel.take(begin(channel), limits, None, None)
+    batches, take_count = await channel.transactions.take(begin(channel), limits, None, None)
     assert bodies_of(batches) == bodies.split()
     assert take_count == len(bodies.split())
     check_accounts(channel)
@@ -58,7 +59,7 @@ async def test_take_when_the_transaction_is_full_is_refused(channel: Channel) ->
     assert await take(channel, txn_id, 3) == [b"dddd", b"e"]
     with pytest.raises(TxnCapacityError, match="the transaction has taken 5 events"):
         await take(channel, txn_id, 1)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert queued(channel) == [b"f"]
 
 
@@ -68,7 +69,7 @@ async def test_take_of_what_another_has_taken_gives_none(channel: Channel) -> No
     second = begin(channel)
     assert await take(channel, second) == [b"e", b"f"]
     assert await take(channel, second) == []
-    channel.rollback(first)
+    channel.transactions.rollback(first)
     assert await take(channel, second, 2) == [b"a", b"b"]
     check_accounts(channel)
 
@@ -84,11 +85,11 @@ async def test_take_with_an_offset_sends_again_what_was_lost(channel: Channel) -
         (2, 0, [(3, b"c"), (4, b"dddd")], 4),
         (3, 5, [(4, b"dddd")], 4),
     ):
-        batches, count = await channel.take(txn_id, TakeLimits(events_max=events_max), 0, offset)
+        batches, count = await channel.transactions.take(txn_id, TakeLimits(events_max=events_max), 0, offset)
         assert (numbered(batches), count) == (expected, take_count)
-    batches, count = await channel.take(txn_id, TakeLimits(), 0, 4)
+    batches, count = await channel.transactions.take(txn_id, TakeLimits(), 0, 4)
     assert (numbered(batches), count) == ([(5, b"e")], 5)
-    batches, count = await channel.take(txn_id, TakeLimits(), 0, 4)
+    batches, count = await channel.transactions.take(txn_id, TakeLimits(), 0, 4)
     assert (numbered(batches), count) == ([(5, b"e")], 5)
     check_accounts(channel)
 
@@ -100,7 +101,7 @@ async def test_take_with_an_offset_and_fewer_bytes_leaves_no_gap(channel: Channe
     received = list[bytes]()
     sizes = list[int]()
     while len(received) < 5:
-        batches, take_count = await channel.take(txn_id, TakeLimits(body_bytes_max=3), 0, len(received))
+        batches, take_count = await channel.transactions.take(txn_id, TakeLimits(body_bytes_max=3), 0, len(received))
         received += bodies_of(batches)
         sizes.append(len(bodies_of(batches)))
         assert take_count == len(received)
@@ -118,7 +119,7 @@ async def test_take_with_an_offset_in_small_answers_sends_all_again() -> None:
     for form in (Form.COLUMNS, Form.ROWS, Form.COLUMNS):
         received = list[bytes]()
         while len(received) < 20:
-            batches, take_count = await channel.take(txn_id, TakeLimits(form=form), 0, len(received))
+            batches, take_count = await channel.transactions.take(txn_id, TakeLimits(form=form), 0, len(received))
             received += bodies_of(batches)
             assert take_count == len(received)
         assert received == bodies
@@ -128,17 +129,17 @@ async def test_take_with_a_gap_is_refused(channel: Channel) -> None:
     """Nothing is taken."""
     txn_id = await begin_with_takes(channel, 2)
     with pytest.raises(OffsetGapError, match="take_offset: is 3; the transaction has 2"):
-        await channel.take(txn_id, TakeLimits(), 0, 3)
+        await channel.transactions.take(txn_id, TakeLimits(), 0, 3)
     assert len(queued(channel)) == 4
 
 
 async def test_take_with_an_offset_of_a_full_transaction_sends_again(channel: Channel) -> None:
     """The repeat of the take that filled it is no new take."""
     txn_id = await begin_with_takes(channel, 5)
-    batches, take_count = await channel.take(txn_id, TakeLimits(), 0, 3)
+    batches, take_count = await channel.transactions.take(txn_id, TakeLimits(), 0, 3)
     assert (bodies_of(batches), take_count) == ([b"dddd", b"e"], 5)
     with pytest.raises(TxnCapacityError):
-        await channel.take(txn_id, TakeLimits(), 0, 5)
+        await channel.transactions.take(txn_id, TakeLimits(), 0, 5)
 
 
 # Waiting.
@@ -149,15 +150,15 @@ async def test_take_of_an_empty_channel_answers_in_time() -> None:
     channel = open_channel(keep_alive_seconds=3)
     txn_id = begin(channel)
     for wait_seconds, then in ((0.0, 0.0), (1.5, 1.5), (None, 4.5)):
-        assert await channel.take(txn_id, TakeLimits(), wait_seconds, None) == ([], 0)
+        assert await channel.transactions.take(txn_id, TakeLimits(), wait_seconds, None) == ([], 0)
         assert now() == then
-    assert len(channel.contents.takers) == 0
+    assert len(channel._contents.takers) == 0
 
 
 async def test_take_that_waits_answers_as_soon_as_there_is_any_event() -> None:
     """It does not wait for more, or for its time to pass."""
     channel = open_channel()
-    call = await started(channel.take(begin(channel), TakeLimits(events_max=5), 60, None))
+    call = await started(channel.transactions.take(begin(channel), TakeLimits(events_max=5), 60, None))
     await asyncio.sleep(1)
     await append(channel, b"a")
     batches, _ = await call.answer()
@@ -167,27 +168,29 @@ async def test_take_that_waits_answers_as_soon_as_there_is_any_event() -> None:
 async def test_takes_that_wait_are_woken_one_for_one_put() -> None:
     """Of a thousand that wait on an empty channel, one put wakes the first and no other."""
     channel = open_channel(capacity=1000, open_transactions_max=1000)
-    calls = [await started(channel.take(begin(channel), TakeLimits(), 60, None)) for _ in range(1000)]
-    assert len(channel.contents.takers) == 1000
-    attempts = channel.contents.counters.take_attempts
+    calls = [await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None)) for _ in range(1000)]
+    assert len(channel._contents.takers) == 1000
+    attempts = channel._contents.counters.take_attempts
     for number in range(3):
         await append(channel, b"x")
         await settle()
         assert [call.is_done for call in calls[: number + 2]] == [True] * (number + 1) + [False]
         assert sum(call.is_done for call in calls) == number + 1
-        assert channel.contents.counters.take_attempts == attempts + number + 1
-    assert len(channel.contents.takers) == 997
+        assert channel._contents.counters.take_attempts == attempts + number + 1
+    assert len(channel._contents.takers) == 997
     await asyncio.sleep(60)
     await settle()
     assert all(call.is_done for call in calls)
-    assert len(channel.contents.takers) == 0
+    assert len(channel._contents.takers) == 0
     check_accounts(channel)
 
 
 async def test_takes_that_wait_share_what_one_put_brings() -> None:
     """Who takes only a part wakes the next."""
     channel = open_channel()
-    calls = [await started(channel.take(begin(channel), TakeLimits(events_max=2), 60, None)) for _ in range(4)]
+    calls = [
+        await started(channel.transactions.take(begin(channel), TakeLimits(events_max=2), 60, None)) for _ in range(4)
+    ]
     await append(channel, b"a", b"b", b"c", b"d", b"e")
     await settle()
     assert [bodies_of((await call.answer())[0]) for call in calls[:3]] == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
@@ -197,8 +200,8 @@ async def test_takes_that_wait_share_what_one_put_brings() -> None:
 async def test_take_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
     """The event goes to the next, and nothing is taken for the one that is gone."""
     channel = open_channel()
-    first = await started(channel.take(begin(channel), TakeLimits(), 60, None))
-    second = await started(channel.take(begin(channel), TakeLimits(), 60, None))
+    first = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
+    second = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     await append(channel, b"a")
     first.cancel()
     await settle()
@@ -212,10 +215,10 @@ async def test_take_that_is_cancelled_while_it_waits_changes_nothing() -> None:
     """Its transaction stays open, its lease runs again, and its place is free."""
     channel = open_channel(lease_seconds=5)
     txn_id = begin(channel)
-    call = await started(channel.take(txn_id, TakeLimits(), 60, None))
+    call = await started(channel.transactions.take(txn_id, TakeLimits(), 60, None))
     call.cancel()
     await settle()
-    assert len(channel.contents.takers) == 0
+    assert len(channel._contents.takers) == 0
     await append(channel, b"a")
     assert await take(channel, txn_id) == [b"a"]
     await asyncio.sleep(5)
@@ -225,8 +228,8 @@ async def test_take_that_is_cancelled_while_it_waits_changes_nothing() -> None:
 async def test_take_whose_event_was_stolen_keeps_its_place() -> None:
     """One who came later and waited never comes before one who came first."""
     channel = open_channel()
-    first = await started(channel.take(begin(channel), TakeLimits(), 60, None))
-    second = await started(channel.take(begin(channel), TakeLimits(), 60, None))
+    first = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
+    second = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     thief = begin(channel)
     await append(channel, b"a")
     assert await take(channel, thief) == [b"a"]
@@ -243,10 +246,10 @@ async def test_take_that_waits_sees_what_a_rollback_returns() -> None:
     channel = open_channel()
     await append(channel, b"a")
     holder = await begin_with_takes(channel, 1)
-    call = await started(channel.take(begin(channel), TakeLimits(), 60, None))
-    channel.rollback(holder)
+    call = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
+    channel.transactions.rollback(holder)
     assert bodies_of((await call.answer())[0]) == [b"a"]
-    other = await started(channel.take(begin(channel), TakeLimits(), 60, None))
+    other = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     assert bodies_of((await other.answer())[0]) == [b"a"]
     assert now() == 30
 
@@ -255,8 +258,8 @@ async def test_take_that_is_repeated_while_the_first_waits_gets_the_same() -> No
     """The retry of a call that is still there answers with it: at once, with the same events, taken once."""
     channel = open_channel()
     txn_id = begin(channel)
-    calls = [await started(channel.take(txn_id, TakeLimits(), 60, 0)) for _ in range(3)]
-    bystander = await started(channel.take(begin(channel), TakeLimits(), 60, None))
+    calls = [await started(channel.transactions.take(txn_id, TakeLimits(), 60, 0)) for _ in range(3)]
+    bystander = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     await asyncio.sleep(1)
     await append(channel, b"a", b"b")
     await settle()
@@ -272,7 +275,7 @@ async def test_takes_of_one_transaction_without_offsets_never_share_an_event() -
     """Two calls at once are two takes."""
     channel = open_channel()
     txn_id = begin(channel)
-    calls = [await started(channel.take(txn_id, TakeLimits(events_max=1), 60, None)) for _ in range(2)]
+    calls = [await started(channel.transactions.take(txn_id, TakeLimits(events_max=1), 60, None)) for _ in range(2)]
     await append(channel, b"a", b"b")
     assert [bodies_of((await call.answer())[0]) for call in calls] == [[b"a"], [b"b"]]
 
@@ -282,12 +285,12 @@ async def test_take_that_waits_when_its_transaction_ends_is_told_at_once(end: st
     """It does not wait for events that it could not take."""
     channel = open_channel()
     txn_id = begin(channel)
-    call = await started(channel.take(txn_id, TakeLimits(), 60, None))
-    other = await started(channel.take(begin(channel), TakeLimits(), 60, None))
+    call = await started(channel.transactions.take(txn_id, TakeLimits(), 60, None))
+    other = await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None))
     if end == "commit":
-        await channel.commit([txn_id], None)
+        await channel.transactions.commit([txn_id], None)
     else:
-        channel.rollback(txn_id)
+        channel.transactions.rollback(txn_id)
     with pytest.raises(TxnStateError):
         await call.answer()
     assert now() == 0
@@ -299,7 +302,7 @@ async def test_take_that_waits_when_a_claim_comes_is_told_at_once() -> None:
     """The events are the reader's now; the transaction stays open."""
     channel = open_channel()
     txn_id = begin(channel)
-    calls = [await started(channel.take(txn_id, TakeLimits(), 60, None)) for _ in range(2)]
+    calls = [await started(channel.transactions.take(txn_id, TakeLimits(), 60, None)) for _ in range(2)]
     await channel.claim("r", None, takeover=False)
     for call in calls:
         with pytest.raises(ChannelClaimedError):
@@ -315,13 +318,13 @@ async def test_take_that_waits_when_the_channel_drains_answers_at_once() -> None
     """It is told to go elsewhere, which an empty answer would not say; a take that does not wait gets that one."""
     channel = open_channel()
     txn_id = begin(channel)
-    call = await started(channel.take(txn_id, TakeLimits(), 60, None))
+    call = await started(channel.transactions.take(txn_id, TakeLimits(), 60, None))
     channel.drain()
     with pytest.raises(DrainingError):
         await call.answer()
     with pytest.raises(DrainingError):
-        await channel.take(txn_id, TakeLimits(), 60, None)
-    assert await channel.take(txn_id, TakeLimits(), 0, None) == ([], 0)
+        await channel.transactions.take(txn_id, TakeLimits(), 60, None)
+    assert await channel.transactions.take(txn_id, TakeLimits(), 0, None) == ([], 0)
     assert now() == 0
 
 
@@ -330,20 +333,20 @@ async def test_take_that_waits_when_the_channel_is_deleted_is_told_at_once() -> 
     channel = open_channel()
     await append(channel, b"a")
     await begin_with_takes(channel, 1)
-    calls = [await started(channel.take(begin(channel), TakeLimits(), 60, None)) for _ in range(2)]
+    calls = [await started(channel.transactions.take(begin(channel), TakeLimits(), 60, None)) for _ in range(2)]
     channel.delete()
     for call in calls:
         with pytest.raises(ChannelNotFoundError):
             await call.answer()
     assert now() == 0
-    assert len(channel.contents.takers) == 0
+    assert len(channel._contents.takers) == 0
 
 
 async def test_parts_of_a_batch_each_fit_an_answer() -> None:
     """What came in one request may need several answers; a small batch needs one."""
     channel = open_channel(answer_bytes_max=400)
     await append(channel, *[b"x" * 50] * 20)
-    (batch,) = channel.contents.queue
+    (batch,) = channel._contents.queue
     for form in Form:
         parts = list(channel.parts(batch, form))
         assert len(parts) > 1

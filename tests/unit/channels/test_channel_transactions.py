@@ -3,11 +3,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from millrace_server.channels import transactions
+from millrace_server.channels import transaction
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import Channel, TakeLimits
-from millrace_server.channels.contents import Receipt
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,
     BytesFullError,
@@ -45,11 +46,11 @@ async def channel() -> Channel:
 
 # Each call on a transaction that takes its id alone.
 CALLS: dict[str, Callable[[Channel, str], Awaitable[object]]] = {
-    "put": lambda channel, txn_id: _now(lambda: channel.put(txn_id, [stored(b"x")], None)),
-    "take": lambda channel, txn_id: channel.take(txn_id, TakeLimits(), 0, None),
-    "commit": lambda channel, txn_id: channel.commit([txn_id], None),
-    "rollback": lambda channel, txn_id: _now(lambda: channel.rollback(txn_id)),
-    "renew": lambda channel, txn_id: _now(lambda: channel.renew(txn_id)),
+    "put": lambda channel, txn_id: _now(lambda: channel.transactions.put(txn_id, [stored(b"x")], None)),
+    "take": lambda channel, txn_id: channel.transactions.take(txn_id, TakeLimits(), 0, None),
+    "commit": lambda channel, txn_id: channel.transactions.commit([txn_id], None),
+    "rollback": lambda channel, txn_id: _now(lambda: channel.transactions.rollback(txn_id)),
+    "renew": lambda channel, txn_id: _now(lambda: channel.transactions.renew(txn_id)),
 }
 
 
@@ -62,7 +63,7 @@ async def _now(call: Callable[[], object]) -> object:
 
 async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
     """Each time another one, and what was granted is told."""
-    (first, lease_seconds), (second, _) = channel.begin(None, None), channel.begin(None, None)
+    (first, lease_seconds), (second, _) = channel.transactions.begin(None, None), channel.transactions.begin(None, None)
     assert first != second
     assert lease_seconds == 30
     assert channel.open_transactions == 2
@@ -70,18 +71,18 @@ async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
 
 async def test_begin_with_a_lease_grants_it(channel: Channel) -> None:
     """Absent and zero mean the channel's own."""
-    assert channel.begin(None, 7.5)[1] == 7.5
-    assert channel.begin(None, 0)[1] == 30
+    assert channel.transactions.begin(None, 7.5)[1] == 7.5
+    assert channel.transactions.begin(None, 0)[1] == 30
 
 
 async def test_begin_with_the_id_of_an_open_transaction_returns_it(channel: Channel) -> None:
     """A repeat opens nothing, keeps what was put, and starts the lease anew."""
     txn_id = begin(channel, "mine", 10)
-    channel.put(txn_id, [stored(b"a")], None)
+    channel.transactions.put(txn_id, [stored(b"a")], None)
     await asyncio.sleep(9)
-    assert channel.begin("mine", 99) == ("mine", 10)
+    assert channel.transactions.begin("mine", 99) == ("mine", 10)
     await asyncio.sleep(9)
-    await channel.commit(["mine"], None)
+    await channel.transactions.commit(["mine"], None)
     assert queued(channel) == [b"a"]
     assert channel.open_transactions == 0
 
@@ -90,7 +91,7 @@ async def test_begin_with_the_id_of_an_open_transaction_returns_it(channel: Chan
 async def test_begin_with_a_malformed_id_is_refused(channel: Channel, txn_id: str) -> None:
     """1 to 128 printable ASCII characters."""
     with pytest.raises(BadArgumentError, match="txn_id: is"):
-        channel.begin(txn_id, None)
+        channel.transactions.begin(txn_id, None)
     assert channel.open_transactions == 0
 
 
@@ -98,12 +99,12 @@ async def test_begin_with_the_id_of_an_ended_transaction_is_refused(channel: Cha
     """However it ended; the answer says how."""
     for txn_id in ("a", "b", "c"):
         begin(channel, txn_id)
-    await channel.commit(["a"], None)
-    channel.rollback("b")
+    await channel.transactions.commit(["a"], None)
+    channel.transactions.rollback("b")
     await asyncio.sleep(31)
     for txn_id, state in (("a", "committed"), ("b", "rolled back"), ("c", "expired")):
         with pytest.raises(TxnStateError, match=f"its transaction is {state}; use another id"):
-            channel.begin(txn_id, None)
+            channel.transactions.begin(txn_id, None)
 
 
 async def test_begin_with_another_channels_id_is_refused() -> None:
@@ -112,12 +113,12 @@ async def test_begin_with_another_channels_id_is_refused() -> None:
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     for txn_id in ("open", "ended"):
         begin(orders, txn_id)
-    orders.rollback("ended")
+    orders.transactions.rollback("ended")
     for txn_id in ("open", "ended"):
         with pytest.raises(TxnStateError, match="channel 'orders', not 'bills'"):
-            bills.begin(txn_id, None)
+            bills.transactions.begin(txn_id, None)
     assert (bills.open_transactions, directory.limit.open_count) == (0, 1)
-    assert directory.channel_of("open") is orders
+    assert directory.find("open") is orders.transactions
 
 
 async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
@@ -126,9 +127,9 @@ async def test_begin_beyond_the_channels_transactions_is_refused() -> None:
     begin(channel, "a")
     begin(channel, "b")
     with pytest.raises(TooManyTxnsError, match="channel 'orders' has 2 open transactions; at most 2"):
-        channel.begin("c", None)
+        channel.transactions.begin("c", None)
     begin(channel, "a")
-    channel.rollback("a")
+    channel.transactions.rollback("a")
     begin(channel, "c")
     assert channel.open_transactions == 2
 
@@ -139,10 +140,10 @@ async def test_begin_beyond_the_servers_transactions_is_refused() -> None:
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders)
     await append(bills, b"a")
-    delivery = await bills.deliver(TakeLimits())
+    delivery = await bills.deliveries.deliver(TakeLimits())
     with pytest.raises(TooManyTxnsError, match="the server has 2 open transactions; at most 2"):
-        bills.begin(None, None)
-    bills.nack(delivery)
+        bills.transactions.begin(None, None)
+    bills.deliveries.nack(delivery)
     begin(bills)
 
 
@@ -152,8 +153,8 @@ async def test_begin_with_an_id_that_was_refused_is_free() -> None:
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders, "a")
     with pytest.raises(TooManyTxnsError):
-        bills.begin("b", None)
-    orders.rollback("a")
+        bills.transactions.begin("b", None)
+    orders.transactions.rollback("a")
     begin(orders, "b")
 
 
@@ -166,17 +167,17 @@ async def test_put_is_invisible_until_commit(channel: Channel) -> None:
     other = begin(channel)
     assert await take(channel, other) == []
     assert await take(channel, txn_id) == []
-    assert channel.contents.room.event_count == 0
-    await channel.commit([txn_id], None)
+    assert channel._contents.room.event_count == 0
+    await channel.transactions.commit([txn_id], None)
     assert await take(channel, other) == [b"a"]
 
 
 async def test_put_without_an_offset_stores_each_time(channel: Channel) -> None:
     """The answer counts what the transaction holds."""
     txn_id = begin(channel)
-    assert channel.put(txn_id, [stored(b"a", b"b")], None) == 2
-    assert channel.put(txn_id, [stored(b"a"), stored(b"b")], None) == 4
-    assert channel.put(txn_id, [], None) == 4
+    assert channel.transactions.put(txn_id, [stored(b"a", b"b")], None) == 2
+    assert channel.transactions.put(txn_id, [stored(b"a"), stored(b"b")], None) == 4
+    assert channel.transactions.put(txn_id, [], None) == 4
 
 
 @pytest.mark.parametrize(
@@ -196,11 +197,11 @@ async def test_put_with_an_offset_stores_each_event_once(
 ) -> None:
     """Repeats, partial ones too, over requests of any sizes."""
     txn_id = begin(channel)
-    channel.put(txn_id, [stored(b"a", b"b")], 0)
-    channel.put(txn_id, [stored(b"c")], 2)
+    channel.transactions.put(txn_id, [stored(b"a", b"b")], 0)
+    channel.transactions.put(txn_id, [stored(b"c")], 2)
     for _ in range(2):
-        assert channel.put(txn_id, [stored(body) for body in bodies], offset) == put_count
-    await channel.commit([txn_id], None)
+        assert channel.transactions.put(txn_id, [stored(body) for body in bodies], offset) == put_count
+    await channel.transactions.commit([txn_id], None)
     assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"][:put_count]
 
 
@@ -209,20 +210,20 @@ async def test_put_with_a_gap_is_refused(channel: Channel, bodies: list[bytes]) 
     """The transaction stays usable and as it was."""
     txn_id = begin_with_puts(channel, b"a")
     with pytest.raises(OffsetGapError, match="put_offset: is 2; the transaction has 1"):
-        channel.put(txn_id, [stored(body) for body in bodies], 2)
-    assert channel.put(txn_id, [stored(b"b")], 1) == 2
+        channel.transactions.put(txn_id, [stored(body) for body in bodies], 2)
+    assert channel.transactions.put(txn_id, [stored(b"b")], 1) == 2
 
 
 async def test_put_beyond_the_transactions_capacity_is_refused_whole(channel: Channel) -> None:
     """Not even a part of it is stored, and the transaction stays usable."""
     txn_id = begin_with_puts(channel, b"a", b"b")
     with pytest.raises(TxnCapacityError, match="would put 6 events; transaction_capacity is 5"):
-        channel.put(txn_id, [stored(b"c"), stored(b"d", b"e", b"f")], None)
-    assert channel.put(txn_id, [stored(b"c", b"d", b"e")], None) == 5
+        channel.transactions.put(txn_id, [stored(b"c"), stored(b"d", b"e", b"f")], None)
+    assert channel.transactions.put(txn_id, [stored(b"c", b"d", b"e")], None) == 5
     with pytest.raises(TxnCapacityError):
-        channel.put(txn_id, [stored(b"f")], None)
-    assert channel.put(txn_id, [stored(b"d", b"e")], 3) == 5
-    await channel.commit([txn_id], None)
+        channel.transactions.put(txn_id, [stored(b"f")], None)
+    assert channel.transactions.put(txn_id, [stored(b"d", b"e")], 3) == 5
+    await channel.transactions.commit([txn_id], None)
     assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"]
 
 
@@ -230,8 +231,8 @@ async def test_put_of_more_bytes_than_the_channel_holds_is_refused(channel: Chan
     """No commit could ever store them together."""
     txn_id = begin_with_puts(channel, b"a" * 60)
     with pytest.raises(TxnCapacityError, match="would put 101 body bytes; the channel takes 100"):
-        channel.put(txn_id, [stored(b"b" * 41)], None)
-    assert channel.put(txn_id, [stored(b"b" * 40)], None) == 2
+        channel.transactions.put(txn_id, [stored(b"b" * 41)], None)
+    assert channel.transactions.put(txn_id, [stored(b"b" * 40)], None) == 2
 
 
 async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(channel: Channel) -> None:
@@ -239,8 +240,8 @@ async def test_put_of_an_event_that_the_channel_could_never_hold_is_refused(chan
     txn_id = begin(channel)
     for put_offset in (None, 0):
         with pytest.raises(EventTooLargeError, match="a body has 101 bytes; the channel holds 100 in all"):
-            channel.put(txn_id, [stored(b"a"), stored(b"b", b"c" * 101)], put_offset)
-    assert channel.put(txn_id, [stored(b"c" * 100)], 0) == 1
+            channel.transactions.put(txn_id, [stored(b"a"), stored(b"b", b"c" * 101)], put_offset)
+    assert channel.transactions.put(txn_id, [stored(b"c" * 100)], 0) == 1
 
 
 async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
@@ -248,8 +249,8 @@ async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
     channel = open_channel(answer_bytes_max=10_000)
     txn_id = begin(channel)
     with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers it would not fit an answer.*10000"):
-        channel.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_990}, b"")])], None)
-    channel.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_000}, b"")])], None)
+        channel.transactions.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_990}, b"")])], None)
+    channel.transactions.put(txn_id, [stored_rows([({}, b"a"), ({"k": "v" * 9_000}, b"")])], None)
 
 
 # Commit and rollback.
@@ -257,31 +258,31 @@ async def test_put_of_an_event_that_no_answer_could_hold_is_refused() -> None:
 
 async def test_commit_of_an_empty_transaction_succeeds(channel: Channel) -> None:
     """Nothing is stored, and both sequences are 0."""
-    assert await channel.commit([begin(channel)], None) == Receipt(0, 0)
+    assert await channel.transactions.commit([begin(channel)], None) == Receipt(0, 0)
     assert channel.open_transactions == 0
 
 
 async def test_commit_of_takes_alone_has_no_sequences(channel: Channel) -> None:
     """The taken events are gone."""
     await append(channel, b"a")
-    assert await channel.commit([await begin_with_takes(channel, 1)], None) == Receipt(0, 0)
+    assert await channel.transactions.commit([await begin_with_takes(channel, 1)], None) == Receipt(0, 0)
     check_accounts(channel)
-    assert channel.contents.room.event_count == 0
+    assert channel._contents.room.event_count == 0
 
 
 async def test_commit_of_several_stores_in_the_order_of_their_ids(channel: Channel) -> None:
     """Not in the order in which they were begun or put."""
     first, second, third = (begin_with_puts(channel, body) for body in (b"1", b"2", b"3"))
-    assert await channel.commit([third, first, second], None) == Receipt(1, 3)
+    assert await channel.transactions.commit([third, first, second], None) == Receipt(1, 3)
     assert queued(channel) == [b"3", b"1", b"2"]
 
 
 async def test_commit_repeated_says_the_same_again(channel: Channel) -> None:
     """All of its ids, part of them, in any order; nothing is stored twice."""
     ids = [begin_with_puts(channel, body) for body in (b"1", b"2", b"3")]
-    receipt = await channel.commit(ids, None)
+    receipt = await channel.transactions.commit(ids, None)
     for repeat in (ids, ids[::-1], ids[1:], ids[:1]):
-        assert await channel.commit(repeat, None) == receipt == Receipt(1, 3)
+        assert await channel.transactions.commit(repeat, None) == receipt == Receipt(1, 3)
     assert queued(channel) == [b"1", b"2", b"3"]
 
 
@@ -292,9 +293,9 @@ async def test_commit_with_one_that_cannot_leaves_the_others_open(channel: Chann
     kind: type[MillraceError] = TxnStateError
     match others_end:
         case "commit":
-            await channel.commit([bad], None)
+            await channel.transactions.commit([bad], None)
         case "rollback":
-            channel.rollback(bad)
+            channel.transactions.rollback(bad)
         case "expiry":
             await asyncio.sleep(31)
             kind = LeaseExpiredError
@@ -304,37 +305,37 @@ async def test_commit_with_one_that_cannot_leaves_the_others_open(channel: Chann
     good = begin_with_puts(channel, b"good")
     for ids in ([good, bad], [bad, good]):
         with pytest.raises(kind):
-            await channel.commit(ids, None)
+            await channel.transactions.commit(ids, None)
     assert queued(channel) == before
-    await channel.commit([good], None)
+    await channel.transactions.commit([good], None)
     assert queued(channel) == [*before, b"good"]
 
 
 async def test_commit_of_parts_of_two_commits_is_refused(channel: Channel) -> None:
     """There is no one answer to say again."""
     first, second = begin_with_puts(channel, b"1"), begin_with_puts(channel, b"2")
-    await channel.commit([first], None)
-    await channel.commit([second], None)
+    await channel.transactions.commit([first], None)
+    await channel.transactions.commit([second], None)
     with pytest.raises(TxnStateError, match="committed already"):
-        await channel.commit([first, second], None)
+        await channel.transactions.commit([first, second], None)
 
 
 async def test_commit_that_names_one_twice_is_refused(channel: Channel) -> None:
     """Its events would be stored twice; it stays open."""
     txn_id = begin_with_puts(channel, b"a")
     with pytest.raises(BadArgumentError, match="txn_ids: names a transaction twice"):
-        await channel.commit([txn_id, txn_id], None)
-    assert await channel.commit([txn_id], None) == Receipt(1, 1)
+        await channel.transactions.commit([txn_id, txn_id], None)
+    assert await channel.transactions.commit([txn_id], None) == Receipt(1, 1)
     with pytest.raises(BadArgumentError):
-        await channel.commit([txn_id, txn_id], None)
+        await channel.transactions.commit([txn_id, txn_id], None)
 
 
 async def test_rollback_drops_puts_and_returns_takes(channel: Channel) -> None:
     """As if the transaction had never been."""
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"x")], None)
-    channel.rollback(txn_id)
+    channel.transactions.put(txn_id, [stored(b"x")], None)
+    channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"a", b"b"]
     assert channel.open_transactions == 0
     check_accounts(channel)
@@ -343,19 +344,19 @@ async def test_rollback_drops_puts_and_returns_takes(channel: Channel) -> None:
 async def test_rollback_repeated_says_the_same_again(channel: Channel) -> None:
     """Also where the lease had done it before."""
     rolled_back, expired = begin(channel), begin(channel)
-    channel.rollback(rolled_back)
+    channel.transactions.rollback(rolled_back)
     await asyncio.sleep(31)
     for txn_id in (rolled_back, expired):
-        channel.rollback(txn_id)
-    assert channel.contents.counters.rollbacks == 2
+        channel.transactions.rollback(txn_id)
+    assert channel._contents.counters.rollbacks == 2
 
 
 async def test_rollback_of_a_committed_transaction_is_refused(channel: Channel) -> None:
     """What is stored stays stored."""
     txn_id = begin_with_puts(channel, b"a")
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     with pytest.raises(TxnStateError, match="committed already"):
-        channel.rollback(txn_id)
+        channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"a"]
 
 
@@ -363,8 +364,8 @@ async def test_rollbacks_interleaved_keep_the_total_order(channel: Channel) -> N
     """T1 takes A and B, T2 takes C; T1, then T2 roll back: the order is A B C D, where the ancestor's was C A B D."""
     await append(channel, b"A", b"B", b"C", b"D")
     first, second = await begin_with_takes(channel, 2), await begin_with_takes(channel, 1)
-    channel.rollback(first)
-    channel.rollback(second)
+    channel.transactions.rollback(first)
+    channel.transactions.rollback(second)
     assert queued(channel) == [b"A", b"B", b"C", b"D"]
     check_accounts(channel)
 
@@ -376,13 +377,13 @@ async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
     for number in range(100):
         txn_id = await begin_with_takes(channel, 3)
         taken_bytes = 100 - sum(map(len, queued(channel)))
-        channel.put(txn_id, [stored(b"x" * taken_bytes, b"", b"")], None)
+        channel.transactions.put(txn_id, [stored(b"x" * taken_bytes, b"", b"")], None)
         if number % 3 == 2:
-            channel.rollback(txn_id)
+            channel.transactions.rollback(txn_id)
         else:
-            await channel.commit([txn_id], None)
+            await channel.transactions.commit([txn_id], None)
         check_accounts(channel)
-        assert (channel.contents.room.event_count, channel.contents.room.body_bytes) == (10, 100)
+        assert (channel._contents.room.event_count, channel._contents.room.body_bytes) == (10, 100)
     assert now() == 0
 
 
@@ -418,28 +419,28 @@ async def test_calls_on_a_deleted_channel_find_none(channel: Channel, call: str)
     with pytest.raises(ChannelNotFoundError):
         await CALLS[call](channel, txn_id)
     with pytest.raises(ChannelNotFoundError):
-        await channel.append([stored(b"a")], None)
+        await channel.transactions.append([stored(b"a")], None)
     with pytest.raises(ChannelNotFoundError):
-        channel.begin(None, None)
+        channel.transactions.begin(None, None)
 
 
 async def test_ended_transactions_beyond_those_remembered_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest end first, however it ended; a forgotten id is free again, in any channel."""
-    monkeypatch.setattr(transactions, "ENDED_MAX", 2)
+    monkeypatch.setattr(transaction, "ENDED_MAX", 2)
     directory = TxnDirectory(10)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     for txn_id in ("a", "b", "c"):
         begin(orders, txn_id)
-    await orders.commit(["b"], None)
-    orders.rollback("a")
-    await orders.commit(["c"], None)
+    await orders.transactions.commit(["b"], None)
+    orders.transactions.rollback("a")
+    await orders.transactions.commit(["c"], None)
     with pytest.raises(TxnNotFoundError):
-        await orders.commit(["b"], None)
+        await orders.transactions.commit(["b"], None)
     with pytest.raises(TxnNotFoundError):
-        directory.channel_of("b")
+        directory.find("b")
     begin(bills, "b")
-    assert await orders.commit(["c"], None) == Receipt(0, 0)
-    orders.rollback("a")
+    assert await orders.transactions.commit(["c"], None) == Receipt(0, 0)
+    orders.transactions.rollback("a")
 
 
 async def test_ended_transactions_are_remembered_ten_thousand_of_them() -> None:
@@ -447,12 +448,12 @@ async def test_ended_transactions_are_remembered_ten_thousand_of_them() -> None:
     channel = open_channel(capacity=20_000, transaction_capacity=5)
     for number in range(10_001):
         begin(channel, str(number))
-        channel.put(str(number), [stored(b"")], None)
-        await channel.commit([str(number)], None)
+        channel.transactions.put(str(number), [stored(b"")], None)
+        await channel.transactions.commit([str(number)], None)
     with pytest.raises(TxnNotFoundError):
-        await channel.commit(["0"], None)
+        await channel.transactions.commit(["0"], None)
     for number in (1, 5_000, 10_000):
-        assert await channel.commit([str(number)], None) == Receipt(number + 1, number + 1)
+        assert await channel.transactions.commit([str(number)], None) == Receipt(number + 1, number + 1)
 
 
 async def test_delete_frees_the_ids_of_its_transactions() -> None:
@@ -460,16 +461,16 @@ async def test_delete_frees_the_ids_of_its_transactions() -> None:
     directory = TxnDirectory(10)
     orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
     begin(orders, "ended")
-    orders.rollback("ended")
+    orders.transactions.rollback("ended")
     begin(orders, "open")
     await append(orders, b"a")
-    delivery = await orders.deliver(TakeLimits())
+    delivery = await orders.deliveries.deliver(TakeLimits())
     orders.delete()
     assert (orders.open_transactions, directory.limit.open_count) == (0, 0)
     begin(bills, "ended")
     begin(bills, "open")
-    orders.settle(delivery)
-    orders.nack(delivery)
+    _ = orders.deliveries.settle(delivery)
+    orders.deliveries.nack(delivery)
     assert directory.limit.open_count == 2
 
 
@@ -497,7 +498,7 @@ async def test_calls_on_a_transaction_start_its_lease_anew(channel: Channel, cal
     await CALLS[call](channel, txn_id)
     await asyncio.sleep(9)
     with pytest.raises(OffsetGapError):
-        channel.put(txn_id, [stored(b"a")], 99)
+        channel.transactions.put(txn_id, [stored(b"a")], 99)
     await asyncio.sleep(9)
     assert channel.open_transactions == 1
     await asyncio.sleep(1)
@@ -508,25 +509,25 @@ async def test_lease_that_runs_out_rolls_back(channel: Channel) -> None:
     """Takes return to their places, puts are dropped, and it is counted."""
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"x")], None)
+    channel.transactions.put(txn_id, [stored(b"x")], None)
     await asyncio.sleep(29)
     assert queued(channel) == [b"b"]
     await asyncio.sleep(1)
     assert queued(channel) == [b"a", b"b"]
-    assert (channel.contents.counters.leases_expired, channel.contents.counters.rollbacks) == (1, 1)
+    assert (channel._contents.counters.leases_expired, channel._contents.counters.rollbacks) == (1, 1)
     check_accounts(channel)
 
 
 async def test_lease_does_not_run_while_a_take_waits(channel: Channel) -> None:
     """Behind the wait it starts anew."""
     txn_id = begin(channel, lease_seconds=5)
-    assert await channel.take(txn_id, TakeLimits(), 60, None) == ([], 0)
+    assert await channel.transactions.take(txn_id, TakeLimits(), 60, None) == ([], 0)
     assert now() == 60
     await asyncio.sleep(4)
-    channel.renew(txn_id)
+    channel.transactions.renew(txn_id)
     await asyncio.sleep(5)
     with pytest.raises(LeaseExpiredError):
-        channel.renew(txn_id)
+        channel.transactions.renew(txn_id)
 
 
 async def test_lease_does_not_run_while_a_commit_waits() -> None:
@@ -534,9 +535,9 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
     channel = open_channel(capacity=1, keep_alive_seconds=60)
     await append(channel, b"a")
     ids = [begin(channel, lease_seconds=5) for _ in range(2)]
-    channel.put(ids[0], [stored(b"b")], None)
+    channel.transactions.put(ids[0], [stored(b"b")], None)
     with pytest.raises(MillraceError, match="no room"):
-        await channel.commit(ids, None)
+        await channel.transactions.commit(ids, None)
     assert now() == 60
     assert channel.open_transactions == 2
     await asyncio.sleep(5)
@@ -545,7 +546,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
 
 async def test_renew_tells_the_lease_that_was_granted(channel: Channel) -> None:
     """Not the channel's."""
-    assert channel.renew(begin(channel, lease_seconds=12.5)) == 12.5
+    assert channel.transactions.renew(begin(channel, lease_seconds=12.5)) == 12.5
 
 
 # Drain.
@@ -559,17 +560,17 @@ async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) 
     assert begin(channel, "taking") == taking
     for txn_id in (None, "new"):
         with pytest.raises(DrainingError):
-            channel.begin(txn_id, None)
+            channel.transactions.begin(txn_id, None)
     with pytest.raises(DrainingError):
         await channel.claim("r", None, takeover=False)
     with pytest.raises(DrainingError):
         await append(channel, b"b")
     with pytest.raises(DrainingError):
-        await channel.deliver(TakeLimits())
-    channel.put(putting, [stored(b"b")], None)
+        await channel.deliveries.deliver(TakeLimits())
+    channel.transactions.put(putting, [stored(b"b")], None)
     assert await take(channel, taking) == [b"a"]
-    channel.rollback(taking)
-    await channel.commit([putting], None)
+    channel.transactions.rollback(taking)
+    await channel.transactions.commit([putting], None)
     assert queued(channel) == [b"a", b"b"]
 
 
@@ -578,45 +579,45 @@ async def test_drain_begins_nothing_new_and_lets_the_open_end(channel: Channel) 
 
 async def test_counters_of_puts_count_attempts_and_successes(channel: Channel) -> None:
     """Each event offered is an attempt, refused or repeated; each event stored is a success."""
-    counters = channel.contents.counters
+    counters = channel._contents.counters
     txn_id = begin_with_puts(channel, b"a", b"b")
-    channel.put(txn_id, [stored(b"a", b"b")], 0)
+    channel.transactions.put(txn_id, [stored(b"a", b"b")], 0)
     with pytest.raises(TxnCapacityError):
-        channel.put(txn_id, [stored(*[b"x"] * 4)], None)
+        channel.transactions.put(txn_id, [stored(*[b"x"] * 4)], None)
     with pytest.raises(TxnNotFoundError):
-        channel.put("none", [stored(b"x")], None)
+        channel.transactions.put("none", [stored(b"x")], None)
     with pytest.raises(EventTooLargeError):
         await append(channel, b"x" * 101)
     await append(channel, b"c")
     assert (counters.put_attempts, counters.put_successes) == (2 + 2 + 4 + 1 + 1 + 1, 1)
-    await channel.commit([txn_id], None)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert (counters.put_successes, counters.commits, counters.rollbacks) == (3, 2, 0)
 
 
 async def test_counters_of_takes_count_attempts_and_successes(channel: Channel) -> None:
     """Each event handed out is an attempt, and so is a take that found none or was refused; a success is a removal."""
-    counters = channel.contents.counters
+    counters = channel._contents.counters
     await append(channel, b"a", b"b", b"c")
     txn_id = await begin_with_takes(channel, 2)
     assert (counters.take_attempts, counters.take_successes) == (2, 0)
-    await channel.take(txn_id, TakeLimits(), 0, 0)
+    await channel.transactions.take(txn_id, TakeLimits(), 0, 0)
     assert counters.take_attempts == 4
     with pytest.raises(TxnNotFoundError):
-        await channel.take("none", TakeLimits(), 0, None)
+        await channel.transactions.take("none", TakeLimits(), 0, None)
     assert counters.take_attempts == 5
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
     txn_id = await begin_with_takes(channel, 3)
     assert await take(channel, txn_id) == []
     assert counters.take_attempts == 9
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert (counters.take_successes, counters.commits, counters.rollbacks) == (3, 2, 1)
 
 
 async def test_put_of_columns_without_events_stores_nothing(channel: Channel) -> None:
     """A request may hold none."""
     txn_id = begin(channel)
-    assert channel.put(txn_id, list[StoredColumns](), 0) == 0
+    assert channel.transactions.put(txn_id, list[StoredColumns](), 0) == 0
 
 
 async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Channel) -> None:
@@ -632,13 +633,13 @@ async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
     """What nobody may ever commit is bounded too, and the end of one transaction makes room for another."""
     channel = open_channel(body_bytes_max=10)
     first, second = begin(channel, "first"), begin(channel, "second")
-    channel.put(first, [stored(b"123456")], None)
+    channel.transactions.put(first, [stored(b"123456")], None)
     with pytest.raises(BytesFullError) as caught:
-        channel.put(second, [stored(b"12345")], None)
+        channel.transactions.put(second, [stored(b"12345")], None)
     assert caught.value.retry_delay_seconds
-    assert channel.put(second, [stored(b"1234")], None) == 1
-    channel.rollback(first)
-    assert channel.put(second, [stored(b"123456")], None) == 2
+    assert channel.transactions.put(second, [stored(b"1234")], None) == 1
+    channel.transactions.rollback(first)
+    assert channel.transactions.put(second, [stored(b"123456")], None) == 2
 
 
 # What open transactions may hold together.
@@ -648,16 +649,16 @@ async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(ch
     """Bytes that nobody may ever commit are bounded as those that are committed; the transaction stays usable."""
     first, second = begin_with_puts(channel, b"a" * 60), begin_with_puts(channel, b"b" * 30)
     with pytest.raises(BytesFullError, match="open transactions hold 90 body bytes, and 11 more") as refused:
-        channel.put(second, [stored(b"c" * 11)], None)
+        channel.transactions.put(second, [stored(b"c" * 11)], None)
     assert refused.value.retry_delay_seconds == 1
-    assert channel.put(second, [stored(b"c" * 10)], None) == 2
-    assert channel.put(second, [stored(b"b" * 30, b"c" * 10)], 0) == 2
-    await channel.commit([second], None)
+    assert channel.transactions.put(second, [stored(b"c" * 10)], None) == 2
+    assert channel.transactions.put(second, [stored(b"b" * 30, b"c" * 10)], 0) == 2
+    await channel.transactions.commit([second], None)
     third = begin_with_puts(channel, b"d" * 40)
-    channel.rollback(first)
-    channel.put(third, [stored(b"e" * 60)], None)
+    channel.transactions.rollback(first)
+    channel.transactions.put(third, [stored(b"e" * 60)], None)
     await asyncio.sleep(30)
-    channel.put(begin(channel), [stored(b"f" * 100)], None)
+    channel.transactions.put(begin(channel), [stored(b"f" * 100)], None)
     check_accounts(channel)
 
 
@@ -665,8 +666,8 @@ async def test_put_of_much_into_a_full_channel_is_not_refused(channel: Channel) 
     """What transactions hold is counted apart from what is committed: a full channel can still swap."""
     await append(channel, b"x" * 100)
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"y" * 100)], None)
-    assert await channel.commit([txn_id], None) == Receipt(2, 2)
+    channel.transactions.put(txn_id, [stored(b"y" * 100)], None)
+    assert await channel.transactions.commit([txn_id], None) == Receipt(2, 2)
 
 
 async def test_enforce_puts_limits_in_force_whatever_is_held(channel: Channel) -> None:
@@ -676,7 +677,7 @@ async def test_enforce_puts_limits_in_force_whatever_is_held(channel: Channel) -
     assert channel.config.capacity == 2
     with pytest.raises(MillraceError, match="holds 3 events of 2"):
         await append(channel, b"f")
-    await channel.commit([await begin_with_takes(channel, 2)], None)
+    await channel.transactions.commit([await begin_with_takes(channel, 2)], None)
     channel.enforce(limits_of(capacity=10))
     await append(channel, b"f")
     check_accounts(channel)

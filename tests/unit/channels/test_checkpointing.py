@@ -113,13 +113,13 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
         channel = opened.channel
         for _ in range(3):
             await append(channel, b"x" * 1000)
-        await channel.commit([await begin_with_takes(channel, 1)], None)
+        await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
         firsts = []
         for _ in range(3):
             txn_id = await begin_with_takes(channel, 1) if queued(channel) else begin(channel)
             await opened.checkpointing.make()
             firsts.append(opened.log.first_segment_id)
-            await channel.commit([txn_id], None)
+            await channel.transactions.commit([txn_id], None)
         assert firsts == ([1, 2, 3] if keeps_previous else [2, 3, 4])
         assert await story_on(disk.copy()) == opened.story()
 
@@ -129,7 +129,7 @@ async def fill_and_drain(opened: FileChannel) -> None:
     for _ in range(3):
         await append(opened.channel, b"x" * 1000)
     await opened.checkpointing.make()
-    await opened.channel.commit([await begin_with_takes(opened.channel, 3)], None)
+    await opened.channel.transactions.commit([await begin_with_takes(opened.channel, 3)], None)
 
 
 async def drain_without_room(opened: FileChannel) -> None:
@@ -184,7 +184,7 @@ async def test_make_after_a_restart_needs_what_the_checkpoint_before_needs(disk:
     async with file_channel(killed, segment_bytes_max=500) as found:
         channel = found.channel
         assert await take(channel, begin(channel, "t")) == [b"x" * 1000]
-        await channel.commit(["t"], None)
+        await channel.transactions.commit(["t"], None)
         await append(channel, b"y" * 1000)
         await found.checkpointing.make()
         assert found.log.first_segment_id == 1

@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from millrace_server.channels.admission import Capacity
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.claims import ClaimRegistry
-from millrace_server.channels.commits import MemoryCommits, remove
+from millrace_server.channels.committer import MemoryCommitter, remove
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.room import Room
 from millrace_server.errors import (
     BadArgumentError,
     ChannelClaimedError,
@@ -31,13 +31,13 @@ def put(contents: Contents, *bodies: bytes) -> None:
 
 
 def open_desk(contents: Contents) -> ClaimRegistry:
-    return ClaimRegistry(contents, MemoryCommits(contents))
+    return ClaimRegistry(contents, MemoryCommitter(contents))
 
 
 @pytest.fixture
 def contents() -> Contents:
     """Sequences 1 to 6 in batches of 2."""
-    contents = Contents("orders", Room(100, 1000))
+    contents = Contents("orders", Capacity(100, 1000))
     for bodies in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
         put(contents, *bodies)
     return contents
@@ -251,7 +251,7 @@ async def test_read_of_a_range_that_is_not_there_says_so(
 
 async def test_read_of_an_empty_channel_gives_nothing() -> None:
     """Its first sequence is still to come."""
-    desk = open_desk(Contents("orders", Room(1, 1)))
+    desk = open_desk(Contents("orders", Capacity(1, 1)))
     await desk.grant("r", LEASE, takeover=False)
     assert await read(desk) == await read(desk, 1) == await read(desk, 1, 1) == []
 
@@ -373,7 +373,7 @@ async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, c
 
 async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None:
     """Ranges whose ends lie inside a batch, as Spark's partitions have them, cover it without a rest."""
-    contents = Contents("orders", Room(100, 1000))
+    contents = Contents("orders", Capacity(100, 1000))
     put(contents, *[b"x"] * 49)
     desk = open_desk(contents)
     await desk.grant("r", LEASE, takeover=False)
@@ -388,6 +388,6 @@ async def test_read_of_a_range_that_is_emptied_meanwhile_says_so(
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     reading = desk.read("r", None, 0, 0)
     await anext(reading)
-    await remove(contents, MemoryCommits(contents), contents.take_all(), is_purge=True)
+    await remove(contents, MemoryCommitter(contents), contents.take_all(), is_purge=True)
     with pytest.raises(SequenceGoneError):
         await rest_of(reading)

@@ -3,11 +3,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from millrace_server.channels.admission import Capacity
 from millrace_server.channels.batches import Form, StoredBatch
-from millrace_server.channels.commits import MemoryCommits, remove
-from millrace_server.channels.contents import Change, Contents, Receipt
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.committer import MemoryCommitter, remove
+from millrace_server.channels.contents import Contents
 from millrace_server.channels.queue import EventQueue, Portion
-from millrace_server.channels.room import Room
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import (
     BadArgumentError,
@@ -22,17 +23,17 @@ from tests.virtual_clock import now, settle, started
 KEEP_ALIVE = 3.0
 
 
-def make(contents: Contents, change: Change) -> Receipt:
-    """Begins and finishes a change."""
-    begun = contents.begin(change)
-    contents.finish(begun)
-    return begun.receipt
+def make(contents: Contents, commit: Commit) -> Receipt:
+    """Prepares and applies a commit."""
+    contents.prepare(commit)
+    contents.apply(commit)
+    return commit.receipt
 
 
 def put(contents: Contents, *bodies: bytes, stamp: Stamp | None = None) -> Receipt:
     """Commits events for which there is room."""
     change = contents.plan([window(*bodies)], [], stamp)
-    assert contents.goes_at_once(change)
+    assert contents.admits(change)
     return make(contents, change)
 
 
@@ -45,15 +46,15 @@ def take(contents: Contents, events_max: int) -> list[StoredBatch]:
 async def put_when_room(contents: Contents, *bodies: bytes, takes: Sequence[StoredBatch] = ()) -> Receipt:
     """Commits events as soon as there is room, as a channel does."""
     change = contents.plan([window(*bodies)], takes, None)
-    if not contents.goes_at_once(change):
+    if not contents.admits(change):
         change = await contents.wait_for_room(lambda: contents.plan([window(*bodies)], takes, None), KEEP_ALIVE)
     return make(contents, change)
 
 
 @pytest.fixture
 def contents() -> Contents:
-    """Room for 4 events and 10 bytes."""
-    return Contents("orders", Room(4, 10))
+    """Capacity for 4 events and 10 bytes."""
+    return Contents("orders", Capacity(4, 10))
 
 
 def filled(contents: Contents) -> Contents:
@@ -138,7 +139,7 @@ async def test_plan_with_an_impossible_stamp_changes_nothing(contents: Contents)
     """A partial overlap of a whole is refused before anything has happened."""
     put(contents, b"a", stamp=Stamp("p", 1, 4))
     with pytest.raises(BadArgumentError, match="overlaps in part"):
-        contents.plan([window(b"b")], [], Stamp("p", 4, 5))
+        _ = contents.plan([window(b"b")], [], Stamp("p", 4, 5))
     assert numbered(contents.queue) == [(1, b"a")]
 
 
@@ -146,26 +147,26 @@ async def test_plan_with_an_impossible_stamp_changes_nothing(contents: Contents)
 async def test_plan_of_more_than_the_channel_could_hold_is_refused(contents: Contents, bodies: list[bytes]) -> None:
     """Waiting could not help."""
     with pytest.raises(TxnCapacityError, match="the whole channel holds 4 and 10; commit less at once"):
-        contents.plan([window(*bodies)], [], None)
+        _ = contents.plan([window(*bodies)], [], None)
 
 
 async def test_plan_of_too_many_puts_is_refused_though_it_takes_as_many(contents: Contents) -> None:
     """Takes make room for puts, but never for more than the channel holds."""
     filled(contents)
     taken = take(contents, 4)
-    contents.plan([window(b"1", b"2", b"3", b"4")], taken, None)
+    _ = contents.plan([window(b"1", b"2", b"3", b"4")], taken, None)
     with pytest.raises(TxnCapacityError):
-        contents.plan([window(b"1", b"2", b"3", b"4", b"5")], taken, None)
+        _ = contents.plan([window(b"1", b"2", b"3", b"4", b"5")], taken, None)
 
 
 async def test_goes_at_once_with_room_and_nobody_waiting(contents: Contents) -> None:
     """What shrinks the channel, or leaves it as it is, goes at any time."""
     filled(contents)
-    assert not contents.goes_at_once(contents.plan([window(b"e")], [], None))
+    assert not contents.admits(contents.plan([window(b"e")], [], None))
     taken = take(contents, 1)
-    assert contents.goes_at_once(contents.plan([window(b"e")], taken, None))
-    assert contents.goes_at_once(contents.plan([], taken, None))
-    assert not contents.goes_at_once(contents.plan([window(b"1234567890")], taken, None))
+    assert contents.admits(contents.plan([window(b"e")], taken, None))
+    assert contents.admits(contents.plan([], taken, None))
+    assert not contents.admits(contents.plan([window(b"1234567890")], taken, None))
 
 
 async def test_goes_at_once_while_another_waits_only_without_need_of_room(contents: Contents) -> None:
@@ -175,10 +176,10 @@ async def test_goes_at_once_while_another_waits_only_without_need_of_room(conten
     taken = take(contents, 3)
     make(contents, contents.plan([], taken, None))
     assert contents.room.admits(1, 1)
-    assert not contents.goes_at_once(contents.plan([window(b"g")], [], None))
-    assert contents.goes_at_once(contents.plan([], [], None))
+    assert not contents.admits(contents.plan([window(b"g")], [], None))
+    assert contents.admits(contents.plan([], [], None))
     assert await waiting.answer() == Receipt(5, 6)
-    assert contents.goes_at_once(contents.plan([window(b"g")], [], None))
+    assert contents.admits(contents.plan([window(b"g")], [], None))
 
 
 @pytest.mark.parametrize("body", [b"", b"1234567"])
@@ -188,7 +189,7 @@ async def test_wait_for_room_in_vain_is_refused_in_time(contents: Contents, body
     with pytest.raises(ChannelFullError, match="in 3 s"):
         await put_when_room(contents, body)
     assert now() == KEEP_ALIVE
-    assert (contents.room.event_count, contents.next_sequence, len(contents.room.line)) == (4, 5, 0)
+    assert (contents.room.event_count, contents.next_sequence, len(contents.room.waiters)) == (4, 5, 0)
 
 
 async def test_wait_for_bytes_in_vain_is_refused_as_such(contents: Contents) -> None:
@@ -213,11 +214,11 @@ async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) ->
         make(contents, contents.plan([], take(contents, 1), None))
         await settle()
         assert order == expected
-    assert len(contents.room.line) == 0
+    assert len(contents.room.waiters) == 0
 
 
 async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(contents: Contents) -> None:
-    """Room that is freed twice before anybody could look is the first one's, and then the second one's."""
+    """Capacity that is freed twice before anybody could look is the first one's, and then the second one's."""
     filled(contents)
     first = await started(put_when_room(contents, b"a", b"b", b"c"))
     second = await started(put_when_room(contents, b"d"))
@@ -239,7 +240,7 @@ async def test_wait_for_room_of_one_woken_out_of_turn_overtakes_nobody(contents:
     second = await started(put_when_room(contents, b"f"))
     repeat = await started(_append_when_room(contents, Stamp("p", 1, 1), b"g"))
     contents.ledger.accept(Stamp("p", 1, 1))
-    contents.room.line.wake_all()
+    contents.room.waiters.wake_all()
     await settle()
     assert not first.is_done
     assert not second.is_done
@@ -303,13 +304,13 @@ async def test_wait_for_room_that_is_there_when_the_time_passes_is_granted(conte
 
 
 async def test_wait_for_room_while_somebody_else_commits_it_ends(contents: Contents) -> None:
-    """Anything but a change ends the waiting: there is nothing to do any more."""
+    """Where the plan finds a commit that another call has submitted, there is nothing to wait for any more."""
     filled(contents)
-    done = Receipt(7, 8)
-    planned: list[Change | Receipt] = [contents.plan([window(b"e")], [], None), done]
+    done = Commit.repeated(Receipt(7, 8))
+    planned = [contents.plan([window(b"e")], [], None), done]
     call = await started(contents.wait_for_room(lambda: planned.pop(0), KEEP_ALIVE))
     for _ in range(2):
-        contents.room.line.wake_next()
+        contents.room.waiters.wake_next()
         await settle()
     assert await call.answer() is done
 
@@ -344,7 +345,7 @@ async def test_resize_to_less_without_room_keeps_the_old_size(
     filled(contents)
     assert not await contents.resize(events_max, body_bytes_max, KEEP_ALIVE)
     assert now() == KEEP_ALIVE
-    assert (contents.room.events_max, contents.room.body_bytes_max, len(contents.room.line)) == (4, 10, 0)
+    assert (contents.room.events_max, contents.room.body_bytes_max, len(contents.room.waiters)) == (4, 10, 0)
 
 
 async def test_resize_to_less_waits_for_room_before_all_others(contents: Contents) -> None:
@@ -387,7 +388,7 @@ async def test_put_back_of_taken_events_returns_them_to_their_places(contents: C
     woken = list[bool]()
 
     async def wait() -> None:
-        with contents.takers.place() as place:
+        with contents.takers.join() as place:
             woken.append(await place.wait(9))
 
     await started(wait())
@@ -403,14 +404,14 @@ async def test_put_back_of_taken_events_returns_them_to_their_places(contents: C
 async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> None:
     """Acknowledged events free their room."""
     filled(contents)
-    await remove(contents, MemoryCommits(contents), contents.take_through(3))
+    await remove(contents, MemoryCommitter(contents), contents.take_through(3))
     assert (bodies_of(contents.queue), contents.room.event_count) == ([b"d"], 1)
     assert contents.counters.take_successes == 3
 
 
 async def purge(contents: Contents) -> int:
     purged = contents.take_all()
-    await remove(contents, MemoryCommits(contents), purged, is_purge=True)
+    await remove(contents, MemoryCommitter(contents), purged, is_purge=True)
     return sum(batch.count for batch in purged)
 
 
@@ -432,8 +433,8 @@ async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) 
 
 async def test_close_tells_all_who_wait_and_all_who_come() -> None:
     """Commits, resizes and onlookers; nothing waits for a channel that is gone."""
-    contents = filled(Contents("orders", Room(4, 10)))
-    follower = contents.follow()
+    contents = filled(Contents("orders", Capacity(4, 10)))
+    follower = contents.subscribe()
     commit = await started(put_when_room(contents, b"e"))
     resize = await started(contents.resize(1, 10, KEEP_ALIVE))
     contents.close()
@@ -444,19 +445,19 @@ async def test_close_tells_all_who_wait_and_all_who_come() -> None:
     assert now() == 0
     assert await follower.next_batch() is None
     with pytest.raises(ChannelNotFoundError):
-        contents.plan([], [], None)
+        _ = contents.plan([], [], None)
 
 
 async def test_follow_from_now_on_sees_each_commit() -> None:
     """Also what is taken at once; until it unfollows."""
-    contents = Contents("orders", Room(4, 10))
+    contents = Contents("orders", Capacity(4, 10))
     put(contents, b"a")
-    follower = contents.follow()
+    follower = contents.subscribe()
     put(contents, b"b")
     take(contents, 2)
     put(contents, b"c")
-    contents.unfollow(follower)
-    contents.unfollow(follower)
+    contents.unsubscribe(follower)
+    contents.unsubscribe(follower)
     put(contents, b"d")
     follower.end()
     seen = []
@@ -470,7 +471,7 @@ async def test_wake_taker_without_events_wakes_nobody(contents: Contents) -> Non
     calls = list[bool]()
 
     async def wait() -> None:
-        with contents.takers.place() as place:
+        with contents.takers.join() as place:
             calls.append(await place.wait(5))
 
     await started(wait())
@@ -484,7 +485,7 @@ async def test_wake_taker_without_events_wakes_nobody(contents: Contents) -> Non
 
 def test_change_of_windows_counts_them() -> None:
     """Gains and losses, in events and in bytes."""
-    change = Change([window(b"aa", b"b"), window(b"c")], [StoredBatch(1, window(b"dddd"))], None, 0)
+    change = Commit([window(b"aa", b"b"), window(b"c")], [StoredBatch(1, window(b"dddd"))])
     assert (change.put_count, change.put_body_bytes, change.event_count, change.body_bytes) == (3, 4, 2, 0)
 
 
@@ -508,7 +509,7 @@ async def test_held_batches_are_those_queued_and_those_taken(contents: Contents)
 
 def test_restore_of_a_queue_charges_its_room() -> None:
     """As what was committed before the restart; sequences go on behind it."""
-    contents = Contents("orders", Room(1, 1), next_sequence=9)
+    contents = Contents("orders", Capacity(1, 1), next_sequence=9)
     queue, ledger = EventQueue(), StampLedger()
     queue.append(StoredBatch(5, window(b"aa", b"b")))
     ledger.accept(Stamp("p", 1, 2))

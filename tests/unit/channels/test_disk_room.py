@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.channels.disk_room import LOOK_SECONDS, DiskRoom
+from millrace_server.channels.admission import FREE_BYTES_SECONDS, DiskSpace
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk
 
@@ -34,34 +34,34 @@ class Clock:
 def test_spend_counts_what_is_put_between_two_looks() -> None:
     """The disk is not asked for each commit, and is never overdrawn by more than others write meanwhile."""
     disk, clock = SmallDisks(left=1000), Clock()
-    room = DiskRoom(disk, [LEFT], clock)
-    room.spend(600, 100)
-    room.spend(300, 100)
+    room = DiskSpace(disk, [LEFT], clock)
+    room.reserve(600, 100)
+    room.reserve(300, 100)
     with pytest.raises(
         DiskFullError, match="has 100 bytes free, puts leave 100, and this one takes 1; takes go on"
     ) as refused:
-        room.spend(1, 100)
+        room.reserve(1, 100)
     assert refused.value.retry_delay_seconds == 1
     assert disk.looks == 1
     # What was refused was not spent.
-    room.spend(100, 0)
-    clock.seconds += LOOK_SECONDS
-    room.spend(600, 100)
+    room.reserve(100, 0)
+    clock.seconds += FREE_BYTES_SECONDS
+    room.reserve(600, 100)
     assert disk.looks == 2
 
 
 def test_spend_where_nobody_has_looked_yet_looks_first() -> None:
     """A channel below its minimum opens all the same, and refuses puts."""
     with pytest.raises(DiskFullError):
-        DiskRoom(SmallDisks(left=99), [LEFT], Clock()).spend(0, 100)
+        DiskSpace(SmallDisks(left=99), [LEFT], Clock()).reserve(0, 100)
 
 
 def test_spend_on_several_disks_goes_by_the_fullest() -> None:
     """Segments go into them in turn."""
     disk, clock = SmallDisks(left=1000, right=500), Clock()
-    room = DiskRoom(disk, [LEFT, RIGHT], clock)
+    room = DiskSpace(disk, [LEFT, RIGHT], clock)
     with pytest.raises(DiskFullError):
-        room.spend(500, 1)
+        room.reserve(500, 1)
     disk.free[RIGHT] = 2000
-    clock.seconds += LOOK_SECONDS
-    room.spend(500, 1)
+    clock.seconds += FREE_BYTES_SECONDS
+    room.reserve(500, 1)

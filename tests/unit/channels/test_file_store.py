@@ -14,7 +14,7 @@ from millrace_server.channels.directory_lock import DirectoryInUseError
 from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk, OsFile
 from millrace_server.wal.payload_codec import KeyMissingError
@@ -53,7 +53,7 @@ class Stores:
         self.progress = ReplayProgress()
         store = await self.stores.open(name, config, self.progress, self.changes.append)
         self._opened.append(store)
-        return store, Channel(name, config, store.basis, TxnDirectory(10), ANSWER_BYTES_MAX)
+        return store, Channel(name, config, store.storage, TxnDirectory(10), ANSWER_BYTES_MAX)
 
     async def close(self, store: FileStore) -> None:
         self._opened.remove(store)
@@ -86,7 +86,7 @@ async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
     assert (await append(channel, b"a")).first_sequence == 1
     assert (store.segment_count, store.damage) == (1, "")
     assert store.log_bytes > 64
-    assert store.basis.channel_id == channel.channel_id
+    assert store.storage.channel_id == channel.channel_id
     assert stores.progress.fraction == 0
 
 
@@ -96,14 +96,14 @@ async def test_open_after_a_close_reads_next_to_nothing(stores: Stores) -> None:
     await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
     claim = await channel.claim("r", None, takeover=False)
     channel.claims.release("r", None)
-    await channel.commit([begin_with_puts(channel, b"c")], None)
+    await channel.transactions.commit([begin_with_puts(channel, b"c")], None)
     await stores.close(store)
     assert "checkpoint" in names(stores.base / "orders")
     again, found = await stores.open()
-    assert again.basis.channel_id == store.basis.channel_id
+    assert again.storage.channel_id == store.storage.channel_id
     assert queued(found) == [b"a", b"b", b"c"]
     assert (await append(found, b"b", stamp=Stamp("p", 2, 2))).is_deduplicated
-    assert (await found.claim("r", None, takeover=False)).epoch == claim.epoch + 1 > store.basis.epochs_from
+    assert (await found.claim("r", None, takeover=False)).epoch == claim.epoch + 1 > store.storage.epochs_from
     found.claims.forget()
 
 
@@ -221,7 +221,7 @@ async def test_remove_of_a_marked_channel_leaves_nothing(stores: Stores) -> None
     stores.forget(store)
     assert names(stores.base) == []
     again, found = await stores.open()
-    assert again.basis.channel_id != store.basis.channel_id
+    assert again.storage.channel_id != store.storage.channel_id
     assert (await append(found, b"b")).first_sequence == 1
 
 

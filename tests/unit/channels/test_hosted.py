@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import structlog
 
-from millrace_server.channels.commits import MemoryCommits
+from millrace_server.channels.committer import MemoryCommitter
 from millrace_server.channels.file_store import FileStore
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.errors import (
@@ -30,7 +30,7 @@ class FakeStore(FileStore):
         return self.told_damage
 
 
-class FakeCommits(MemoryCommits):
+class FakeCommits(MemoryCommitter):
     """Commits that fail or stall as a test says."""
 
     fault: MillraceError | None = None
@@ -54,7 +54,7 @@ def host() -> Host:
 async def commits(host: Host) -> FakeCommits:
     """Those of the channel, which is open."""
     channel = open_channel()
-    channel.commits = commits = FakeCommits(channel.contents)
+    channel._core.committer = commits = FakeCommits(channel._contents)
     host.channel.is_open_with(channel)
     return commits
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel import TakeLimits
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
-from millrace_server.channels.contents import Receipt
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     ChannelLogFailedError,
@@ -60,10 +60,10 @@ async def test_append_until_its_sync_is_seen_by_nobody(disk: SimulatedDisk) -> N
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         txn_id = begin(channel)
-        taking = asyncio.ensure_future(channel.take(txn_id, TakeLimits(), 30, None))
+        taking = asyncio.ensure_future(channel.transactions.take(txn_id, TakeLimits(), 30, None))
         appending = await held_append(gate, channel, b"a", b"b")
         await turn()
-        assert (queued(channel), channel.contents.next_sequence) == ([], 1)
+        assert (queued(channel), channel._contents.next_sequence) == ([], 1)
         assert (appending.done(), taking.done()) == (False, False)
         gate.open()
         assert await appending == Receipt(1, 2)
@@ -78,7 +78,7 @@ async def test_commits_under_way_are_finished_in_their_order(disk: SimulatedDisk
         first = await held_append(gate, channel, b"0")
         txn_ids = [begin_with_puts(channel, b"%d" % number) for number in range(1, 4)]
         order: list[int] = []
-        calls = await called(*[channel.commit([txn_id], None) for txn_id in txn_ids])
+        calls = await called(*[channel.transactions.commit([txn_id], None) for txn_id in txn_ids])
         for number, call in enumerate(calls):
             call.add_done_callback(partial(_note, order, number))
         syncs = sum(call.kind == "sync" for call in disk.calls)
@@ -97,13 +97,15 @@ async def test_commit_repeated_while_it_is_under_way_waits_for_the_same_answer(d
         channel, gate = opened.channel, Gate(disk)
         txn_ids = [begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b")]
         gate.close()
-        calls = await called(channel.commit(txn_ids, None))
+        calls = await called(channel.transactions.commit(txn_ids, None))
         await gate.reached()
-        calls += await called(channel.commit(txn_ids, None), channel.commit(txn_ids[1:], None))
+        calls += await called(
+            channel.transactions.commit(txn_ids, None), channel.transactions.commit(txn_ids[1:], None)
+        )
         assert not any(call.done() for call in calls)
         gate.open()
         assert await asyncio.gather(*calls) == [Receipt(1, 2)] * 3
-        assert await channel.commit(txn_ids[:1], None) == Receipt(1, 2)
+        assert await channel.transactions.commit(txn_ids[:1], None) == Receipt(1, 2)
         assert queued(channel) == [b"a", b"b"]
         assert opened.kinds().count(Kind.COMMIT) == 1
 
@@ -114,24 +116,24 @@ async def test_calls_on_a_transaction_whose_commit_is_under_way_are_refused(disk
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"x")
         txn_id, other_id = begin(channel, "t", lease_seconds=0.01), begin(channel)
-        channel.put(txn_id, [stored(b"a")], None)
+        channel.transactions.put(txn_id, [stored(b"a")], None)
         gate.close()
-        (committing,) = await called(channel.commit([txn_id], None))
+        (committing,) = await called(channel.transactions.commit([txn_id], None))
         await gate.reached()
         await asyncio.sleep(0.05)
         calls: list[Callable[[], object]] = [
-            lambda: channel.put(txn_id, [stored(b"b")], None),
-            lambda: channel.rollback(txn_id),
-            lambda: channel.renew(txn_id),
-            lambda: channel.begin(txn_id, None),
+            lambda: channel.transactions.put(txn_id, [stored(b"b")], None),
+            lambda: channel.transactions.rollback(txn_id),
+            lambda: channel.transactions.renew(txn_id),
+            lambda: channel.transactions.begin(txn_id, None),
         ]
         for call in calls:
             with pytest.raises(TxnStateError, match="is being committed"):
                 call()
         with pytest.raises(TxnStateError, match="is being committed"):
-            await channel.take(txn_id, TakeLimits(), 0, None)
+            await channel.transactions.take(txn_id, TakeLimits(), 0, None)
         with pytest.raises(TxnStateError, match="is being committed"):
-            await channel.commit([txn_id, other_id], None)
+            await channel.transactions.commit([txn_id, other_id], None)
         gate.open()
         assert await committing == Receipt(2, 2)
         assert queued(channel) == [b"x", b"a"]
@@ -143,16 +145,16 @@ async def test_commit_whose_caller_leaves_has_its_whole_effect(disk: SimulatedDi
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"old")
         txn_id = await begin_with_takes(channel, 1)
-        channel.put(txn_id, [stored(b"new")], None)
+        channel.transactions.put(txn_id, [stored(b"new")], None)
         gate.close()
-        calls = await called(channel.commit([txn_id], None), append(channel, b"more"))
+        calls = await called(channel.transactions.commit([txn_id], None), append(channel, b"more"))
         await gate.reached()
         for call in calls:
             call.cancel()
         await turn()
         assert all(call.cancelled() for call in calls)
         gate.open()
-        assert await channel.commit([txn_id], None) == Receipt(2, 2)
+        assert await channel.transactions.commit([txn_id], None) == Receipt(2, 2)
         await until(lambda: queued(channel) == [b"new", b"more"])
         check_accounts(channel)
 
@@ -180,8 +182,8 @@ async def test_commit_of_which_a_part_was_stored_writes_the_rest_as_columns_of_i
         channel = opened.channel
         await append(channel, b"a", b"dropped", stamp=Stamp("p", 1, 2))
         txn_id = begin_with_puts(channel, b"dropped", b"c")
-        channel.put(txn_id, [stored(b"d", b"e")], None)
-        assert await channel.commit([txn_id], Stamp("p", 2, 5)) == Receipt(3, 5, is_deduplicated=True)
+        channel.transactions.put(txn_id, [stored(b"d", b"e")], None)
+        assert await channel.transactions.commit([txn_id], Stamp("p", 2, 5)) == Receipt(3, 5, is_deduplicated=True)
         payloads = [one.payload for one in opened.records() if one.kind is Kind.PUT]
         assert payloads[1:] == [stored(b"c").raw, stored(b"d", b"e").raw]
         assert await story_on(disk.copy()) == opened.story()
@@ -206,7 +208,7 @@ async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_stat
         opened.journal.on_new_segment = lambda: told.append(opened.log.segment_count)
         for number in range(6):
             txn_id = begin_with_puts(channel, b"x" * 900)
-            await channel.commit([txn_id], Stamp("p", number, number))
+            await channel.transactions.commit([txn_id], Stamp("p", number, number))
         assert told == [2, 3]
         assert all(kinds[0] is Kind.STATE and kinds.count(Kind.STATE) == 1 for kinds in segments_of(disk))
         states = [pb.State.FromString(one.payload) for one in opened.records() if one.kind is Kind.STATE]
@@ -235,11 +237,11 @@ async def test_log_whose_first_segments_are_gone_tells_the_same_of_the_rest(disk
         await channel.claim("r", 3600, takeover=False)
         for number in range(4):
             await append(channel, b"x" * 900, stamp=Stamp("p", number, number))
-        channel.rollback(begin(channel, "rolled back"))
+        channel.transactions.rollback(begin(channel, "rolled back"))
         await channel.claims.acknowledge("r", None, 4)
         await append(channel, b"y" * 2000, stamp=Stamp("q", 7, 7))
         txn_ids = [begin_with_puts(channel, b"z"), begin_with_puts(channel, b"z" * 900)]
-        await channel.commit(txn_ids, None)
+        await channel.transactions.commit(txn_ids, None)
         await channel.claims.acknowledge("r", None, 5)
         story, last = opened.story(), opened.log.segment_count
     assert last > 2
@@ -251,7 +253,9 @@ async def test_log_whose_first_segments_are_gone_tells_the_same_of_the_rest(disk
     assert await story_on(disk) == story
     async with file_channel(alone) as found:
         # Still one commit, of which each part is a repeat.
-        assert await found.channel.commit(txn_ids[1:], None) == await found.channel.commit(txn_ids, None)
+        assert await found.channel.transactions.commit(txn_ids[1:], None) == await found.channel.transactions.commit(
+            txn_ids, None
+        )
 
 
 async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk: SimulatedDisk) -> None:
@@ -276,7 +280,7 @@ async def test_segment_that_finds_no_room_has_the_full_one_go_on(disk: Simulated
         await append(channel, b"x" * 2000)
         taking = await begin_with_takes(channel, 1)
         disk.fail(kind, 1, FULL)
-        assert await channel.commit([taking], None) == Receipt(0, 0)
+        assert await channel.transactions.commit([taking], None) == Receipt(0, 0)
         assert opened.log.segment_count == 1
         assert await append(channel, b"y") == Receipt(2, 2)
         assert opened.log.segment_count == 1
@@ -380,7 +384,7 @@ async def test_snapshot_holds_what_is_taken_and_not_settled(disk: SimulatedDisk)
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c", b"d")
         await begin_with_takes(channel, 1)
-        await channel.deliver(TakeLimits(events_max=1))
+        await channel.deliveries.deliver(TakeLimits(events_max=1))
         gate.close()
         calls = await called(opened.journal.snapshot(), channel.purge())
         await gate.reached()
@@ -408,11 +412,11 @@ async def test_state_knows_transactions_whose_commits_are_under_way(disk: Simula
     """It is that of the place in the log where it is written, behind all that was submitted before."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
-        channel.rollback(begin(channel, "first"))
+        channel.transactions.rollback(begin(channel, "first"))
         held = await held_append(gate, channel, b"a")
         txn_ids = [begin(channel, "second"), begin(channel, "third")]
-        channel.put("third", [stored(b"b")], None)
-        calls = await called(channel.commit(txn_ids, None))
+        channel.transactions.put("third", [stored(b"b")], None)
+        calls = await called(channel.transactions.commit(txn_ids, None))
         state = opened.journal.state()
         assert list(state.ended_txns.txn_ids) == ["first", "second", "third"]
         assert list(state.ended_txns.outcomes) == [0, 2, 2]
@@ -458,11 +462,11 @@ async def test_delete_while_commits_are_under_way_ends_all(disk: SimulatedDisk, 
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
-        taking, delivery = await begin_with_takes(channel, 1), await channel.deliver(TakeLimits())
+        taking, delivery = await begin_with_takes(channel, 1), await channel.deliveries.deliver(TakeLimits())
         held = await held_append(gate, channel, b"x")
-        calls = await called(append(channel, b"y"), channel.commit([taking], None))
-        settling = channel.settle(delivery)
-        assert settling is not None
+        calls = await called(append(channel, b"y"), channel.transactions.commit([taking], None))
+        settling = channel.deliveries.settle(delivery)
+        assert settling.is_in_flight
         purging = await called(channel.purge())
         channel.delete()
         if error_number:

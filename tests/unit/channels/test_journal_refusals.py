@@ -4,9 +4,9 @@ import errno
 import pytest
 
 from millrace_server.channels import journal
-from millrace_server.channels.channel import TakeLimits
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     ChannelLogFailedError,
@@ -54,11 +54,11 @@ async def test_append_without_room_on_the_disk_never_happened(disk: SimulatedDis
         calls = await called(
             append(channel, b"b", stamp=Stamp("p", 1, 1)), append(channel, b"c", stamp=Stamp("p", 2, 2))
         )
-        assert channel.contents.room.event_count == 3
+        assert channel._contents.room.event_count == 3
         gate.open()
         assert await first == Receipt(1, 1)
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
-        assert (channel.contents.assigned_sequence, len(channel.contents.ledger)) == (2, 0)
+        assert (channel._contents.assigned_sequence, len(channel._contents.ledger)) == (2, 0)
         check_accounts(channel)
         assert await append(channel, b"c", stamp=Stamp("p", 2, 2)) == Receipt(2, 2)
         story = opened.story()
@@ -77,7 +77,7 @@ async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDis
         gate.open()
         await held
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 3
-        assert [list(intervals) for _, intervals in channel.contents.ledger.producers()] == [[(1, 1)]]
+        assert [list(intervals) for _, intervals in channel._contents.ledger.producers()] == [[(1, 1)]]
 
 
 async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) -> None:
@@ -90,13 +90,13 @@ async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) 
         calls = await called(
             append(channel, b"a", stamp=Stamp("p", 1, 1)),
             append(channel, b"a", stamp=Stamp("p", 1, 1)),
-            channel.commit([txn_id], Stamp("p", 1, 1)),
+            channel.transactions.commit([txn_id], Stamp("p", 1, 1)),
         )
         gate.open()
         await held
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 3
-        assert len(channel.contents.ledger) == 0
-        assert await channel.commit([txn_id], Stamp("p", 1, 1)) == Receipt(2, 2)
+        assert len(channel._contents.ledger) == 0
+        assert await channel.transactions.commit([txn_id], Stamp("p", 1, 1)) == Receipt(2, 2)
         assert queued(channel) == [b"x", b"a"]
 
 
@@ -105,14 +105,16 @@ async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk:
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c")
-        taking, purging = await begin_with_takes(channel, 1), await channel.deliver(TakeLimits(events_max=1))
+        taking, purging = await begin_with_takes(channel, 1), await channel.deliveries.deliver(TakeLimits(events_max=1))
         rolled_back = begin_with_puts(channel, b"z")
         held = await held_append(gate, channel, b"x")
         disk.fail("write", 1, FULL)
         putting = begin_with_puts(channel, b"b")
-        calls = await called(channel.commit([putting], None), channel.commit([taking], None), channel.purge())
-        channel.rollback(rolled_back)
-        assert channel.settle(purging) is not None
+        calls = await called(
+            channel.transactions.commit([putting], None), channel.transactions.commit([taking], None), channel.purge()
+        )
+        channel.transactions.rollback(rolled_back)
+        assert channel.deliveries.settle(purging).is_in_flight
         gate.open()
         await held
         assert await refusal(calls[0]) == "DISK_FULL"
@@ -122,7 +124,7 @@ async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk:
         # What was put in the meantime is there, and what was refused may be committed later.
         assert queued(channel) == [b"x"]
         check_accounts(channel)
-        assert await channel.commit([putting], None) == Receipt(5, 5)
+        assert await channel.transactions.commit([putting], None) == Receipt(5, 5)
         story = opened.story()
         assert await story_on(disk.copy()) == story
         assert set(story.ended) == {rolled_back, taking, putting}
@@ -136,12 +138,12 @@ async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: Simula
         taking = await begin_with_takes(channel, 1)
         held = await held_append(gate, channel, b"x")
         disk.fail("write", 1, FULL, count=2)
-        calls = await called(append(channel, b"b"), channel.commit([taking], None))
+        calls = await called(append(channel, b"b"), channel.transactions.commit([taking], None))
         gate.open()
         await held
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
         assert (channel.open_transactions, queued(channel)) == (1, [b"x"])
-        channel.rollback(taking)
+        channel.transactions.rollback(taking)
         assert queued(channel) == [b"a", b"x"]
         check_accounts(channel)
 
@@ -153,15 +155,15 @@ async def test_transaction_whose_commit_found_no_room_stays_open(disk: Simulated
         await append(channel, b"a", b"b")
         txn_ids = [await begin_with_takes(channel, 1) for _ in range(2)]
         for txn_id in txn_ids:
-            channel.put(txn_id, [stored(b"new")], None)
+            channel.transactions.put(txn_id, [stored(b"new")], None)
         disk.fail("write", 1, FULL)
-        (call,) = await called(channel.commit(txn_ids, None))
+        (call,) = await called(channel.transactions.commit(txn_ids, None))
         assert await refusal(call) == "DISK_FULL"
-        assert channel.renew(txn_ids[0]) == 30
+        assert channel.transactions.renew(txn_ids[0]) == 30
         assert (queued(channel), channel.open_transactions) == ([], 2)
         check_accounts(channel)
-        channel.rollback(txn_ids[1])
-        assert await channel.commit(txn_ids[:1], None) == Receipt(3, 3)
+        channel.transactions.rollback(txn_ids[1])
+        assert await channel.transactions.commit(txn_ids[:1], None) == Receipt(3, 3)
         assert queued(channel) == [b"b", b"new"]
         assert await story_on(disk.copy()) == opened.story()
 
@@ -181,7 +183,7 @@ async def test_purge_and_acknowledge_without_room_return_the_events(disk: Simula
         check_accounts(channel)
         assert await channel.claims.acknowledge("r", None, 2) == 3
         assert await channel.purge() == 1
-        assert (channel.contents.room.event_count, channel.contents.counters.take_successes) == (0, 2)
+        assert (channel._contents.room.event_count, channel._contents.counters.take_successes) == (0, 2)
 
 
 async def test_acknowledge_repeated_behind_one_that_was_refused_says_nothing_untrue(disk: SimulatedDisk) -> None:
@@ -243,7 +245,7 @@ async def test_end_of_a_claim_behind_a_refused_put_is_remembered(disk: Simulated
         await held
         assert await refusal(appending) == "DISK_FULL"
         assert await refusal(claiming) == "DISK_FULL"
-        assert opened.story().claim == ClaimNote("r", 1, 30, has_ended=True)
+        assert opened.story().claim == ClaimRecord("r", 1, 30, has_ended=True)
         await append(channel, b"z")
         assert await story_on(disk.copy()) == opened.story()
 
@@ -253,18 +255,18 @@ async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: Simula
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
-        delivery = await channel.deliver(TakeLimits(events_max=1))
+        delivery = await channel.deliveries.deliver(TakeLimits(events_max=1))
         disk.fail("write", 1, FULL)
-        settling = channel.settle(delivery)
+        settling = channel.deliveries.settle(delivery)
         assert settling is not None
-        assert channel.settle(delivery) is None
-        channel.nack(delivery)
+        assert channel.deliveries.settle(delivery) is settling
+        channel.deliveries.nack(delivery)
         assert queued(channel) == [b"b"]
         assert await refusal(asyncio.shield(settling)) == "DISK_FULL"
         assert (queued(channel), channel.open_transactions) == ([b"a", b"b"], 0)
         check_accounts(channel)
-        delivery = await channel.deliver(TakeLimits(events_max=1))
-        settling = channel.settle(delivery)
+        delivery = await channel.deliveries.deliver(TakeLimits(events_max=1))
+        settling = channel.deliveries.settle(delivery)
         assert settling is not None
         assert await settling == Receipt(0, 0)
         assert (queued(channel), channel.open_transactions) == ([b"b"], 0)
@@ -288,12 +290,12 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
         assert refused.value.retry_delay_seconds == 1
         assert opened.journal.submitted_count == before
         swapping = await begin_with_takes(channel, 1)
-        channel.put(swapping, [stored(b"y")], None)
-        (committing,) = await called(channel.commit([swapping], None))
+        channel.transactions.put(swapping, [stored(b"y")], None)
+        (committing,) = await called(channel.transactions.commit([swapping], None))
         assert await refusal(committing) == "DISK_FULL"
-        channel.rollback(swapping)
+        channel.transactions.rollback(swapping)
         taking = await begin_with_takes(channel, 1)
-        await channel.commit([taking], None)
+        await channel.transactions.commit([taking], None)
         await opened.checkpointing.make()
         await channel.claim("r", None, takeover=False)
         assert await channel.claims.acknowledge("r", None, 3) == 4
@@ -310,29 +312,31 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
         txn_id = await begin_with_takes(channel, 1)
-        delivery = await channel.deliver(TakeLimits(events_max=1))
+        delivery = await channel.deliveries.deliver(TakeLimits(events_max=1))
         disk.fail("sync", 1, errno.EIO)
         calls = await called(
-            append(channel, b"x", stamp=Stamp("p", 1, 1)), append(channel, b"y"), channel.commit([txn_id], None)
+            append(channel, b"x", stamp=Stamp("p", 1, 1)),
+            append(channel, b"y"),
+            channel.transactions.commit([txn_id], None),
         )
         assert [await refusal(call) for call in calls] == ["LOG_FAILED"] * 3
         assert opened.faults == ["a sync of the log failed: Input/output error"]
-        assert isinstance(channel.commits.fault, ChannelLogFailedError)
+        assert isinstance(channel._core.committer.fault, ChannelLogFailedError)
         with pytest.raises(ChannelLogFailedError):
-            channel.settle(delivery)
+            _ = channel.deliveries.settle(delivery)
         assert queued(channel) == [b"b", b"c"]
         # A delivery could not be acknowledged: it would come again for ever.
         with pytest.raises(ChannelLogFailedError):
-            await channel.deliver(TakeLimits())
+            await channel.deliveries.deliver(TakeLimits())
         assert await take(channel, begin(channel)) == [b"b", b"c"]
-        channel.rollback(txn_id)
+        channel.transactions.rollback(txn_id)
         assert queued(channel) == [b"a"]
         check_accounts(channel)
         more = await called(
             append(channel, b"z"),
             channel.purge(),
             opened.journal.snapshot(),
-            channel.commit([begin(channel)], None),
+            channel.transactions.commit([begin(channel)], None),
         )
         assert [await refusal(call) for call in more] == ["LOG_FAILED"] * 4
         assert queued(channel) == [b"a"]
@@ -372,8 +376,8 @@ async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(dis
             assert call.cancelled()
             disk.fail("write", 1, error_number)
             gate.open()
-            await until(lambda: opened.channel.contents.assigned_sequence == 1)
-            assert len(opened.channel.contents.ledger) == 0
+            await until(lambda: opened.channel._contents.assigned_sequence == 1)
+            assert len(opened.channel._contents.ledger) == 0
             check_accounts(opened.channel)
 
 
@@ -382,7 +386,7 @@ async def test_disk_that_does_not_answer_is_told_of_until_it_does(
 ) -> None:
     """Commits wait and are made at last; whoever watches is told of both moments, once."""
     monkeypatch.setattr(journal, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(journal, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(journal, "_STALL_CHECK_SECONDS_MIN", 0.01)
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         await asyncio.sleep(0.1)
@@ -408,7 +412,7 @@ async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(di
         taking = await begin_with_takes(channel, 1)
         held = await held_append(gate, channel, b"c")
         disk.fail("sync", 1, errno.EIO)
-        calls = await called(append(channel, b"d", b"e"), channel.commit([taking], None))
+        calls = await called(append(channel, b"d", b"e"), channel.transactions.commit([taking], None))
         gate.open()
         assert [await refusal(call) for call in [held, *calls]] == ["LOG_FAILED"] * 3
         assert queued(channel) == [b"b"]

@@ -1,7 +1,7 @@
 import pytest
 
 from millrace_server.channels.batches import Form
-from millrace_server.channels.limits import ChannelLimits
+from millrace_server.channels.channel_core import ChannelLimits, TakeLimits
 from millrace_server.channels.queue import Portion
 from millrace_server.errors import BytesFullError, EventTooLargeError, TxnCapacityError
 from tests.channel_events import limits_of, stored
@@ -47,23 +47,23 @@ def test_refuse_above_open_bytes_names_the_body_that_no_commit_could_hold(limits
 
 def test_refuse_crowding_bounds_what_open_transactions_hold(limits: ChannelLimits) -> None:
     """It passes when some have ended."""
-    limits.refuse_crowding(4, 6)
+    limits.refuse_open_bytes(4, 6)
     with pytest.raises(BytesFullError, match="open transactions hold 5 body bytes, and 6 more") as refused:
-        limits.refuse_crowding(5, 6)
+        limits.refuse_open_bytes(5, 6)
     assert refused.value.retry_delay_seconds == 1
 
 
 @pytest.mark.parametrize(("taken", "room"), [(0, 5), (4, 1)])
 def test_taking_room_is_what_the_transaction_may_still_take(limits: ChannelLimits, taken: int, room: int) -> None:
     """Takes are counted apart from puts."""
-    assert limits.taking_room(taken, "t") == room
+    assert limits.takes_left(taken, "t") == room
 
 
 def test_taking_room_that_is_used_up_is_refused(limits: ChannelLimits) -> None:
     """Also where the limit was lowered meanwhile."""
     for taken in (5, 6):
         with pytest.raises(TxnCapacityError, match=f"has taken {taken} events") as refused:
-            limits.taking_room(taken, "t")
+            limits.takes_left(taken, "t")
         assert refused.value.metadata == {"txn_id": "t"}
 
 
@@ -81,11 +81,13 @@ def test_portion_is_what_was_asked_for_within_the_limits(
 ) -> None:
     """Nothing asked for is as much as may be; rows are made one by one, so there are fewer."""
     events_max, body_bytes_max, answer_bytes_max = portion
-    assert limits.portion(form, *wanted) == Portion(
+    wanted_events, wanted_bytes, allowed_events = wanted
+    taking = TakeLimits(events_max=wanted_events, body_bytes_max=wanted_bytes, form=form)
+    assert limits.portion(taking, allowed_events) == Portion(
         events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
     )
 
 
 def test_portion_in_rows_is_a_small_one() -> None:
     """Whatever a message may hold."""
-    assert ChannelLimits(limits_of(), 1 << 30).portion(Form.ROWS, 0, 0, 10).answer_bytes_max == 8 << 20
+    assert ChannelLimits(limits_of(), 1 << 30).portion(TakeLimits(form=Form.ROWS), 10).answer_bytes_max == 8 << 20

@@ -21,12 +21,12 @@ def reads(disk: SimulatedDisk) -> int:
 
 
 def in_memory(opened: FileChannel) -> list[bool]:
-    return [batch.window.stored.is_in_memory for batch in opened.channel.contents.queue]
+    return [batch.window.stored.is_in_memory for batch in opened.channel._contents.queue]
 
 
 def forget(opened: FileChannel) -> None:
     """Has columns be on the disk only, as after a restart."""
-    for batch in opened.channel.contents.queue:
+    for batch in opened.channel._contents.queue:
         batch.window.stored.forget()
 
 
@@ -46,7 +46,7 @@ async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: Simul
         for number in range(10):
             await append(opened.channel, b"%d" % number)
         forget(opened)
-        batches = list(opened.channel.contents.queue)
+        batches = list(opened.channel._contents.queue)
         before = reads(disk)
         await opened.columns.load([*batches[:6], *batches[:6]])
         assert reads(disk) == before + 1
@@ -137,7 +137,7 @@ async def test_load_of_what_was_consumed_long_ago_is_no_damage(disk: SimulatedDi
         channel = opened.channel
         await append(channel, b"x" * 1000)
         await append(channel, b"y")
-        batches = list(channel.contents.queue)
+        batches = list(channel._contents.queue)
         forget(opened)
         await channel.purge()
         await opened.checkpointing.make()

@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import BegunChange, Change, Receipt
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.records import (
     batches_message,
-    claim_note,
     claim_record,
     commit_records,
     memory_state_record,
     persisted_batches,
     restore_batches,
+    restore_claim,
     restore_ended,
     restore_ledger,
     rollback_record,
@@ -23,7 +23,7 @@ from millrace_server.channels.records import (
     state_record,
 )
 from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
-from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.records import Location
@@ -43,7 +43,7 @@ def ledger_of(accepted: Sequence[tuple[str, tuple[int, int]]]) -> StampLedger:
 
 
 def state_of(
-    *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimNote | None = None
+    *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimRecord | None = None
 ) -> pb.State:
     """A state as it is read back."""
     items = ended.items() if ended else ()
@@ -60,14 +60,17 @@ class Source:
         return bytes(stored(*self._bodies).raw)
 
 
-def begun(
-    change: Change,
+def prepared(
+    commit: Commit,
     *batches: StoredBatch,
-    first_sequence: int = 5,
+    txn_ids: Sequence[str] = (),
     acceptance: Acceptance | None = None,
     receipt: Receipt | None = None,
-) -> BegunChange:
-    return BegunChange(change, batches, first_sequence, acceptance, receipt or Receipt())
+) -> Commit:
+    """A commit as its contents prepare it."""
+    commit.txn_ids, commit.batches, commit.first_sequence = txn_ids, batches, 5
+    commit.acceptance, commit.receipt = acceptance, receipt or Receipt()
+    return commit
 
 
 def in_log(one: StoredBatch, position: int) -> StoredBatch:
@@ -83,26 +86,26 @@ def test_commit_records_put_the_commit_last() -> None:
     """
     puts = [batch(5, b"a", b"bb"), batch(7, b"")]
     takes = [in_log(batch(1, b"x"), 64), batch(2, b"in memory only"), in_log(batch(3, b"yy", b"z"), 128)]
-    change = Change([one.window for one in puts], takes, Stamp("p", 0, SEQUENCE_MAX), 2)
+    commit = Commit([one.window for one in puts], takes, Stamp("p", 0, SEQUENCE_MAX))
     accepted = Acceptance("p", [(0, 4), (7, 7), (9, SEQUENCE_MAX)], None)
-    made = begun(change, *puts, acceptance=accepted, receipt=Receipt(5, 7, is_deduplicated=True))
-    records = commit_records(made, ["t", "u"])
+    receipt = Receipt(5, 7, is_deduplicated=True)
+    records = commit_records(prepared(commit, *puts, txn_ids=["t", "u"], acceptance=accepted, receipt=receipt))
     assert [kind for kind, _ in records] == [Kind.PUT, Kind.PUT, Kind.TAKE, Kind.COMMIT]
     payloads = [b"".join(pieces) for _, pieces in records]
     assert payloads[:2] == [one.window.stored.raw for one in puts]
     take = pb.Take.FromString(payloads[2])
     assert (list(take.first_sequences), list(take.counts), list(take.body_bytes)) == ([1, 3], [1, 2], [1, 3])
-    commit = pb.Commit.FromString(payloads[3])
-    assert (list(commit.txn_ids), commit.first_sequence, commit.take_records) == (["t", "u"], 5, 1)
-    assert (list(commit.put_counts), list(commit.put_body_bytes)) == ([2, 1], [3, 0])
-    assert list(commit.put_raw_bytes) == [len(payload) for payload in payloads[:2]]
-    assert stamps_of(commit) == [Stamp("p", 0, 4), Stamp("p", 7, 7), Stamp("p", 9, SEQUENCE_MAX)]
-    assert commit.is_deduplicated
+    message = pb.Commit.FromString(payloads[3])
+    assert (list(message.txn_ids), message.first_sequence, message.take_records) == (["t", "u"], 5, 1)
+    assert (list(message.put_counts), list(message.put_body_bytes)) == ([2, 1], [3, 0])
+    assert list(message.put_raw_bytes) == [len(payload) for payload in payloads[:2]]
+    assert stamps_of(message) == [Stamp("p", 0, 4), Stamp("p", 7, 7), Stamp("p", 9, SEQUENCE_MAX)]
+    assert message.is_deduplicated
 
 
 def test_commit_records_of_what_does_little_are_few() -> None:
     """An empty commit has one record, and no stamp where it was not stamped."""
-    ((kind, (payload,)),) = commit_records(begun(Change([], [], None, 0)), ["t"])
+    ((kind, (payload,)),) = commit_records(prepared(Commit([], []), txn_ids=["t"]))
     commit = pb.Commit.FromString(bytes(payload))
     assert (kind, commit.take_records, stamps_of(commit)) == (Kind.COMMIT, 0, [])
     assert not commit.is_deduplicated
@@ -135,13 +138,13 @@ def test_rollback_record_tells_how_it_came(*, has_expired: bool) -> None:
     assert (kind, rollback.txn_id, rollback.has_expired) == (Kind.ROLLBACK, "t", has_expired)
 
 
-@pytest.mark.parametrize("note", [ClaimNote("r", SEQUENCE_MAX, 0.25), ClaimNote("r", 1, 3600.0, has_ended=True)])
-def test_claim_record_is_read_back_as_it_was(note: ClaimNote) -> None:
+@pytest.mark.parametrize("note", [ClaimRecord("r", SEQUENCE_MAX, 0.25), ClaimRecord("r", 1, 3600.0, has_ended=True)])
+def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
     """Who, which, how long, and whether it has ended; in a record and in a state."""
     kind, (payload,) = claim_record(note)
     assert kind is Kind.CLAIM
-    assert claim_note(pb.Claim.FromString(bytes(payload))) == note
-    assert claim_note(state_of(claim=note).claim) == note
+    assert restore_claim(pb.Claim.FromString(bytes(payload))) == note
+    assert restore_claim(state_of(claim=note).claim) == note
 
 
 def test_state_of_a_new_channel_knows_of_nothing() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel import TakeLimits
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import Outcome, TxnState
+from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.errors import LeaseExpiredError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
@@ -225,14 +225,14 @@ async def make_history(opened: FileChannel) -> None:
     await append(channel, b"a", b"bb", b"ccc", stamp=Stamp("p", 1, 3))
     await append(channel, b"ccc", b"dddd", stamp=Stamp("p", 3, 4))
     middle, first = await begin_with_takes(channel, 1), await begin_with_takes(channel, 1)
-    channel.rollback(middle)
-    channel.put(first, [stored(b"e"), stored(b"f", b"g")], None)
-    await channel.commit([first, begin_with_puts(channel, b"h")], Stamp("q", 7, 7))
+    channel.transactions.rollback(middle)
+    channel.transactions.put(first, [stored(b"e"), stored(b"f", b"g")], None)
+    await channel.transactions.commit([first, begin_with_puts(channel, b"h")], Stamp("q", 7, 7))
     begin(channel, "expires", lease_seconds=0.01)
     await asyncio.sleep(0.05)
     await opened.checkpointing.make()
-    delivery = await channel.deliver(TakeLimits(events_max=2))
-    settling = channel.settle(delivery)
+    delivery = await channel.deliveries.deliver(TakeLimits(events_max=2))
+    settling = channel.deliveries.settle(delivery)
     assert settling is not None
     await settling
     await channel.claim("r", 3600, takeover=False)
@@ -242,7 +242,7 @@ async def make_history(opened: FileChannel) -> None:
     await opened.checkpointing.make()
     await channel.claim("s", 3600, takeover=False)
     await append(channel, b"j" * 900, stamp=Stamp("q", 8, 8))
-    await channel.commit([begin(channel, "empty")], None)
+    await channel.transactions.commit([begin(channel, "empty")], None)
 
 
 def leave_all(_disk: SimulatedDisk) -> None:
@@ -274,7 +274,7 @@ async def test_recover_of_any_checkpoint_and_the_log_is_the_same_channel(
         story, killed = opened.story(), disk.copy()
     assert [sequence for sequence, _ in story.events] == [5, 6, 7, 8, 9, 10]
     assert story.stamps == {"p": [(1, 4)], "q": [(7, 8)]}
-    assert story.claim == ClaimNote("s", 2, 3600)
+    assert story.claim == ClaimRecord("s", 2, 3600)
     assert Outcome(TxnState.EXPIRED) in story.ended.values()
     damage(killed)
     assert await story_on(killed) == story
@@ -290,9 +290,9 @@ async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: Sim
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
         done = begin_with_puts(channel, b"d")
-        await channel.commit([done], None)
+        await channel.transactions.commit([done], None)
         rolled_back = begin(channel)
-        channel.rollback(rolled_back)
+        channel.transactions.rollback(rolled_back)
         begin(channel, "expired", lease_seconds=0.01)
         await asyncio.sleep(0.05)
         await begin_with_takes(channel, 2)
@@ -303,10 +303,10 @@ async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: Sim
         channel = found.channel
         assert queued(channel) == [b"a", b"b", b"c", b"d", b"e"]
         assert channel.open_transactions == 0
-        assert await channel.commit([done], None) == Receipt(4, 4)
-        channel.rollback(rolled_back)
+        assert await channel.transactions.commit([done], None) == Receipt(4, 4)
+        channel.transactions.rollback(rolled_back)
         with pytest.raises(LeaseExpiredError):
-            channel.renew("expired")
+            channel.transactions.renew("expired")
 
 
 async def test_recover_of_a_living_claim_gives_it_a_whole_lease(disk: SimulatedDisk) -> None:
@@ -390,11 +390,11 @@ async def test_recover_of_what_a_transaction_held_at_the_checkpoint_finds_it_tak
         await append(channel, b"a", b"bb", b"ccc", b"dddd")
         first, second = await begin_with_takes(channel, 1), await begin_with_takes(channel, 2)
         await opened.checkpointing.make()
-        channel.rollback(second)
-        channel.rollback(first)
+        channel.transactions.rollback(second)
+        channel.transactions.rollback(first)
         txn_id = begin(channel)
         assert len(await take(channel, txn_id, 3)) == 3
-        await channel.commit([txn_id], None)
+        await channel.transactions.commit([txn_id], None)
         story, killed = opened.story(), disk.copy()
     assert story.events == [(4, b"dddd")]
     assert await story_on(killed) == story
@@ -431,7 +431,7 @@ def damage_newest_if_any(disk: SimulatedDisk) -> None:
 
 async def make_change(opened: FileChannel, chance: random.Random) -> None:
     channel = opened.channel
-    opened_ids = list(channel._open)
+    opened_ids = list(channel.transactions._open)
     txn_id = chance.choice(opened_ids) if opened_ids else begin(channel)
     match chance.randrange(9):
         case 0 | 1:
@@ -440,18 +440,20 @@ async def make_change(opened: FileChannel, chance: random.Random) -> None:
             stamp = Stamp(chance.choice("pq"), first, first + len(bodies) - 1)
             await append(channel, *bodies, stamp=chance.choice([stamp, None]))
         case 2:
-            channel.put(txn_id, [stored(*[b"y" * chance.randrange(9)] * chance.randint(1, 3))], None)
+            channel.transactions.put(txn_id, [stored(*[b"y" * chance.randrange(9)] * chance.randint(1, 3))], None)
         case 3 | 4:
             await take(channel, txn_id, chance.randint(1, 4))
             begin(channel)
         case 5:
-            await channel.commit(chance.sample(opened_ids, chance.randint(0, len(opened_ids))) or [txn_id], None)
+            await channel.transactions.commit(
+                chance.sample(opened_ids, chance.randint(0, len(opened_ids))) or [txn_id], None
+            )
         case 6:
-            channel.rollback(txn_id)
+            channel.transactions.rollback(txn_id)
         case 7:
             await opened.checkpointing.make()
-        case 8 if not channel.contents.taken_count:
+        case 8 if not channel._contents.taken_count:
             claim = await channel.claim("r", 3600, takeover=False)
-            through = min(channel.contents.first_sequence + chance.randrange(3), channel.contents.next_sequence - 1)
+            through = min(channel._contents.first_sequence + chance.randrange(3), channel._contents.next_sequence - 1)
             await channel.claims.acknowledge("r", claim.epoch, through)
             channel.claims.release("r", claim.epoch)

@@ -88,7 +88,7 @@ async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: 
     txn_id = await begin_with_takes(channel, 1)
     with pytest.raises(ChannelNotEmptyError, match="holds 1 events and 1 open transactions"):
         registry.refuse_undeletable("orders", force=False)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     registry.refuse_undeletable("orders", force=False)
     begin(channel)
     with pytest.raises(ChannelNotEmptyError, match="holds 0 events and 1 open transactions"):
@@ -112,7 +112,7 @@ async def test_drain_holds_for_channels_that_are_made_later(registry: ChannelReg
     channels.append(registry.create("b", limits_of()).channel)
     for channel in channels:
         with pytest.raises(DrainingError):
-            channel.begin(None, None)
+            channel.transactions.begin(None, None)
 
 
 async def test_message_limit_of_the_server_bounds_what_is_stored(registry: ChannelRegistry) -> None:

@@ -79,7 +79,7 @@ async def test_create_of_a_file_channel_opens_it_in_the_background(server: Serve
     with pytest.raises(ReplayingError):
         server.registry.get("orders")
     with pytest.raises(ReplayingError):
-        server.registry.transactions.channel_of("any")
+        server.registry.transactions.find("any")
     for force in (False, True):
         with pytest.raises(ReplayingError):
             server.registry.refuse_undeletable("orders", force=force)
@@ -89,7 +89,7 @@ async def test_create_of_a_file_channel_opens_it_in_the_background(server: Serve
     await server.registry.wait_open(30)
     assert server.registry.get("orders") is hosted.channel
     with pytest.raises(TxnNotFoundError):
-        server.registry.transactions.channel_of("any")
+        server.registry.transactions.find("any")
     assert server.told == [("orders", ChannelState.REPLAYING), ("orders", ChannelState.OPEN)]
 
 
@@ -99,7 +99,7 @@ async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(serv
 
     def ask(_name: str) -> None:
         try:
-            server.registry.transactions.channel_of("any")
+            server.registry.transactions.find("any")
         except (ReplayingError, TxnNotFoundError) as error:
             answers.append(type(error))
 
@@ -116,7 +116,7 @@ async def test_create_while_the_server_drains_opens_a_channel_that_begins_nothin
     server.registry.drain()
     await hosted.opened.wait()
     with pytest.raises(DrainingError):
-        hosted.channel.begin(None, None)
+        hosted.channel.transactions.begin(None, None)
 
 
 async def test_create_after_a_close_finds_the_channel_and_its_transactions(server: Server) -> None:
@@ -125,7 +125,7 @@ async def test_create_after_a_close_finds_the_channel_and_its_transactions(serve
     await append(channel, b"a")
     for txn_id in ("mine", "reused"):
         begin(channel, txn_id)
-        await channel.commit([txn_id], None)
+        await channel.transactions.commit([txn_id], None)
     await server.restart()
     other = server.registry.create("bills", limits_of()).channel
     begin(other, "reused")
@@ -133,8 +133,8 @@ async def test_create_after_a_close_finds_the_channel_and_its_transactions(serve
     assert queued(found) == [b"a"]
     assert found.channel_id == channel.channel_id
     transactions = server.registry.transactions
-    assert transactions.channel_of("mine") is found
-    assert transactions.channel_of("reused") is other
+    assert transactions.find("mine") is found.transactions
+    assert transactions.find("reused") is other.transactions
     with pytest.raises(TxnStateError):
         begin(other, "mine")
 
@@ -248,7 +248,7 @@ async def test_finish_deletions_before_the_first_opening_removes_what_is_left(se
 async def test_stalled_disk_is_told_to_whoever_watches(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is its end."""
     monkeypatch.setattr("millrace_server.channels.journal.STALL_SECONDS", 0.03)
-    monkeypatch.setattr("millrace_server.channels.journal._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("millrace_server.channels.journal._STALL_CHECK_SECONDS_MIN", 0.01)
     channel = await server.open()
     server.told.clear()
     gate = Gate(server.disk)
@@ -264,7 +264,7 @@ async def test_retire_keeps_how_transactions_ended(server: Server) -> None:
     """A commit that is repeated once the channel is used again gets its receipt, as after a restart."""
     channel = await server.open()
     txn_id = begin_with_puts(channel, b"a")
-    receipt = await channel.commit([txn_id], None)
+    receipt = await channel.transactions.commit([txn_id], None)
     await server.registry.retire("orders")
     channel = await server.open()
-    assert await channel.commit([txn_id], None) == receipt
+    assert await channel.transactions.commit([txn_id], None) == receipt

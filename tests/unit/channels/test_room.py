@@ -1,12 +1,12 @@
 import pytest
 
-from millrace_server.channels.room import Room
+from millrace_server.channels.admission import Capacity
 from millrace_server.errors import BytesFullError, ChannelFullError, MillraceError
 from tests.virtual_clock import settle, started
 
 
-def room_with(event_count: int, body_bytes: int) -> Room:
-    room = Room(events_max=10, body_bytes_max=100)
+def room_with(event_count: int, body_bytes: int) -> Capacity:
+    room = Capacity(events_max=10, body_bytes_max=100)
     room.change(event_count, body_bytes)
     return room
 
@@ -59,7 +59,7 @@ async def test_change_that_makes_room_wakes_who_waits(event_count: int, body_byt
     woken = list[str]()
 
     async def wait(name: str) -> None:
-        with room.line.place() as place:
+        with room.waiters.join() as place:
             if await place.wait(10):
                 woken.append(name)
 

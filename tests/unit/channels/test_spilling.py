@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import structlog
 
-from millrace_server.channels import memory_tier as memory_share
-from millrace_server.channels.channel import Channel, TakeLimits
-from millrace_server.channels.contents import Receipt
-from millrace_server.channels.spilling import SpillCommits
+from millrace_server.channels import spillable
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import CommitState
+from millrace_server.channels.spillable import SpillableCommitter
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     BytesFullError,
@@ -77,7 +78,7 @@ async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
     """Takes events in a transaction and commits it."""
     txn_id = begin(channel)
     bodies = await take(channel, txn_id, events_max)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     return bodies
 
 
@@ -90,10 +91,10 @@ async def test_append_that_fits_memory_writes_nothing(opened: Opened) -> None:
     call_count = len(opened.disk.calls)
     receipt = await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
     assert (receipt.first_sequence, receipt.last_sequence) == (1, 2)
-    channel.rollback(await begin_with_takes(channel, 2))
+    channel.transactions.rollback(await begin_with_takes(channel, 2))
     assert await consume(channel) == [b"a", b"b"]
     assert opened.written_since(call_count) == []
-    assert not channel.contents.room.event_count
+    assert not channel._contents.room.event_count
 
 
 async def test_append_beyond_memory_goes_to_the_log_as_a_whole(opened: Opened) -> None:
@@ -139,7 +140,7 @@ async def test_append_once_the_log_holds_nothing_goes_to_memory_again(opened: Op
     await append(channel, b"a", b"b", b"c")
     taker = await begin_with_takes(channel, 3)
     await append(channel, b"d")
-    channel.rollback(taker)
+    channel.transactions.rollback(taker)
     assert in_log(channel) == [1, 2, 3, 4]
     await consume(channel)
     call_count = len(opened.disk.calls)
@@ -173,8 +174,8 @@ async def test_take_across_memory_and_log_gives_both(opened: Opened) -> None:
     await append(channel, b"c", b"d")
     taker = await begin_with_takes(channel, 3)
     other = await begin_with_takes(channel, 1)
-    channel.rollback(taker)
-    channel.rollback(other)
+    channel.transactions.rollback(taker)
+    channel.transactions.rollback(other)
     assert queued(channel) == [b"a", b"b", b"c", b"d"]
     assert await consume(channel) == [b"a", b"b", b"c", b"d"]
 
@@ -184,9 +185,9 @@ async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: 
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"c")], None)
+    channel.transactions.put(txn_id, [stored(b"c")], None)
     call_count = len(opened.disk.calls)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert in_memory(channel) == [2, 3]
     assert opened.written_since(call_count) == []
 
@@ -196,8 +197,8 @@ async def test_commit_that_takes_from_the_log_puts_there(opened: Opened) -> None
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     txn_id = await begin_with_takes(channel, 3)
-    channel.put(txn_id, [stored(b"d")], None)
-    await channel.commit([txn_id], None)
+    channel.transactions.put(txn_id, [stored(b"d")], None)
+    await channel.transactions.commit([txn_id], None)
     assert in_log(channel) == [4]
 
 
@@ -210,7 +211,7 @@ async def test_commit_of_memory_behind_one_of_the_log_keeps_the_order(opened: Op
     spilling = asyncio.ensure_future(append(channel, b"c"))
     spilling.add_done_callback(lambda _: ended.append("log"))
     await asyncio.sleep(0)
-    taking = asyncio.ensure_future(channel.commit([taker], None))
+    taking = asyncio.ensure_future(channel.transactions.commit([taker], None))
     taking.add_done_callback(lambda _: ended.append("memory"))
     await asyncio.gather(spilling, taking)
     assert ended == ["log", "memory"]
@@ -227,7 +228,7 @@ async def test_commit_of_memory_behind_one_of_the_log_needs_no_sync(
     await append(channel, b"a", b"b")
     taker = await begin_with_takes(channel, 2)
     call_count = len(opened.disk.calls)
-    await asyncio.gather(append(channel, b"c"), channel.commit([taker], None))
+    await asyncio.gather(append(channel, b"c"), channel.transactions.commit([taker], None))
     assert opened.written_since(call_count).count("sync") == 1
 
 
@@ -237,8 +238,9 @@ async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at
     checkpointing = asyncio.ensure_future(opened.now.checkpoint())
     claiming = asyncio.ensure_future(channel.claim("r", 30.0, takeover=False))
     await asyncio.sleep(0)
-    made = channel.begin_append(channel.plan_append([stored(b"a")], None))
-    assert isinstance(made, Receipt)
+    commit = channel.transactions.plan_append([stored(b"a")], None)
+    channel.transactions.submit_append(commit)
+    assert commit.state is CommitState.DURABLE
     assert not checkpointing.done()
     assert not claiming.done()
     await asyncio.gather(checkpointing, claiming)
@@ -251,15 +253,15 @@ async def test_commit_of_memory_while_a_checkpoint_waits_for_the_disk_is_made_at
 async def test_rollback_of_an_empty_transaction_is_a_rollback(opened: Opened) -> None:
     """Flume's ends with a NullPointerException."""
     channel = await opened.open()
-    channel.rollback(begin(channel))
-    assert channel.contents.counters.rollbacks == 1
+    channel.transactions.rollback(begin(channel))
+    assert channel._contents.counters.rollbacks == 1
 
 
 async def test_rollback_of_puts_leaves_the_memorys_budget_as_it_was(opened: Opened) -> None:
     """Flume's grows by what was put, each time."""
     channel = await opened.open(memory_capacity=2, memory_byte_capacity=10)
     for _ in range(3):
-        channel.rollback(begin_with_puts(channel, b"12345"))
+        channel.transactions.rollback(begin_with_puts(channel, b"12345"))
     await append(channel, b"1234567890")
     await append(channel, b"")
     await append(channel, b"c")
@@ -271,8 +273,8 @@ async def test_rollback_of_puts_and_takes_returns_what_was_taken(opened: Opened)
     channel = await opened.open()
     await append(channel, b"a")
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"b")], None)
-    channel.rollback(txn_id)
+    channel.transactions.put(txn_id, [stored(b"b")], None)
+    channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"a"]
 
 
@@ -282,8 +284,8 @@ async def test_commits_of_puts_and_takes_leak_no_room_in_memory(opened: Opened) 
     await append(channel, b"a")
     for _ in range(5):
         txn_id = await begin_with_takes(channel, 1)
-        channel.put(txn_id, [stored(b"next")], None)
-        await channel.commit([txn_id], None)
+        channel.transactions.put(txn_id, [stored(b"next")], None)
+        await channel.transactions.commit([txn_id], None)
         check_share(channel)
     await append(channel, b"z")
     assert in_memory(channel) == [6, 7]
@@ -296,14 +298,14 @@ async def test_counters_of_both_parts_are_those_of_one_channel(opened: Opened) -
     await append(channel, b"c", b"d", stamp=Stamp("p", 1, 2))
     await append(channel, b"c", b"d", stamp=Stamp("p", 1, 2))
     txn_id = await begin_with_takes(channel, 3)
-    channel.rollback(txn_id)
+    channel.transactions.rollback(txn_id)
     assert len(await consume(channel, 3)) == 3
-    counters, contents = channel.contents.counters, channel.contents
+    counters, contents = channel._contents.counters, channel._contents
     assert (counters.put_attempts, counters.put_successes, counters.deduplicated) == (6, 4, 2)
     assert (counters.take_attempts, counters.take_successes) == (6, 3)
     assert (counters.commits, counters.rollbacks) == (4, 1)
     assert (contents.room.event_count, contents.room.body_bytes, contents.queue.event_count) == (1, 1, 1)
-    assert channel.commits.memory_event_count == 0
+    assert channel._core.committer.memory_event_count == 0
 
 
 async def test_open_after_one_that_failed_finds_what_the_log_has(opened: Opened) -> None:
@@ -345,7 +347,7 @@ async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
     assert await channel.claims.acknowledge("r", claim.epoch, 3) == 4
     assert await channel.purge() == 1
     check_share(channel)
-    assert not channel.contents.room.event_count
+    assert not channel._contents.room.event_count
 
 
 # The disk has no room.
@@ -394,10 +396,10 @@ async def test_commit_that_takes_from_the_log_with_a_full_disk_puts_nothing_in_m
     await append(channel, b"a", b"b", b"c")
     channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
     txn_id = await begin_with_takes(channel, 1)
-    channel.put(txn_id, [stored(b"d")], None)
+    channel.transactions.put(txn_id, [stored(b"d")], None)
     with pytest.raises(DiskFullError):
-        await channel.commit([txn_id], None)
-    channel.rollback(txn_id)
+        await channel.transactions.commit([txn_id], None)
+    channel.transactions.rollback(txn_id)
     assert queued(channel) == [b"a", b"b", b"c"]
 
 
@@ -407,10 +409,12 @@ async def test_commit_of_memory_behind_one_that_is_refused_is_made_again(opened:
     await append(channel, b"a", b"b")
     taker = await begin_with_takes(channel, 2)
     opened.disk.fail("write", 1, errno.ENOSPC, count=1_000)
-    outcomes = await asyncio.gather(append(channel, b"c"), channel.commit([taker], None), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        append(channel, b"c"), channel.transactions.commit([taker], None), return_exceptions=True
+    )
     assert isinstance(outcomes[0], DiskFullError)
     assert not isinstance(outcomes[1], BaseException)
-    assert not channel.contents.room.event_count
+    assert not channel._contents.room.event_count
     opened.disk.heal()
     receipt = await append(channel, b"d")
     assert receipt.first_sequence == 3
@@ -434,13 +438,13 @@ async def test_takes_of_memory_after_the_log_has_failed_go_on(opened: Opened) ->
     with pytest.raises(ChannelLogFailedError):
         await append(channel, b"c")
     with pytest.raises(ChannelLogFailedError):
-        await channel.append([], Stamp("p", 1, 1))
+        await channel.transactions.append([], Stamp("p", 1, 1))
     assert await consume(channel, 1) == [b"a"]
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"b"]
-    assert channel.settle(delivery) is None
+    assert channel.deliveries.settle(delivery).state is CommitState.DURABLE
     with pytest.raises(ChannelLogFailedError):
-        await channel.deliver(TakeLimits())
+        await channel.deliveries.deliver(TakeLimits())
     assert opened.now.changes
 
 
@@ -453,10 +457,10 @@ async def test_take_after_the_log_has_failed_ends_where_memory_ends(opened: Open
     assert await consume(channel) == [b"a", b"b"]
     taker = await begin_with_takes(channel, 1)
     with pytest.raises(ChannelLogFailedError):
-        await channel.commit([taker], None)
+        await channel.transactions.commit([taker], None)
     with pytest.raises(ChannelLogFailedError):
-        await channel.deliver(TakeLimits())
-    channel.rollback(taker)
+        await channel.deliveries.deliver(TakeLimits())
+    channel.transactions.rollback(taker)
     assert queued(channel) == [b"c"]
 
 
@@ -467,42 +471,45 @@ async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With half of the reserve used, more is reserved, while commits go on; none is given that is not reserved."""
-    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=3, transaction_capacity=1)
-    assert isinstance(channel.commits, SpillCommits)
-    share = channel.commits._tier
+    assert isinstance(channel._core.committer, SpillableCommitter)
+    share = channel._core.committer.tier
     for number in range(200):
         await append(channel, b"%d" % number)
         assert share.reserved_sequence > number + 1
         await consume(channel)
         await asyncio.sleep(0)
     assert 200 < share.reserved_sequence <= 250
-    assert channel.contents.next_sequence == 201
+    assert channel._contents.next_sequence == 201
 
 
 async def test_append_before_a_reserve_is_on_the_disk_takes_nothing_of_it(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut now would forget it; what comes so early goes to the log instead."""
-    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 10)
-    monkeypatch.setattr(memory_share, "_COMMITS_AHEAD", 0)
+    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 10)
+    monkeypatch.setattr(spillable, "_COMMITS_AHEAD", 0)
     channel = await opened.open(memory_capacity=100)
-    commits = [channel.begin_append(channel.plan_append([stored(b"x")], None)) for _ in range(15)]
-    await asyncio.gather(*(commit for commit in commits if not isinstance(commit, Receipt)))
+    commits = []
+    for _ in range(15):
+        commits.append(channel.transactions.plan_append([stored(b"x")], None))
+        channel.transactions.submit_append(commits[-1])
+    await asyncio.gather(*commits)
     assert in_memory(channel) == list(range(1, 11))
     assert in_log(channel) == list(range(11, 16))
 
 
 async def test_append_without_a_reserve_goes_to_the_log(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk had no room to reserve more, memory's sequences end, and nothing else does."""
-    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=100, transaction_capacity=1)
     opened.disk.fail("write", 1, errno.ENOSPC)
     for number in range(40):
         await append(channel, b"%d" % number)
         await asyncio.sleep(0)
-    assert isinstance(channel.commits, SpillCommits)
-    assert channel.commits._tier.reserving_sequence == 41, "what was refused is not counted upon"
+    assert isinstance(channel._core.committer, SpillableCommitter)
+    assert channel._core.committer.tier.reserving_sequence == 41, "what was refused is not counted upon"
     opened.disk.heal()
     await append(channel, b"spilled")
     assert in_memory(channel) == list(range(1, 41))
@@ -526,7 +533,7 @@ async def test_stop_writes_what_is_in_memory_to_the_log(opened: Opened) -> None:
     channel = await opened.open(memory_capacity=5)
     await append(channel, b"a", b"b", b"c", stamp=Stamp("p", 1, 3))
     txn_id = begin_with_puts(channel, b"d")
-    await channel.commit([txn_id], Stamp("q", 7, 7))
+    await channel.transactions.commit([txn_id], Stamp("q", 7, 7))
     await begin_with_takes(channel, 2)
     begin_with_puts(channel, b"never committed")
     channel = await opened.stop_and_open(memory_capacity=5)
@@ -534,7 +541,7 @@ async def test_stop_writes_what_is_in_memory_to_the_log(opened: Opened) -> None:
     assert queued(channel) == [b"a", b"b", b"c", b"d"]
     again = await append(channel, b"a", b"b", b"c", b"e", stamp=Stamp("p", 1, 4))
     assert (again.first_sequence, again.last_sequence, again.is_deduplicated) == (5, 5, True)
-    assert (await channel.commit([txn_id], None)).first_sequence == 4
+    assert (await channel.transactions.commit([txn_id], None)).first_sequence == 4
 
 
 async def test_stop_right_after_a_checkpoint_takes_the_reserve_back(opened: Opened) -> None:
@@ -553,10 +560,10 @@ async def test_stop_keeps_what_is_left_of_a_request(opened: Opened) -> None:
     await append(channel, b"a", b"b", b"c", b"d", b"e")
     first, second = await begin_with_takes(channel, 1), await begin_with_takes(channel, 1)
     assert await consume(channel, 1) == [b"c"]
-    await channel.commit([first], None)
-    channel.rollback(second)
+    await channel.transactions.commit([first], None)
+    channel.transactions.rollback(second)
     channel = await opened.stop_and_open()
-    assert [batch.first_sequence for batch in channel.contents.queue] == [2, 4]
+    assert [batch.first_sequence for batch in channel._contents.queue] == [2, 4]
     assert await consume(channel) == [b"b", b"d", b"e"]
 
 
@@ -573,7 +580,7 @@ async def test_stop_with_a_log_behind_memory_keeps_the_order(opened: Opened) -> 
 
 async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much there is, one write has a bounded part of it."""
-    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 500)
+    monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 500)
     channel = await opened.open(memory_capacity=100, transaction_capacity=10)
     for number in range(20):
         await append(channel, b"%d" % number + bytes(120))
@@ -589,13 +596,13 @@ async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Op
     txn_id = await begin_with_takes(channel, 1)
     spilling = asyncio.ensure_future(append(channel, *[b"large"] * 12))
     await asyncio.sleep(0)
-    consuming = asyncio.ensure_future(channel.commit([txn_id], None))
+    consuming = asyncio.ensure_future(channel.transactions.commit([txn_id], None))
     await asyncio.sleep(0)
     assert not consuming.done()
     with structlog.testing.capture_logs() as told:
-        commits = channel.commits
-        assert isinstance(commits, SpillCommits)
-        await commits.keep_all(None)
+        commits = channel._core.committer
+        assert isinstance(commits, SpillableCommitter)
+        await commits.drain(None)
     await asyncio.gather(spilling, consuming)
     assert told == []
     channel = await opened.stop_and_open(memory_capacity=10)
@@ -607,9 +614,9 @@ async def test_stop_with_a_full_disk_keeps_the_oldest_and_tells_the_rest(
 ) -> None:
     """What there is no room for is lost, and the server's log says how much; what was written stays good."""
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 1)
+    monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     monkeypatch.setattr(
-        "millrace_server.channels.spilling._log.error", lambda event, **fields: told.append({"event": event, **fields})
+        "millrace_server.channels.spillable._log.error", lambda event, **fields: told.append({"event": event, **fields})
     )
     channel = await opened.open(memory_capacity=3)
     for body in (b"a", b"b", b"c"):
@@ -630,7 +637,7 @@ async def test_stop_without_time_is_not_held_up_by_what_is_in_memory(
 ) -> None:
     """Whoever stops the server at once, or whose disk does not answer, loses it, and is told."""
     told: list[int] = []
-    monkeypatch.setattr("millrace_server.channels.spilling._log.error", lambda _, events, **__: told.append(events))
+    monkeypatch.setattr("millrace_server.channels.spillable._log.error", lambda _, events, **__: told.append(events))
     channel = await opened.open(memory_capacity=3)
     await append(channel, b"a", b"b")
     await opened.now.store.close(0.0)

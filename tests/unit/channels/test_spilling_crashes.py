@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels import memory_tier as memory_share
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels import spillable
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import CommitState
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, queued, stored, take
@@ -66,21 +68,21 @@ async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
     """Takes events in a transaction and commits it."""
     txn_id = begin(channel)
     bodies = await take(channel, txn_id, events_max)
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     return bodies
 
 
 async def consume_loan(channel: Channel) -> list[bytes]:
     """Takes events as a stream does, and acknowledges them."""
-    delivery = await channel.deliver(TakeLimits())
+    delivery = await channel.deliveries.deliver(TakeLimits())
     bodies = bodies_of(delivery.takes)
-    assert channel.settle(delivery) is None
+    assert channel.deliveries.settle(delivery).state is CommitState.DURABLE
     return bodies
 
 
 def accepted(channel: Channel, producer_id: str = "p") -> list[tuple[int, int]]:
     """The numbers that the channel calls stored."""
-    return list(channel.contents.ledger.intervals_of(producer_id))
+    return list(channel._contents.ledger.intervals_of(producer_id))
 
 
 @pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
@@ -91,14 +93,14 @@ async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Cr
     await append(channel, b"c")
     await append(channel, b"d", b"e")
     channel = await crash(crashing)
-    assert [(batch.first_sequence, batch.count) for batch in channel.contents.queue] == [(3, 1), (4, 2)]
+    assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(3, 1), (4, 2)]
     assert await consume(channel) == [b"c", b"d", b"e"]
 
 
 @pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
 async def test_crash_gives_no_sequence_twice(crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of lost events either: whoever has read them must not take others for them."""
-    monkeypatch.setattr(memory_share, "RESERVED_AHEAD", 40)
+    monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
     given: set[int] = set()
     for number in range(60):
@@ -121,7 +123,7 @@ async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing:
     await append(channel, b"lost")
     channel = await crashing.kill()
     first = (await append(channel, b"a")).first_sequence
-    assert first == memory_share.RESERVED_AHEAD + 1
+    assert first == spillable.RESERVED_AHEAD + 1
     for _ in range(2):
         await crashing.opened.close()
         channel = await crashing.open()
@@ -174,12 +176,12 @@ async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing)
 async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(crashing: Crashing) -> None:
     """There is nothing that could be lost; while the log holds events it is there at once."""
     channel = await crashing.open(memory_capacity=1)
-    await channel.append([], Stamp("p", 1, 5))
+    await channel.transactions.append([], Stamp("p", 1, 5))
     await crashing.opened.checkpoint()
     channel = await crashing.kill(memory_capacity=1)
     assert accepted(channel) == [(1, 5)]
     await append(channel, b"a", b"b")
-    await channel.append([], Stamp("p", 6, 9))
+    await channel.transactions.append([], Stamp("p", 6, 9))
     assert accepted(await crashing.kill()) == [(1, 9)]
 
 
@@ -187,34 +189,34 @@ async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(cras
     """Its caller is not told that it is committed; where its events are in the log, it is."""
     channel = await crashing.open(memory_capacity=2)
     lost, kept = begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b", b"c")
-    await channel.commit([lost], None)
-    await channel.commit([kept], None)
+    await channel.transactions.commit([lost], None)
+    await channel.transactions.commit([kept], None)
     await crashing.opened.checkpoint()
     channel = await crashing.kill(memory_capacity=2)
     with pytest.raises(TxnNotFoundError):
-        await channel.commit([lost], None)
-    assert (await channel.commit([kept], None)).first_sequence == 2
+        await channel.transactions.commit([lost], None)
+    assert (await channel.transactions.commit([kept], None)).first_sequence == 2
 
 
 async def test_checkpoint_tells_how_transactions_ended(crashing: Crashing) -> None:
     """Those that rolled back or expired, and those whose events have left memory; so does the log alone."""
     channel = await crashing.open(memory_capacity=2)
     committed = begin_with_puts(channel, b"a")
-    await channel.commit([committed], None)
+    await channel.transactions.commit([committed], None)
     taker = await begin_with_takes(channel, 1)
-    await channel.commit([taker], None)
+    await channel.transactions.commit([taker], None)
     rolled_back, expired = begin(channel), begin(channel, lease_seconds=1.0)
-    channel.rollback(rolled_back)
+    channel.transactions.rollback(rolled_back)
     await asyncio.sleep(2.0)
     await crashing.opened.checkpoint()
     crashing.remove_checkpoints()
     channel = await crashing.kill()
-    assert (await channel.commit([committed], None)).first_sequence == 1
-    assert (await channel.commit([taker], None)).first_sequence == 0
+    assert (await channel.transactions.commit([committed], None)).first_sequence == 1
+    assert (await channel.transactions.commit([taker], None)).first_sequence == 0
     with pytest.raises(TxnStateError):
-        channel.put(rolled_back, [stored(b"x")], None)
+        channel.transactions.put(rolled_back, [stored(b"x")], None)
     with pytest.raises(LeaseExpiredError):
-        channel.put(expired, [stored(b"x")], None)
+        channel.transactions.put(expired, [stored(b"x")], None)
 
 
 async def test_crash_after_takes_from_both_parts_brings_nothing_back(crashing: Crashing) -> None:
@@ -253,7 +255,7 @@ async def test_claim_after_a_crash_goes_on_behind_what_is_lost(crashing: Crashin
     assert bodies_of(read) == [b"c", b"behind the reserve"]
     through = read[-1].first_sequence
     assert await channel.claims.acknowledge("r", renewed.epoch, through) == through + 1
-    assert not channel.contents.room.event_count
+    assert not channel._contents.room.event_count
 
 
 async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crashing: Crashing) -> None:
@@ -266,7 +268,7 @@ async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crash
     channel.enforce(small_spillable_limits(memory_capacity=2))
     await append(channel, b"e", stamp=Stamp("p", 2, 2))
     channel = await crashing.kill()
-    assert [(batch.first_sequence, batch.count) for batch in channel.contents.queue] == [(1, 3), (5, 1)]
+    assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(1, 3), (5, 1)]
     assert accepted(channel) == [(2, 2)]
 
 
@@ -274,7 +276,7 @@ async def test_crash_in_the_midst_of_a_stop_keeps_what_was_written(
     crashing: Crashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is lost as in any crash; stamps of what was kept may be forgotten, those of what was not are."""
-    monkeypatch.setattr("millrace_server.channels.spilling._KEPT_BYTES", 1)
+    monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     channel = await crashing.open(memory_capacity=4)
     for number in range(4):
         await append(channel, b"%d" % number, stamp=Stamp("p", number, number))

@@ -3,8 +3,8 @@ import itertools
 
 import pytest
 
-from millrace_server.channels.contents import Receipt
-from millrace_server.channels.transactions import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import LeaseExpiredError, MillraceError, OffsetGapError, TooManyTxnsError, TxnStateError
 from tests.channel_events import batch, numbered, window
 
@@ -117,7 +117,7 @@ async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_le
     expiries = Expiries()
     txn = Transaction("t", 30, expiries)
     txn.refuse_while_committing()
-    committing = asyncio.get_running_loop().create_future()
+    committing = Commit([], [])
     txn.begin_commit(committing)
     assert txn.committing is committing
     with pytest.raises(TxnStateError, match="is being committed") as refused:
@@ -134,7 +134,7 @@ async def test_begin_commit_until_it_is_reopened_refuses_others_and_stops_the_le
 
 def test_ended_txns_beyond_the_limit_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one that is forgotten is named once, so that its id can be struck elsewhere."""
-    monkeypatch.setattr("millrace_server.channels.transactions.ENDED_MAX", 2)
+    monkeypatch.setattr("millrace_server.channels.transaction.ENDED_MAX", 2)
     ended = EndedTxns()
     receipt = Receipt(1, 2)
     assert ended.add("a", Outcome(TxnState.ROLLED_BACK)) is None

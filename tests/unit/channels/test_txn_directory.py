@@ -1,6 +1,6 @@
 import pytest
 
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import TxnNotFoundError, TxnStateError
 from tests.channel_events import open_channel
 
@@ -8,54 +8,63 @@ from tests.channel_events import open_channel
 async def test_channel_of_a_transaction_is_where_it_was_begun() -> None:
     """Each transaction is found by its id alone."""
     directory = TxnDirectory(10)
-    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    orders, bills = (
+        open_channel("orders", directory=directory).transactions,
+        open_channel("bills", directory=directory).transactions,
+    )
     directory.add("a", orders)
     directory.add("b", bills)
     directory.add("a", orders)
-    assert directory.channel_of("a") is orders
-    assert directory.channel_of("b") is bills
+    assert directory.find("a") is orders
+    assert directory.find("b") is bills
 
 
 async def test_add_of_another_channels_id_is_refused() -> None:
     """Ids are one namespace for the server; the refusal leaves the id where it was."""
     directory = TxnDirectory(10)
-    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    orders, bills = (
+        open_channel("orders", directory=directory).transactions,
+        open_channel("bills", directory=directory).transactions,
+    )
     directory.add("a", orders)
     with pytest.raises(TxnStateError, match="belongs to a transaction of channel 'orders', not 'bills'"):
         directory.add("a", bills)
-    assert directory.channel_of("a") is orders
+    assert directory.find("a") is orders
 
 
 async def test_channel_of_an_unknown_transaction_is_not_found() -> None:
     """Never begun, or forgotten."""
     directory = TxnDirectory(10)
-    orders, bills = open_channel("orders", directory=directory), open_channel("bills", directory=directory)
+    orders, bills = (
+        open_channel("orders", directory=directory).transactions,
+        open_channel("bills", directory=directory).transactions,
+    )
     directory.add("a", orders)
     # Another channel that has forgotten the same id strikes nothing of this one's.
     directory.remove("a", bills)
-    assert directory.channel_of("a") is orders
+    assert directory.find("a") is orders
     directory.remove("a", orders)
     with pytest.raises(TxnNotFoundError, match="no transaction of this id is known") as refused:
-        directory.channel_of("a")
+        directory.find("a")
     assert refused.value.metadata == {"txn_id": "a"}
 
 
 async def test_common_channel_of_transactions_of_one_channel_is_that_one() -> None:
     """One, or several."""
     directory = TxnDirectory(10)
-    orders = open_channel(directory=directory)
+    orders = open_channel(directory=directory).transactions
     directory.add("a", orders)
     directory.add("b", orders)
-    assert directory.common_channel_of(["a"]) is directory.common_channel_of(["b", "a"]) is orders
+    assert directory.find_common(["a"]) is directory.find_common(["b", "a"]) is orders
 
 
 async def test_common_channel_of_transactions_of_two_channels_is_refused() -> None:
     """A commit is atomic in one channel only; the odd one is named."""
     directory = TxnDirectory(10)
-    directory.add("a", open_channel("orders", directory=directory))
-    directory.add("b", open_channel("bills", directory=directory))
+    directory.add("a", open_channel("orders", directory=directory).transactions)
+    directory.add("b", open_channel("bills", directory=directory).transactions)
     with pytest.raises(TxnStateError, match="different channels, 'orders' and 'bills'") as refused:
-        directory.common_channel_of(["a", "b"])
+        directory.find_common(["a", "b"])
     assert refused.value.metadata == {"txn_id": "b"}
 
 
@@ -63,7 +72,7 @@ async def test_common_channel_of_transactions_of_two_channels_is_refused() -> No
 async def test_common_channel_of_an_unknown_one_is_not_found(txn_ids: list[str]) -> None:
     """Wherever it stands among the others."""
     directory = TxnDirectory(10)
-    directory.add("a", open_channel(directory=directory))
+    directory.add("a", open_channel(directory=directory).transactions)
     with pytest.raises(TxnNotFoundError) as refused:
-        directory.common_channel_of(txn_ids)
+        directory.find_common(txn_ids)
     assert refused.value.metadata == {"txn_id": "none"}

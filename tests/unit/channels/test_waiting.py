@@ -2,46 +2,46 @@ import asyncio
 
 import pytest
 
-from millrace_server.channels.waiting import Place, WaitingLine
+from millrace_server.channels.admission import Waiter, WaitQueue
 from tests.virtual_clock import now, settle, started
 
 
-class Waiter:
-    """A call that waits in a line until it is woken as often as it wants."""
+class Call:
+    """A call that waits in a queue until it is woken as often as it wants."""
 
-    def __init__(self, line: WaitingLine, name: str, log: list[str], *, wakes: int = 1) -> None:
-        self._line = line
+    def __init__(self, line: WaitQueue, name: str, log: list[str], *, wakes: int = 1) -> None:
+        self._queue = line
         self._name = name
         self._log = log
         self._wakes = wakes
 
     async def wait(self, seconds: float = 10, *, at_front: bool = False) -> None:
-        with self._line.place(at_front=at_front) as place:
+        with self._queue.join(at_front=at_front) as waiter:
             for _ in range(self._wakes):
-                is_woken = await place.wait(seconds)
+                is_woken = await waiter.wait(seconds)
                 self._log.append(f"{self._name} {'woken' if is_woken else 'in vain'}")
 
 
 async def test_wait_without_time_answers_at_once() -> None:
     """Who has no time left does not even pass control to others."""
     with pytest.raises(StopIteration) as ended:
-        Place().wait(0).send(None)
+        Waiter().wait(0).send(None)
     assert ended.value.value is False
-    assert await Place().wait(-1) is False
+    assert await Waiter().wait(-1) is False
 
 
 async def test_wait_when_nobody_wakes_ends_in_time() -> None:
     """Waiting takes exactly as long as was asked for, and leaves nothing behind."""
-    line, log = WaitingLine(), list[str]()
-    await Waiter(line, "a", log).wait(2.5)
+    line, log = WaitQueue(), list[str]()
+    await Call(line, "a", log).wait(2.5)
     assert (now(), log, len(line)) == (2.5, ["a in vain"], 0)
 
 
 async def test_wake_next_with_many_waiting_wakes_the_first() -> None:
     """One wake-up is for one call, and for who came first."""
-    line, log = WaitingLine(), list[str]()
+    line, log = WaitQueue(), list[str]()
     for name in "abc":
-        await started(Waiter(line, name, log).wait())
+        await started(Call(line, name, log).wait())
     line.wake_next()
     await settle()
     assert (log, len(line)) == (["a woken"], 2)
@@ -53,9 +53,9 @@ async def test_wake_next_with_many_waiting_wakes_the_first() -> None:
 
 async def test_wake_next_when_the_first_finds_nothing_keeps_its_place() -> None:
     """Who was woken in vain is still before those who came later."""
-    line, log = WaitingLine(), list[str]()
-    await started(Waiter(line, "a", log, wakes=2).wait())
-    await started(Waiter(line, "b", log).wait())
+    line, log = WaitQueue(), list[str]()
+    await started(Call(line, "a", log, wakes=2).wait())
+    await started(Call(line, "b", log).wait())
     for _ in range(3):
         line.wake_next()
         await settle()
@@ -64,9 +64,9 @@ async def test_wake_next_when_the_first_finds_nothing_keeps_its_place() -> None:
 
 async def test_place_at_the_front_comes_before_all() -> None:
     """A place may be taken ahead of the line."""
-    line, log = WaitingLine(), list[str]()
-    await started(Waiter(line, "a", log).wait())
-    await started(Waiter(line, "b", log).wait(at_front=True))
+    line, log = WaitQueue(), list[str]()
+    await started(Call(line, "a", log).wait())
+    await started(Call(line, "b", log).wait(at_front=True))
     line.wake_next()
     await settle()
     assert log == ["b woken"]
@@ -74,9 +74,9 @@ async def test_place_at_the_front_comes_before_all() -> None:
 
 async def test_wake_all_wakes_everybody_once() -> None:
     """All look again, in their order, and keep their places."""
-    line, log = WaitingLine(), list[str]()
+    line, log = WaitQueue(), list[str]()
     for name in "abc":
-        await started(Waiter(line, name, log, wakes=2).wait())
+        await started(Call(line, name, log, wakes=2).wait())
     line.wake_all()
     line.wake_all()
     await settle()
@@ -88,25 +88,25 @@ async def test_wake_all_wakes_everybody_once() -> None:
 
 async def test_wake_next_on_an_empty_line_does_nothing() -> None:
     """A wake-up is a hint, not a permit that is kept."""
-    line, log = WaitingLine(), list[str]()
+    line, log = WaitQueue(), list[str]()
     line.wake_next()
     line.wake_all()
-    await Waiter(line, "a", log).wait(1)
+    await Call(line, "a", log).wait(1)
     assert log == ["a in vain"]
 
 
 async def test_wake_of_one_whose_time_just_passed_does_not_count_twice() -> None:
     """A call answers once, though it was woken in the very moment in which its time passed."""
-    line, log = WaitingLine(), list[str]()
+    line, log = WaitQueue(), list[str]()
     asyncio.get_running_loop().call_at(1, line.wake_next)
-    await Waiter(line, "a", log).wait(1)
+    await Call(line, "a", log).wait(1)
     assert len(log) == 1
 
 
 async def test_place_of_a_cancelled_call_is_given_up() -> None:
     """A cancelled call leaves the line, whether it was woken before or not, and its timer is gone."""
-    line, log = WaitingLine(), list[str]()
-    calls = [await started(Waiter(line, name, log).wait()) for name in "ab"]
+    line, log = WaitQueue(), list[str]()
+    calls = [await started(Call(line, name, log).wait()) for name in "ab"]
     line.wake_next()
     for call in calls:
         call.cancel()

@@ -89,7 +89,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
     service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
     with pytest.raises(DiskFullError):
         await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
-    assert (channel.config.capacity, channel.contents.room.events_max) == (100, 100)
+    assert (channel.config.capacity, channel._contents.room.events_max) == (100, 100)
 
 
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
     service = AdminService(registry, Catalog(tmp_path / "catalog.json"))
-    await channel.append(stored_columns(60), None)
+    await channel.transactions.append(stored_columns(60), None)
     shrinking = asyncio.ensure_future(
         service._update_channel(
             pb.UpdateChannelRequest(name="orders", config={"capacity": 50, "transaction_capacity": 50})
         )
     )
     await asyncio.sleep(0)
-    assert len(channel.contents.room.line) == 1
+    assert len(channel._contents.room.waiters) == 1
     other = asyncio.ensure_future(
         service._update_channel(pb.UpdateChannelRequest(name="orders", config={"open_transactions_max": 7}))
     )

@@ -58,7 +58,7 @@ async def running() -> AsyncIterator[Running]:
     await running.start()
     yield running
     # Whatever was out when the stream ended is back, and nothing waits for it.
-    assert (running.channel.contents.taken_count, running.channel.open_transactions) == (0, 0)
+    assert (running.channel._contents.taken_count, running.channel.open_transactions) == (0, 0)
 
 
 @pytest.mark.parametrize("field", ["ack", "nack"])
@@ -80,7 +80,7 @@ async def test_ack_that_cannot_be_settled_gives_all_deliveries_back(
         raise DrainingError("refused")
 
     with monkeypatch.context() as refusing:
-        refusing.setattr(running.channel.commits, "make", refuse)
+        refusing.setattr(running.channel._core.committer, "submit", refuse)
         running.stream.send(ack={"delivery_ids": [2, 3]})
         with pytest.raises(DrainingError):
             await running.serving

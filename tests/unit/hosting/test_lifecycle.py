@@ -161,7 +161,7 @@ async def test_stop_waits_for_transactions_of_callers_beside_those_of_sinks(stop
     assert stopping.log[0]["open_transactions"] == 1
     await asyncio.sleep(0.1)
     assert not stop.done()
-    await channel.commit([txn_id], None)
+    await channel.transactions.commit([txn_id], None)
     assert await stop == ["stopping", "events in memory are lost"]
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millrace.columns import columns_from_events
 from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import TakeLimits
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.config import MemoryChannelConfig
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import COUNTERS, GAUGES
@@ -88,11 +88,11 @@ async def use(registry: ChannelRegistry) -> None:
     """Makes a channel `orders` and puts 5 events, takes 2 of them in a commit and 1 more in an open transaction."""
     channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=10, byte_capacity=1_000)).channel
     [columns] = columns_from_events([({}, b"body")] * 5)
-    await channel.append([StoredColumns.of(columns)], None)
+    await channel.transactions.append([StoredColumns.of(columns)], None)
     for txn_id, count in (("first", 2), ("second", 1)):
-        channel.begin(txn_id, None)
-        await channel.take(txn_id, TakeLimits(events_max=count), 0.0, None)
-    await channel.commit(["first"], None)
+        channel.transactions.begin(txn_id, None)
+        await channel.transactions.take(txn_id, TakeLimits(events_max=count), 0.0, None)
+    await channel.transactions.commit(["first"], None)
 
 
 async def test_healthz_while_serving_says_so(served: Served) -> None:

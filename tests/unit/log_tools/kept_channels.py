@@ -68,8 +68,8 @@ async def fill(channel: Channel, rounds: int = 6, first_round: int = 0) -> None:
         stamp = Stamp("producer", 10 * number, 10 * number + 9)
         await append(channel, *[b"%d of round %d" % (index, number) for index in range(10)], stamp=stamp)
         txn_id = await begin_with_takes(channel, 4)
-        await channel.commit([txn_id], None)
-        channel.rollback(begin(channel))
+        await channel.transactions.commit([txn_id], None)
+        channel.transactions.rollback(begin(channel))
 
 
 async def _make(base: Path, name: str, limits: dict[str, Any], rounds: int) -> None:
@@ -78,7 +78,7 @@ async def _make(base: Path, name: str, limits: dict[str, Any], rounds: int) -> N
         await append(channel, *[b"%d of the first" % index for index in range(10)])
         txn_id = await begin_with_takes(channel, 2)
         await fill(channel, rounds)
-        channel.rollback(txn_id)
+        channel.transactions.rollback(txn_id)
         await channel.claim("reader", 30.0, takeover=False)
         await append(channel, b"last")
 
@@ -95,7 +95,7 @@ def make_channel(base: Path, name: str = NAME, *, rounds: int = 6, **limits: Any
 
 async def _opened(base: Path, name: str, limits: dict[str, Any]) -> tuple[list[tuple[int, bytes]], int]:
     async with open_channel(base, name, **limits) as channel:
-        events = numbered(list(channel.contents.queue))
+        events = numbered(list(channel._contents.queue))
         receipt = await append(channel, b"new")
         return events, receipt.first_sequence
 

@@ -73,17 +73,17 @@ async def test_back_up_of_an_open_channel_holds_all_that_was_acknowledged(tmp_pa
         for number in range(5):
             await fill(channel, 2, first_round=2 * number)
             await append(channel, b"the last of %d" % number)
-            events = numbered(list(channel.contents.queue))
+            events = numbered(list(channel._contents.queue))
             target = tmp_path / f"backup-{number}"
             report = await asyncio.to_thread(back_up, layout_of(tmp_path / NAME), target, TOOLS)
             assert report.is_good
             assert report.recovered is not None
-            assert report.recovered.next_sequence == channel.contents.next_sequence
+            assert report.recovered.next_sequence == channel._contents.next_sequence
             assert report.recovered.queue.event_count == len(events)
             restored = tmp_path / f"restored-{number}" / NAME
             await asyncio.to_thread(restore, target, target_of(restored), TOOLS)
             async with open_channel(restored.parent) as other:
-                assert numbered(list(other.contents.queue)) == events
+                assert numbered(list(other._contents.queue)) == events
 
 
 def test_back_up_of_several_directories_merges_them(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ async def take_most(base: Path) -> None:
     """Takes nearly all events, then goes on for some segments."""
     async with open_channel(base) as channel:
         channel.claims.release("reader", None)
-        txn_id = await begin_with_takes(channel, channel.contents.queue.event_count)
-        await channel.commit([txn_id], None)
+        txn_id = await begin_with_takes(channel, channel._contents.queue.event_count)
+        await channel.transactions.commit([txn_id], None)
         for _ in range(4):
             await append(channel, *[b"x" * 100] * 10)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import Outcome, TxnState
+from millrace_server.channels.transaction import Outcome, TxnState
 from millrace_server.log_tools import verify
 from millrace_server.log_tools.layout import DamagedError
 from millrace_server.log_tools.repair import repair
@@ -145,7 +145,7 @@ def test_differences_of_the_same_are_none() -> None:
     [
         (lambda one: setattr(one, "next_sequence", 2), "its next sequence is 1 and 2"),
         (lambda one: one.ledger.accept(Stamp("p", 1, 2)), "it has accepted other numbers of its producers"),
-        (lambda one: setattr(one, "claim", ClaimNote("r", 1, 1.0)), "its claim is None and ClaimNote"),
+        (lambda one: setattr(one, "claim", ClaimRecord("r", 1, 1.0)), "its claim is None and ClaimRecord"),
         (
             lambda one: one.ended.add("t", Outcome(TxnState.COMMITTED, Receipt(1, 2))),
             "other transactions were committed",

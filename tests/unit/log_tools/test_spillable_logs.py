@@ -42,7 +42,7 @@ async def _make(base: Path) -> None:
             await channel.purge()
             await append(channel, *[b"%d" % index for index in range(7)])
             txn_id = await begin_with_takes(channel, 3)
-            await channel.commit([txn_id], None)
+            await channel.transactions.commit([txn_id], None)
         await channel.claim("reader", 30.0, takeover=False)
         assert isinstance(hosted.store, FileStore)
         # Nothing moves while it is copied.

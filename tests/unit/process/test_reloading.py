@@ -126,7 +126,7 @@ async def test_reload_of_changed_limits_changes_the_channel_in_use(server: Serve
     last = await server.reload(tables_of({"orders": MEMORY, "bills": {**MEMORY, "capacity": 5_000}}, {"out": NULL}))
     assert last["channels_changed"] == ["bills"]
     assert server.registry.get("bills") is bills
-    assert (bills.config.capacity, bills.contents.room.events_max) == (5_000, 5_000)
+    assert (bills.config.capacity, bills._contents.room.events_max) == (5_000, 5_000)
     assert queued(bills) == [b"a", b"b"]
 
 
@@ -190,7 +190,7 @@ async def test_reload_without_a_channel_that_holds_events_keeps_it(server: Serve
     txn_id = begin(bills)
     assert (await server.reload(without))["not_in_force"] == ["channels.bills"]
     assert "open in it" in server.why_not("channels.bills")
-    bills.rollback(txn_id)
+    bills.transactions.rollback(txn_id)
     assert (await server.reload(without))["channels_removed"] == ["bills"]
     assert "bills" not in server.registry
 
@@ -208,7 +208,7 @@ async def test_reload_without_an_empty_file_channel_keeps_its_files(server: Serv
     assert (await server.reload(with_file))["channels_made"] == ["kept"]
     await server.registry.wait_open()
     again = server.registry.get("kept")
-    assert (again.channel_id, again.contents.next_sequence) == (channel_id, 3)
+    assert (again.channel_id, again._contents.next_sequence) == (channel_id, 3)
 
 
 async def test_reload_leaves_channels_alone_that_were_made_by_hand(server: Server) -> None:

@@ -16,7 +16,7 @@ from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.selectors import CustomSelector, LoadBalancer, Replicating, Selector
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.commit import Commit
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import MillraceError, OverloadedError
@@ -134,8 +134,8 @@ class BatchRouter:
         except MillraceError:
             return False
         enough = all if self._load_balancer is None else any
-        return all(channel.commits.fault is None for channel in channels) and enough(
-            channel.contents.room.admits(*size) for channel in channels
+        return all(channel.fault is None for channel in channels) and enough(
+            channel.has_room(*size) for channel in channels
         )
 
     async def _run_steps(self, attempt: BatchAttempt) -> None:
@@ -246,19 +246,16 @@ class OptionalChannels:
         if refused := batch.unstorable(channel):
             self._miss(name, len(refused), next(iter(refused.values())))
             batch = batch.without(refused)
-        change = channel.plan_append(batch.batches(), None)
-        if not channel.contents.goes_at_once(change):
-            raise channel.contents.room.full_error(change.event_count, change.body_bytes, 0.0)
-        commit = channel.begin_append(change)
-        if isinstance(commit, Receipt):
-            return
+        commit = channel.transactions.plan_append(batch.batches(), None)
+        if not channel.transactions.admits(commit):
+            raise channel.transactions.full_error(commit)
+        channel.transactions.submit_append(commit)
         self._pending_counts[name] += 1
         commit.add_done_callback(lambda ended: self._end(name, batch.table.count, ended))
 
-    def _end(self, name: str, event_count: int, commit: "asyncio.Future[Receipt]") -> None:
+    def _end(self, name: str, event_count: int, commit: Commit) -> None:
         self._pending_counts[name] -= 1
-        error = None if commit.cancelled() else commit.exception()
-        if isinstance(error, MillraceError):
+        if (error := commit.error) is not None:
             self._miss(name, event_count, f"{error.reason}: {error}")
 
     def _miss(self, name: str, event_count: int, reason: str) -> None:

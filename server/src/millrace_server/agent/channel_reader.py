@@ -10,10 +10,11 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
-from millrace_server.channels.transactions import Transaction
+from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import MillraceError
 
 
@@ -79,7 +80,7 @@ class Delivery:
     @property
     def oldest_open_sequence(self) -> int:
         """The oldest sequence in its channel; no earlier event will be delivered again."""
-        return self._channel.contents.oldest_sequence
+        return self._channel.oldest_sequence
 
     async def settle(self) -> None:
         """Removes the events from the channel, durably once this returns.
@@ -88,8 +89,7 @@ class Delivery:
             DiskFullError, ChannelLogFailedError: They could not be removed, and are in the channel again.
         """
         try:
-            if (settling := self._channel.settle(self._delivery)) is not None:
-                await asyncio.shield(settling)
+            await self._channel.deliveries.settle(self._delivery)
         except MillraceError:
             self._on_end(self, False)
             raise
@@ -100,7 +100,7 @@ class Delivery:
 
         For sinks that hold deliveries: thousands of small ones would be as many open transactions.
         """
-        self._channel.join(self._delivery, following._delivery)  # noqa: SLF001 - another of this class
+        self._channel.deliveries.join(self._delivery, following._delivery)  # noqa: SLF001 - another of this class
         self.batches = (*self.batches, *following.batches)
         self.count += following.count
         self.body_bytes += following.body_bytes
@@ -108,7 +108,7 @@ class Delivery:
 
     def nack(self) -> None:
         """Returns the events to their place in the channel. Does nothing after a settle or nack."""
-        self._channel.nack(self._delivery)
+        self._channel.deliveries.nack(self._delivery)
         self._on_end(self, False)
 
 
@@ -170,7 +170,7 @@ class ChannelReader:
         if self._channel_name not in self._registry:
             return False
         channel = self._registry.get_hosted(self._channel_name).channel_if_open
-        return channel is not None and bool(channel.contents.room.line)
+        return channel is not None and channel.has_waiting_commits
 
     def request_flush(self) -> None:
         """Asks a sink that holds deliveries to settle them as soon as there is nothing more to take."""
@@ -183,7 +183,7 @@ class ChannelReader:
         if self._channel_name in self._registry:
             hosted = self._registry.get_hosted(self._channel_name)
             if hosted.channel_if_open is not None:
-                hosted.channel_if_open.contents.takers.wake_all()
+                hosted.channel_if_open.wake_takers()
 
     def nack_all(self) -> None:
         for delivery in list(self._unsettled):
@@ -198,7 +198,7 @@ class ChannelReader:
         channel = self._registry.get(self._channel_name)
         self._report_readiness(channel)
         limits = TakeLimits(events_max=self._events_max, body_bytes_max=body_bytes_max)
-        taken = await channel.deliver_while(limits, lambda: not self._is_closing)
+        taken = await channel.deliveries.deliver_while(limits, lambda: not self._is_closing)
         if taken is None:
             return None
         delivery = Delivery(channel, taken, self._finish)
@@ -206,8 +206,8 @@ class ChannelReader:
         return delivery
 
     def _report_readiness(self, channel: Channel) -> None:
-        is_readable = channel.commits.fault is None and channel.claims.claim is None
-        if is_readable and not channel.contents.room.event_count:
+        is_readable = channel.fault is None and channel.claims.claim is None
+        if is_readable and not channel.event_count:
             # The channel is empty, so the last failure no longer keeps any event from being delivered.
             self._component.mark_running()
         else:

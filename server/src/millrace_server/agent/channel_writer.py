@@ -80,7 +80,7 @@ class ChannelWriter:
         for name in self._router.required:
             hosted = self._registry.get_hosted(name)
             await hosted.opened.wait()
-            await hosted.channel.settled()
+            await hosted.channel.transactions.wait_until_durable()
 
     def report_running(self) -> None:
         """Marks the source as running; called once it has opened its input."""
@@ -107,7 +107,7 @@ class ChannelWriter:
             Ascending ranges, both ends included. A batch must not overlap one of them in part: cut it at the ends of
             the ranges.
         """
-        return [list(channel.contents.ledger.intervals_of(producer_id)) for channel in self._router.fan_out.channels()]
+        return [channel.accepted_ranges(producer_id) for channel in self._router.fan_out.channels()]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
         """Stores events in all their channels, however long that takes.

@@ -95,7 +95,9 @@ class DeadLetterWriter:
         """
         assert self._channel_name is not None, "the caller has checked this"
         try:
-            receipt = await self._registry.get(self._channel_name).append(letters.stored(), stamp, also_draining=True)
+            receipt = await self._registry.get(self._channel_name).transactions.append(
+                letters.stored(), stamp, also_draining=True
+            )
         except UNSTORABLE_ERRORS as error:
             if letters.count == 1:
                 self._drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})

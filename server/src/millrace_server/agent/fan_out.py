@@ -40,7 +40,7 @@ from millrace_server.agent.events import EventTable
 from millrace_server.agent.selectors import EventMask, LoadBalancer
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.contents import Change, Receipt
+from millrace_server.channels.commit import Commit
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import MillraceError, TxnCapacityError
@@ -73,7 +73,7 @@ class ChannelBatch:
 
     def unstorable(self, channel: Channel) -> dict[int, str]:
         """Returns the events that a channel can never take, not even alone: the reason by the index in the table."""
-        return _failing(self, channel.refuse_unstorable)
+        return _failing(self, channel.transactions.refuse_unstorable)
 
     def without(self, indexes: Container[int]) -> "ChannelBatch":
         """Returns the events at the other indexes."""
@@ -141,7 +141,7 @@ class FanOut:
 
     def has_accepted(self, stamp: Stamp) -> bool:
         """Whether all channels have accepted a batch; it may not be on their disks yet."""
-        return all(channel.contents.ledger.has_accepted(stamp) for channel in self.channels())
+        return all(channel.has_accepted(stamp) for channel in self.channels())
 
     async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp, last: str | None = None) -> None:
         """Stores a batch in all channels.
@@ -168,11 +168,7 @@ class FanOut:
         Raises:
             ChannelFullError, BytesFullError: None had space for as long as a commit may wait.
         """
-        candidates = [
-            _Append(channel, batch, stamp)
-            for channel in self.channels()
-            if not channel.contents.ledger.has_accepted(stamp)
-        ]
+        candidates = [_Append(channel, batch, stamp) for channel in self.channels() if not channel.has_accepted(stamp)]
         assert candidates, "a batch that all have accepted is not picked for"
         # Prefers channels that take all of its events; if there are none, some events become dead letters.
         willing = [append for append in candidates if append.takes_all_events]
@@ -197,12 +193,12 @@ class _Append:
         self._has_waited = False
 
     def count_attempt(self) -> None:
-        self.channel.contents.counters.put_attempts += self._batch.table.count
+        self.channel.counters.put_attempts += self._batch.table.count
 
-    def plan(self) -> Change:
+    def plan(self) -> Commit:
         """Plans the commit; raises if it is never possible."""
         try:
-            return self.channel.plan_append(self._batch.batches(), self._stamp)
+            return self.channel.transactions.plan_append(self._batch.batches(), self._stamp)
         except MillraceError as error:
             _add_channel(error, self.channel)
             raise
@@ -215,15 +211,13 @@ class _Append:
     @property
     def has_space_now(self) -> bool:
         try:
-            return self.may_begin(self.plan())
+            return self.is_admitted(self.plan())
         except TxnCapacityError:
             return False
 
-    def may_begin(self, change: Change) -> bool:
+    def is_admitted(self, commit: Commit) -> bool:
         """Whether there is space, and no earlier append waits for it."""
-        if self._has_waited:
-            return self.channel.contents.room.admits(change.event_count, change.body_bytes)
-        return self.channel.contents.goes_at_once(change)
+        return self.channel.transactions.admits(commit, had_turn=self._has_waited)
 
     async def wait_for_space(self) -> None:
         """Waits for its turn and for space, in total no longer than a commit in this channel may.
@@ -234,7 +228,7 @@ class _Append:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            await self.channel.contents.wait_for_room(self.plan, self._seconds_left)
+            await self.channel.transactions.wait_for_room(self.plan, self._seconds_left)
         except MillraceError as error:
             _add_channel(error, self.channel)
             raise
@@ -244,17 +238,27 @@ class _Append:
 
     def refuse_if_broken(self) -> None:
         """Raises ChannelLogFailedError if the channel's log has failed; see the module's argument."""
-        if fault := self.channel.commits.fault:
+        if fault := self.channel.fault:
             _add_channel(fault, self.channel)
             raise fault
 
-    def begin(self, change: Change) -> "Receipt | asyncio.Future[Receipt] | MillraceError":
-        """Begins it; returns an error if that is not possible."""
+    def submit(self, commit: Commit) -> MillraceError | None:
+        """Submits the commit; returns the error if that is not possible."""
         try:
-            return self.channel.begin_append(change)
+            self.channel.transactions.submit_append(commit)
         except MillraceError as error:
             _add_channel(error, self.channel)
             return error
+        return None
+
+    async def wait(self, commit: Commit) -> MillraceError | None:
+        """Waits until the commit is durable; returns the error if it is aborted."""
+        try:
+            await commit
+        except MillraceError as error:
+            _add_channel(error, self.channel)
+            return error
+        return None
 
 
 async def _commit_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> None:
@@ -264,40 +268,30 @@ async def _commit_together(appends: Sequence[_Append], of_batch: Sequence[_Appen
         appends: The commits.
         of_batch: All commits of the batch, including those that begin later.
     """
-    changes = await _plan_with_space(appends)
-    # Nothing is awaited between the last plan and the last begin.
+    planned = list(zip(appends, await _plan_with_space(appends), strict=True))
+    # Nothing is awaited between the last plan and the last submission.
     for append in of_batch:
         append.refuse_if_broken()
-    begun = [append.begin(change) for append, change in zip(appends, changes, strict=True)]
-    errors = [commit for commit in begun if isinstance(commit, MillraceError)]
-    futures = {
-        commit: append for commit, append in zip(begun, appends, strict=True) if isinstance(commit, asyncio.Future)
-    }
-    if futures:
-        # Not gathered: if the caller is cancelled, the commits go on.
-        await asyncio.wait(futures)
-    for future, append in futures.items():
-        error = future.exception()
-        if isinstance(error, MillraceError):
-            _add_channel(error, append.channel)
-            errors.append(error)
-        elif error is not None:
+    refusals = [append.submit(commit) for append, commit in planned]
+    submitted = [pair for pair, refusal in zip(planned, refusals, strict=True) if refusal is None]
+    # If the caller is cancelled, the commits go on.
+    aborts = [await append.wait(commit) for append, commit in submitted]
+    for error in [*refusals, *aborts]:
+        if error is not None:
             raise error
-    if errors:
-        raise errors[0]
 
 
-async def _plan_with_space(appends: Sequence[_Append]) -> list[Change]:
+async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:
     """Returns the plans of all commits, once there is space for all of them at the same time."""
     while True:
-        changes = [append.plan() for append in appends]
-        for append, change in zip(appends, changes, strict=True):
-            if not append.may_begin(change):
+        commits = [append.plan() for append in appends]
+        for append, commit in zip(appends, commits, strict=True):
+            if not append.is_admitted(commit):
                 # Meanwhile the space in other channels may be taken, so all are planned again.
                 await append.wait_for_space()
                 break
         else:
-            return changes
+            return commits
 
 
 async def _first_with_space(appends: Sequence[_Append]) -> _Append:

@@ -205,12 +205,7 @@ class LeastFull(LoadBalancer):
     """Picks the channel that uses the smallest part of its capacity, in events or in bytes."""
 
     def pick(self, candidates: Sequence[Channel]) -> Channel:
-        return min(candidates, key=_fullness)
-
-
-def _fullness(channel: Channel) -> float:
-    room = channel.contents.room
-    return max(room.event_count / room.events_max, room.body_bytes / room.body_bytes_max)
+        return min(candidates, key=lambda channel: channel.used_fraction)
 
 
 class _KeyHash:

@@ -95,7 +95,7 @@ class MemberReader(ChannelReader):
         super()._report_readiness(channel)
         if self._component.state is ComponentState.RUNNING:
             self._group.component.mark_running()
-            if not channel.contents.room.event_count:
+            if not channel.event_count:
                 self.on_progress()
 
     def _finish(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument

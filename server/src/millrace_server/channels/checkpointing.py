@@ -6,7 +6,7 @@ from contextlib import suppress
 import structlog
 
 from millrace_server.channels.journal import Journal
-from millrace_server.channels.pending import Snapshot
+from millrace_server.channels.journal_entries import Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
@@ -78,7 +78,7 @@ class Checkpointing:
 
     def _seconds_to_next(self) -> float:
         interval_seconds = self._journal.config.checkpoint_interval_seconds
-        had_room_for = asyncio.get_running_loop().time() - self._journal.had_no_room_at
+        had_room_for = asyncio.get_running_loop().time() - self._journal.disk_full_at
         return 0.0 if self._holds_back and had_room_for < interval_seconds else interval_seconds
 
     async def make(self) -> None:

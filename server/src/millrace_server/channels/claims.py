@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.channels.commits import ClaimNote, Commits, remove
+from millrace_server.channels.committer import ClaimRecord, Committer, remove
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.leases import Lease
 from millrace_server.channels.names import check_identifier
@@ -24,16 +24,16 @@ class Claim:
     """A living claim.
 
     Attributes:
-        lasting: Ends once the claim survives a crash; None where it does, or nothing does.
+        durable: Ends once the claim survives a crash; None where it does, or nothing does.
     """
 
-    __slots__ = ("epoch", "lasting", "lease", "reader_id")
+    __slots__ = ("durable", "epoch", "lease", "reader_id")
 
     def __init__(self, reader_id: str, epoch: int, lease: Lease) -> None:
         self.reader_id = reader_id
         self.epoch = epoch
         self.lease = lease
-        self.lasting: asyncio.Future[None] | None = None
+        self.durable: asyncio.Future[None] | None = None
 
 
 class ClaimRegistry:
@@ -44,21 +44,21 @@ class ClaimRegistry:
 
     Args:
         contents: What is claimed.
-        commits: Has claims and acknowledgements last.
+        committer: Makes claims and acknowledgements durable.
         epochs_from: All epochs are above it.
     """
 
-    def __init__(self, contents: Contents, commits: Commits, epochs_from: int = 0) -> None:
+    def __init__(self, contents: Contents, committer: Committer, epochs_from: int = 0) -> None:
         self._contents = contents
-        self._commits = commits
+        self._committer = committer
         self._epoch = epochs_from
         self.claim: Claim | None = None
 
-    def restore(self, note: ClaimNote) -> None:
+    def restore(self, last: ClaimRecord) -> None:
         """Goes on with the newest claim before a restart; where it lived, it has its whole lease again."""
-        self._epoch = max(self._epoch, note.epoch)
-        if not note.has_ended:
-            self.claim = Claim(note.reader_id, note.epoch, Lease(note.lease_seconds, self.end))
+        self._epoch = max(self._epoch, last.epoch)
+        if not last.has_ended:
+            self.claim = Claim(last.reader_id, last.epoch, Lease(last.lease_seconds, self.end))
 
     def renew(self, reader_id: str, epoch: int, lease_seconds: float | None = None) -> Claim:
         """Renews a claim that lives, where a lease is given with that one.
@@ -83,9 +83,9 @@ class ClaimRegistry:
         claim = self._renewed(reader_id, lease_seconds, takeover=takeover)
         if claim is None:
             claim = self._begin(reader_id, lease_seconds)
-        if claim.lasting is not None:
+        if claim.durable is not None:
             try:
-                await asyncio.shield(claim.lasting)
+                await asyncio.shield(claim.durable)
             except MillraceError:
                 if self.claim is claim:
                     self._drop()
@@ -106,11 +106,11 @@ class ClaimRegistry:
                 f"open transactions have taken {taken_count} events of the channel; claim it when they have ended",
                 retry_delay_seconds=1.0,
             )
-        lasting = self._commits.note_claim(ClaimNote(reader_id, self._epoch + 1, lease_seconds))
+        durable = self._committer.record_claim(ClaimRecord(reader_id, self._epoch + 1, lease_seconds))
         self._drop()
         self._epoch += 1
         self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end))
-        self.claim.lasting = lasting
+        self.claim.durable = durable
         # Whoever waits for events is to be told that they are another's now.
         self._contents.takers.wake_all()
         return self.claim
@@ -120,7 +120,7 @@ class ClaimRegistry:
         if self.claim is not None:
             claim = self.claim
             self._drop()
-            self._commits.note_claim(ClaimNote(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
+            self._committer.record_claim(ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
 
     def forget(self) -> None:
         """Drops the living claim, if any, of a channel that is deleted."""
@@ -203,7 +203,7 @@ class ClaimRegistry:
                 f"through_sequence: {through_sequence} is not there yet; the newest is "
                 f"{self._contents.next_sequence - 1}"
             )
-        await remove(self._contents, self._commits, self._contents.take_through(through_sequence))
+        await remove(self._contents, self._committer, self._contents.take_through(through_sequence))
         return self._contents.first_sequence
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:

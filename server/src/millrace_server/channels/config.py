@@ -93,6 +93,16 @@ class ChannelConfig(BaseModel, frozen=True, extra="forbid"):
         """Bytes of bodies that open transactions together may have put; they are in memory until their commit."""
         return self.body_bytes_max
 
+    @property
+    def log(self) -> "LogChannelConfig | None":
+        """This configuration where the channel has a write-ahead log."""
+        return None
+
+    @property
+    def spillable(self) -> "SpillableChannelConfig | None":
+        """This configuration where the channel is spillable."""
+        return None
+
     @model_validator(mode="before")
     @classmethod
     def _bow_to_capacity(cls, values: object) -> object:
@@ -195,6 +205,10 @@ class LogChannelConfig(ChannelConfig):
     """The keys that records are sealed with. None: not encrypted."""
 
     @property
+    def log(self) -> "LogChannelConfig":
+        return self
+
+    @property
     def open_body_bytes_max(self) -> int:
         """Bytes of bodies that open transactions together may have put; they are in memory until their commit."""
         return min(self.body_bytes_max, _share_of_memory())
@@ -232,6 +246,10 @@ class SpillableChannelConfig(LogChannelConfig):
 
     memory_byte_capacity: ByteCount = Field(default_factory=_share_of_memory)
     """Bytes for their bodies and headers. Default: a share of the machine's memory."""
+
+    @property
+    def spillable(self) -> "SpillableChannelConfig":
+        return self
 
     @property
     def memory_body_bytes_max(self) -> int:

@@ -1,123 +1,96 @@
 """What is in a channel: committed events, the room they take, and what their producers have stored."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
 
+from millrace_server.channels.admission import Capacity, WaitQueue
 from millrace_server.channels.batches import StoredBatch, Window
+from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.counters import ChannelCounters
-from millrace_server.channels.followers import Follower
 from millrace_server.channels.log_columns import LogColumns
 from millrace_server.channels.queue import EventQueue, Portion
-from millrace_server.channels.room import Room
-from millrace_server.channels.stamps import Acceptance, Stamp, StampLedger
-from millrace_server.channels.waiting import WaitingLine
+from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
-
-MadeT = TypeVar("MadeT")
 
 _AHEAD_BYTES = 4 << 20
 """Bytes of columns that are read from a log at once, ahead of their use."""
+
 _UNLIMITED_EVENTS = 1 << 62
+_SUBSCRIBER_BATCHES_MAX = 1_000
+_SUBSCRIBER_BODY_BYTES_MAX = 64 << 20
 
 
-class Receipt(NamedTuple):
-    """What a commit stored; both sequences are 0 where it stored nothing."""
+class Subscriber:
+    """Receives the batches that a channel commits from now on, without taking them.
 
-    first_sequence: int = 0
-    last_sequence: int = 0
-    is_deduplicated: bool = False
+    What it has not fetched yet is bounded; a subscriber that is slower than the channel misses the oldest batches and
+    learns how many events they held.
+    """
 
+    def __init__(self) -> None:
+        self._batches: deque[StoredBatch] = deque()
+        self._body_bytes = 0
+        self._skipped = 0
+        self._news = asyncio.Event()
+        self.is_ended = False
 
-@dataclass(slots=True)
-class Change:
-    """What a commit does to the contents. It does not change; its sums are asked for often, and made once."""
+    def publish(self, batch: StoredBatch) -> None:
+        """Adds a batch that was committed just now."""
+        self._batches.append(batch)
+        self._body_bytes += batch.window.body_bytes
+        while len(self._batches) > _SUBSCRIBER_BATCHES_MAX or (
+            self._body_bytes > _SUBSCRIBER_BODY_BYTES_MAX and len(self._batches) > 1
+        ):
+            missed = self._batches.popleft()
+            self._body_bytes -= missed.window.body_bytes
+            self._skipped += missed.count
+        self._news.set()
 
-    puts: Sequence[Window]
-    takes: Sequence[StoredBatch]
-    stamp: Stamp | None
-    dropped_count: int
-    """Events that the stamp showed to be stored already."""
-    is_purge: bool = False
-    """Whether what it takes goes without anybody having had it."""
-    has_new_numbers: bool = False
-    """Whether the stamp names numbers that were not accepted before: they are to be remembered, also with no events."""
+    def end(self) -> None:
+        """Ends the subscription; the batches received so far can still be fetched."""
+        self.is_ended = True
+        self._news.set()
 
-    put_count: int = field(init=False)
-    """Events that are put."""
-    put_body_bytes: int = field(init=False)
-    """Bytes of their bodies."""
-    put_raw_bytes: int = field(init=False)
-    """Bytes of the columns that they are in."""
-    puts_whole_columns: bool = field(init=False)
-    """Whether nothing of these columns is left out."""
-    take_count: int = field(init=False)
-    """Events that are taken."""
-    event_count: int = field(init=False)
-    """Events that the channel gains; negative where it loses some."""
-    body_bytes: int = field(init=False)
-    """Bytes of bodies that the channel gains; negative where it loses some."""
-    needs_room: bool = field(init=False)
-    """Whether the channel gains anything."""
-
-    def __post_init__(self) -> None:
-        put_count = put_body_bytes = put_raw_bytes = columns_count = take_count = take_body_bytes = 0
-        for put in self.puts:
-            put_count += put.stop - put.start
-            put_body_bytes += put.body_bytes
-            put_raw_bytes += put.stored.raw_bytes
-            columns_count += put.stored.count
-        for take in self.takes:
-            take_count += take.count
-            take_body_bytes += take.window.body_bytes
-        self.put_count, self.put_body_bytes, self.put_raw_bytes = put_count, put_body_bytes, put_raw_bytes
-        self.puts_whole_columns = put_count == columns_count
-        self.take_count = take_count
-        self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
-        self.needs_room = self.event_count > 0 or self.body_bytes > 0
-
-
-@dataclass(slots=True)
-class BegunChange:
-    """A change that has its place in the order of commits, and of which nobody sees anything yet. It stays as it is."""
-
-    change: Change
-    batches: Sequence[StoredBatch]
-    """What it puts, with the sequences that it gets."""
-    first_sequence: int
-    """The first of these; the next one to come where nothing is put."""
-    acceptance: Acceptance | None
-    receipt: Receipt
+    async def next_batch(self) -> tuple[int, StoredBatch] | None:
+        """The count of events missed before the next batch, and that batch; None at the end."""
+        while not self._batches:
+            if self.is_ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        batch = self._batches.popleft()
+        self._body_bytes -= batch.window.body_bytes
+        skipped, self._skipped = self._skipped, 0
+        return skipped, batch
 
 
 class Contents:
     """The committed events of one channel, queued or taken.
 
-    A commit plans a change, waits until there is room for it, plans it anew, and begins it: between the last plan and
-    the beginning nothing else happens. What has begun holds its sequences and its room; it is finished once it is sure
-    to last, or undone where it cannot be. Changes are finished in the order in which they began, and undone from the
-    last one on.
+    A commit is planned, waits until it is admitted, is planned again, and is prepared: between its last plan and its
+    preparation nothing else happens. A prepared commit holds its sequences and its room. It is applied once it is
+    durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
 
     Args:
-        name: The channel's.
+        name: The channel's name.
         room: How much it may hold; empty.
-        next_sequence: The first sequence that it gives.
-        columns: Reads back what is not in memory; None where all is.
+        next_sequence: The first sequence that it assigns.
+        columns: Reads events that are not in memory; None where all are.
     """
 
-    def __init__(self, name: str, room: Room, next_sequence: int = 1, columns: LogColumns | None = None) -> None:
+    def __init__(self, name: str, room: Capacity, next_sequence: int = 1, columns: LogColumns | None = None) -> None:
         self._name = name
         self._columns = columns
         self._is_closed = False
-        self._followers: set[Follower] = set()
+        self._subscribers: set[Subscriber] = set()
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
         self.queue = EventQueue()
         self.room = room
         self.ledger = StampLedger()
-        self.takers = WaitingLine()
-        self.readers = WaitingLine()
+        self.takers = WaitQueue()
+        self.readers = WaitQueue()
         self.counters = ChannelCounters()
         self.next_sequence = next_sequence
         self.taken_count = 0
@@ -160,14 +133,14 @@ class Contents:
         self._is_closed = True
         self.takers.wake_all()
         self.readers.wake_all()
-        self.room.line.wake_all()
-        for follower in self._followers:
-            follower.end()
+        self.room.waiters.wake_all()
+        for subscriber in self._subscribers:
+            subscriber.end()
 
     # Commits.
 
-    def plan(self, puts: Sequence[Window], takes: Sequence[StoredBatch], stamp: Stamp | None) -> Change:
-        """What committing these would do now.
+    def plan(self, puts: Sequence[Window], takes: Sequence[StoredBatch], stamp: Stamp | None) -> Commit:
+        """Plans a commit of these puts and takes.
 
         Raises:
             BadArgumentError: The stamp overlaps in part what the producer has stored.
@@ -177,29 +150,30 @@ class Contents:
         if stamp is not None:
             event_count = sum(put.count for put in puts)
             ranges = self.ledger.new_ranges(stamp, event_count)
-            kept_count = sum(stop - start for start, stop in ranges)
-            change = Change(_select(puts, ranges), takes, stamp, event_count - kept_count, has_new_numbers=bool(ranges))
+            commit = Commit(_select(puts, ranges), takes, stamp)
+            commit.dropped_count = event_count - sum(stop - start for start, stop in ranges)
+            commit.has_new_numbers = bool(ranges)
         else:
-            change = Change(puts, takes, None, 0)
-        if change.put_count > self.room.events_max or change.put_body_bytes > self.room.body_bytes_max:
+            commit = Commit(puts, takes)
+        if commit.put_count > self.room.events_max or commit.put_body_bytes > self.room.body_bytes_max:
             raise TxnCapacityError(
-                f"the commit puts {change.put_count} events with {change.put_body_bytes} body bytes; the whole channel "
+                f"the commit puts {commit.put_count} events with {commit.put_body_bytes} body bytes; the whole channel "
                 f"holds {self.room.events_max} and {self.room.body_bytes_max}; commit less at once"
             )
-        return change
+        return commit
 
-    def goes_at_once(self, change: Change) -> bool:
-        """Whether there is room, and nobody who came before waits for it."""
-        if not change.needs_room:
+    def admits(self, commit: Commit) -> bool:
+        """Whether a planned commit can be prepared now: there is room, and no earlier one waits for it."""
+        if not commit.needs_room:
             return True
-        return not self.room.line and self.room.admits(change.event_count, change.body_bytes)
+        return not self.room.waiters and self.room.admits(commit.event_count, commit.body_bytes)
 
-    async def wait_for_room(self, plan: Callable[[], Change | MadeT], keep_alive_seconds: float) -> Change | MadeT:
-        """Waits in the line for room.
+    async def wait_for_room(self, plan: Callable[[], Commit], keep_alive_seconds: float) -> Commit:
+        """Waits in the queue for room.
 
         Args:
-            plan: Plans the change anew, each time there may be room. Anything but a change, or an error, ends
-                the waiting: the commit was made, or made impossible, by another call meanwhile.
+            plan: Plans the commit again, each time there may be room. An error, or a commit that another call has
+                submitted meanwhile, ends the wait.
             keep_alive_seconds: How long to wait.
 
         Raises:
@@ -208,65 +182,72 @@ class Contents:
         clock = asyncio.get_running_loop().time
         give_up = clock() + keep_alive_seconds
         try:
-            with self.room.line.place() as place:
+            with self.room.waiters.join() as waiter:
                 while True:
-                    is_woken = await place.wait(give_up - clock())
-                    planned = plan()
-                    if not isinstance(planned, Change) or not planned.needs_room:
-                        return planned
-                    # Who was woken out of turn overtakes nobody; who has no more time takes what room there is.
-                    is_turn = self.room.line.is_first(place) or not is_woken
-                    if is_turn and self.room.admits(planned.event_count, planned.body_bytes):
-                        return planned
+                    is_woken = await waiter.wait(give_up - clock())
+                    commit = plan()
+                    if commit.state is not CommitState.PLANNED or not commit.needs_room:
+                        return commit
+                    # A waiter that was woken out of turn must not overtake; one whose time is up takes what room there
+                    # is.
+                    is_turn = self.room.waiters.is_first(waiter) or not is_woken
+                    if is_turn and self.room.admits(commit.event_count, commit.body_bytes):
+                        return commit
                     if not is_woken:
-                        raise self.room.full_error(planned.event_count, planned.body_bytes, keep_alive_seconds)
+                        raise self.room.full_error(commit.event_count, commit.body_bytes, keep_alive_seconds)
         finally:
             # There may be room for the next one too, or it needs less than this one did.
-            self.room.line.wake_next()
+            self.room.waiters.wake_next()
 
-    def begin(self, change: Change) -> BegunChange:
-        """Gives a planned change its place: its sequences, its stamp, and the room that it needs."""
-        first_sequence = self._assigned_sequence
+    def prepare(self, commit: Commit) -> None:
+        """Assigns a planned commit its sequences, accepts its stamp, and charges the room that it needs."""
+        commit.move(CommitState.PREPARED)
+        first_sequence = next_sequence = self._assigned_sequence
         batches = []
-        for window in change.puts:
-            batches.append(StoredBatch(self._assigned_sequence, window))
-            self._assigned_sequence += window.count
-        acceptance = None if change.stamp is None else self.ledger.accept(change.stamp)
-        if change.needs_room:
-            self.room.change(max(change.event_count, 0), max(change.body_bytes, 0))
-        is_deduplicated = change.dropped_count > 0
+        for window in commit.puts:
+            batches.append(StoredBatch(next_sequence, window))
+            next_sequence += window.stop - window.start
+        commit.first_sequence, commit.batches = first_sequence, batches
+        commit.acceptance = None if commit.stamp is None else self.ledger.accept(commit.stamp)
+        if commit.needs_room:
+            self.room.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
+        is_deduplicated = commit.dropped_count > 0
         if batches:
-            receipt = Receipt(first_sequence, self._assigned_sequence - 1, is_deduplicated)
+            self._assigned_sequence = next_sequence
+            commit.receipt = Receipt(first_sequence, next_sequence - 1, is_deduplicated)
         else:
-            receipt = Receipt(is_deduplicated=is_deduplicated)
-        return BegunChange(change, batches, first_sequence, acceptance, receipt)
+            commit.receipt = Receipt(is_deduplicated=is_deduplicated)
 
-    def finish(self, begun: BegunChange) -> None:
-        """Makes a change that has begun: removes what was taken, queues what was put, wakes who waits."""
-        change = begun.change
-        assert begun.first_sequence == self.next_sequence, "changes are finished in their order"
-        for batch in begun.batches:
+    def apply(self, commit: Commit) -> None:
+        """Makes a prepared commit visible: removes its takes, queues its puts, wakes the calls that wait for them."""
+        assert commit.first_sequence == self.next_sequence, "commits are applied in their order"
+        commit.move(CommitState.DURABLE)
+        for batch in commit.batches:
             self.queue.append(batch)
-            for follower in self._followers:
-                follower.offer(batch)
-        if begun.batches:
-            self.next_sequence = begun.batches[-1].end_sequence
+            for subscriber in self._subscribers:
+                subscriber.publish(batch)
+        if commit.batches:
+            self.next_sequence = commit.batches[-1].end_sequence
             self.readers.wake_all()
-        if change.takes:
-            self._settle(change.takes)
-            self.room.change(min(change.event_count, 0), min(change.body_bytes, 0))
-        self.counters.put_successes += self.next_sequence - begun.first_sequence
-        if not change.is_purge:
-            self.counters.take_successes += change.take_count
-        self.counters.deduplicated += change.dropped_count
+        if commit.takes:
+            self._remove_taken(commit.takes)
+            # What a commit needs is charged when it is prepared; what it frees is free only now.
+            self.room.change(min(commit.event_count, 0), min(commit.body_bytes, 0))
+        counters = self.counters
+        counters.put_successes += commit.put_count
+        if not commit.is_purge:
+            counters.take_successes += commit.take_count
+        counters.deduplicated += commit.dropped_count
+        counters.commits += commit.txn_count
         self.wake_taker()
 
-    def undo(self, begun: BegunChange) -> None:
-        """Has a change never have begun. What it takes stays with whoever took it."""
-        self._assigned_sequence = begun.first_sequence
-        if begun.acceptance is not None:
-            self.ledger.undo(begun.acceptance)
-        self.room.change(-max(begun.change.event_count, 0), -max(begun.change.body_bytes, 0))
+    def abort(self, commit: Commit) -> None:
+        """Reverses the preparation of a commit. Its takes stay with the transaction that took them."""
+        commit.move(CommitState.ABORTED)
+        self._assigned_sequence = commit.first_sequence
+        if commit.acceptance is not None:
+            self.ledger.undo(commit.acceptance)
+        self.room.change(-max(commit.event_count, 0), -max(commit.body_bytes, 0))
 
     async def resize(self, events_max: int, body_bytes_max: int, keep_alive_seconds: float) -> bool:
         """Sets new limits, once what the channel holds fits them.
@@ -279,15 +260,15 @@ class Contents:
         is_woken = True
         try:
             # First in the line: commits that wait for room would take what this waits for.
-            with self.room.line.place(at_front=True) as place:
+            with self.room.waiters.join(at_front=True) as waiter:
                 while self.room.event_count > events_max or self.room.body_bytes > body_bytes_max:
                     if not is_woken:
                         return False
-                    is_woken = await place.wait(give_up - clock())
+                    is_woken = await waiter.wait(give_up - clock())
                     self.refuse_if_closed()
                 self.room.resize(events_max, body_bytes_max)
         finally:
-            self.room.line.wake_next()
+            self.room.waiters.wake_next()
         return True
 
     # Takes.
@@ -318,29 +299,29 @@ class Contents:
 
     def take(self, portion: Portion) -> list[StoredBatch]:
         """Takes the oldest events; they keep their room until they are removed or put back."""
-        return self._handed_out(self.queue.take(portion))
+        return self._mark_taken(self.queue.take(portion))
 
     def take_through(self, sequence: int) -> list[StoredBatch]:
         """Takes all queued events up to a sequence, included."""
-        return self._handed_out(self.queue.remove_through(sequence))
+        return self._mark_taken(self.queue.remove_through(sequence))
 
     def take_all(self) -> list[StoredBatch]:
         """Takes all queued events."""
-        return self._handed_out(self.queue.clear())
+        return self._mark_taken(self.queue.clear())
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
         """Returns taken events to their places."""
-        self._settle(batches)
+        self._remove_taken(batches)
         self.queue.put_back(batches)
         self.wake_taker()
 
-    def _handed_out(self, batches: list[StoredBatch]) -> list[StoredBatch]:
+    def _mark_taken(self, batches: list[StoredBatch]) -> list[StoredBatch]:
         for batch in batches:
             self._taken[batch.first_sequence] = batch
             self.taken_count += batch.count
         return batches
 
-    def _settle(self, batches: Sequence[StoredBatch]) -> None:
+    def _remove_taken(self, batches: Sequence[StoredBatch]) -> None:
         for batch in batches:
             del self._taken[batch.first_sequence]
             self.taken_count -= batch.count
@@ -350,17 +331,15 @@ class Contents:
         if self.queue.event_count:
             self.takers.wake_next()
 
-    # Onlookers.
+    def subscribe(self) -> Subscriber:
+        """A subscriber to all batches that are committed from now on, until `unsubscribe`."""
+        subscriber = Subscriber()
+        self._subscribers.add(subscriber)
+        return subscriber
 
-    def follow(self) -> Follower:
-        """An onlooker from now on; to be given to `unfollow` at last."""
-        follower = Follower()
-        self._followers.add(follower)
-        return follower
-
-    def unfollow(self, follower: Follower) -> None:
-        """Dismisses an onlooker."""
-        self._followers.discard(follower)
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Ends a subscription."""
+        self._subscribers.discard(subscriber)
 
 
 def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBatch]:

@@ -1,4 +1,4 @@
-"""What a channel has counted since it was opened."""
+"""What a channel measures: counters since it was opened, and gauges at one moment."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ChannelCounters:
     """Events stored by commits (EventPutSuccessCount)."""
 
     take_attempts: int = 0
-    """Events handed out, and one for each take that found none or was refused (EventTakeAttemptCount)."""
+    """Events taken, and one for each take that found none or was refused (EventTakeAttemptCount)."""
 
     take_successes: int = 0
     """Events removed by commits, acks and acknowledgements (EventTakeSuccessCount)."""
@@ -30,3 +30,41 @@ class ChannelCounters:
 
     deduplicated: int = 0
     """Events dropped as repeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelGauges:
+    """A channel at one moment."""
+
+    queued_events: int
+    """Events that are not taken."""
+
+    taken_events: int
+    """Events that transactions and deliveries have taken."""
+
+    memory_events: int
+    """Events that a crash loses."""
+
+    body_bytes: int
+    """Bytes of all bodies in the channel, taken ones included."""
+
+    body_bytes_max: int
+    """Bytes of bodies that the channel holds at most."""
+
+    open_transactions: int
+    """Open transactions, deliveries included."""
+
+    waiting_takes: int
+    """Takes that wait for an event."""
+
+    waiting_commits: int
+    """Commits that wait for room."""
+
+    producers: int
+    """Producers whose stamps are remembered."""
+
+    first_sequence: int
+    """The oldest queued sequence; the next one where the queue is empty."""
+
+    next_sequence: int
+    """The sequence that the next event gets."""

@@ -10,22 +10,20 @@ from pathlib import Path
 
 import structlog
 
-from millrace_server.channels.channel import ChannelBasis
+from millrace_server.channels.admission import Capacity, DiskSpace
+from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import ChannelFile, DirectoryError
 from millrace_server.channels.checkpointing import Checkpointing
-from millrace_server.channels.commits import Commits
-from millrace_server.channels.config import LogChannelConfig, SpillableChannelConfig
+from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.directories import ChannelDirectories, open_directories
-from millrace_server.channels.disk_room import DiskRoom
-from millrace_server.channels.journal import Journal, JournalFiles
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.keys import load_keys
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.memory_tier import MemoryTier
 from millrace_server.channels.recent import RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
-from millrace_server.channels.room import Room
-from millrace_server.channels.spilling import SpillCommits
+from millrace_server.channels.spillable import SpillableCommitter, TieredContext
 from millrace_server.wal.checkpoints import CheckpointFiles
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.log import WriteAheadLog
@@ -53,12 +51,20 @@ class FileStore:
     """The open files of a channel, made by `FileStores.open`.
 
     Attributes:
-        basis: What the channel stands on.
+        storage: What the channel stands on.
     """
 
-    def __init__(self, basis: ChannelBasis, files: _OpenFiles, journal: Journal, checkpointing: Checkpointing) -> None:
-        self.basis = basis
+    def __init__(
+        self,
+        storage: ChannelStorage,
+        files: _OpenFiles,
+        committer: Journal | SpillableCommitter,
+        journal: Journal,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self.storage = storage
         self._files = files
+        self._committer = committer
         self._journal = journal
         self._checkpointing = checkpointing
 
@@ -84,8 +90,7 @@ class FileStore:
         """
         await self._checkpointing.stop()
         try:
-            if isinstance(self.basis.commits, SpillCommits):
-                await self.basis.commits.keep_all(timeout_seconds)
+            await self._committer.drain(timeout_seconds)
             if self._journal.fault is None:
                 await self._checkpointing.make()
         finally:
@@ -206,7 +211,7 @@ class FileStores:
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         files, recovered = await loop.run_in_executor(self._openers, self._recover, name, config, progress)
-        journal = self._journal(name, config, files, recovered)
+        committer, journal = self._committer(name, config, files, recovered)
         journal.on_change = files.columns.on_damage = on_change
         try:
             # With a new log, this makes its first segment.
@@ -216,13 +221,10 @@ class FileStores:
             await asyncio.to_thread(files.close)
             raise
         identity = files.directories.identity
-        commits: Commits = journal
-        if journal.share is not None:
-            commits = SpillCommits(name, journal, journal.share)
-        basis = ChannelBasis(
+        storage = ChannelStorage(
             channel_id=identity.channel_id.hex(),
-            contents=journal.contents,
-            commits=commits,
+            contents=journal.context.contents,
+            committer=committer,
             epochs_from=identity.made_at_microseconds,
             ended=recovered.ended,
             claim=recovered.claim,
@@ -238,7 +240,7 @@ class FileStores:
             replayed_bytes=recovered.replayed_bytes,
             seconds=round(time.monotonic() - started, 3),
         )
-        return FileStore(basis, files, journal, checkpointing)
+        return FileStore(storage, files, committer, journal, checkpointing)
 
     def _recover(self, name: str, config: LogChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
         """Waits for the disk, on a thread of its own."""
@@ -263,16 +265,21 @@ class FileStores:
             undoing.pop_all()
         return _OpenFiles(directories, log, checkpoints, columns), recovered
 
-    def _journal(self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered) -> Journal:
-        room = Room(config.capacity, config.body_bytes_max)
+    def _committer(
+        self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered
+    ) -> tuple[Journal | SpillableCommitter, Journal]:
+        """The channel's committer, and the journal that it writes with."""
+        room = Capacity(config.capacity, config.body_bytes_max)
         contents = Contents(name, room, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger)
-        disk_room = DiskRoom(self._disk, files.directories.data_dirs, time.monotonic)
-        share = None
-        if isinstance(config, SpillableChannelConfig):
-            share = MemoryTier(config, recovered.queue.event_count)
-        journal_files = JournalFiles(files.log, files.columns, disk_room, share)
-        return Journal(contents, recovered.ended, recovered.claim, journal_files, config)
+        disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
+        log_side = contents, files.columns, recovered.ended, recovered.claim
+        if (spillable := config.spillable) is None:
+            journal = Journal(LogContext(*log_side), files.log, disk_space, config)
+            return journal, journal
+        context = TieredContext(*log_side, spillable)
+        journal = Journal(context, files.log, disk_space, config)
+        return SpillableCommitter(name, context, journal), journal
 
 
 def make_codec(config: LogChannelConfig) -> PayloadCodec:

@@ -71,7 +71,7 @@ class HostedChannel:
         if self._channel is None and self._fault is None:
             return ChannelState.REPLAYING
         match self.fault:
-            case None if self._channel is not None and self._channel.commits.is_stalled:
+            case None if self._channel is not None and self._channel.is_stalled:
                 return ChannelState.STALLED
             case None:
                 return ChannelState.OPEN
@@ -90,7 +90,7 @@ class HostedChannel:
         """What is wrong with it, as callers are told; None while it is well, or not open yet."""
         if self._channel is None:
             return self._fault
-        if fault := self._channel.commits.fault:
+        if fault := self._channel.fault:
             return fault
         if self.store is not None and self.store.damage:
             return ChannelCorruptError("stored events cannot be read back as they were written")

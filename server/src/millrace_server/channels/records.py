@@ -6,10 +6,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import BegunChange, Receipt
+from millrace_server.channels.commit import Commit, Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.stamps import Stamp, StampLedger
-from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.records import Location, LogPosition, Record
@@ -22,28 +22,28 @@ _COMMITTED_FROM = 2
 # Records.
 
 
-def commit_records(begun: BegunChange, txn_ids: Sequence[str]) -> list[Record]:
-    """The records of one commit; the COMMIT, which makes the others count, comes last."""
+def commit_records(commit: Commit) -> list[Record]:
+    """The records of a prepared commit; the COMMIT, which makes the others count, comes last."""
     records: list[Record] = []
-    commit = pb.Commit(
-        txn_ids=txn_ids, first_sequence=begun.first_sequence, is_deduplicated=begun.receipt.is_deduplicated
+    message = pb.Commit(
+        txn_ids=commit.txn_ids, first_sequence=commit.first_sequence, is_deduplicated=commit.receipt.is_deduplicated
     )
-    for batch in begun.batches:
+    for batch in commit.batches:
         stored = batch.window.stored
-        commit.put_counts.append(stored.count)
-        commit.put_body_bytes.append(stored.body_bytes)
-        commit.put_raw_bytes.append(stored.raw_bytes)
+        message.put_counts.append(stored.count)
+        message.put_body_bytes.append(stored.body_bytes)
+        message.put_raw_bytes.append(stored.raw_bytes)
         records.append((Kind.PUT, [stored.raw]))
-    if begun.acceptance is not None and begun.acceptance.new:
-        # What was accepted before may be in memory only, and is not to be found in the log.
-        producer_id = begun.acceptance.producer_id
-        stamp, *more = [pb.Stamp(producer_id=producer_id, first=a, last=b) for a, b in begun.acceptance.new]
-        commit.stamp.CopyFrom(stamp)
-        commit.more_stamps.extend(more)
-    if takes := [take for take in begun.change.takes if take.is_in_log]:
-        commit.take_records = 1
+    if commit.acceptance is not None and commit.acceptance.new:
+        # Numbers that were accepted before are left out: they may belong to events in memory only.
+        producer_id = commit.acceptance.producer_id
+        stamp, *more = [pb.Stamp(producer_id=producer_id, first=a, last=b) for a, b in commit.acceptance.new]
+        message.stamp.CopyFrom(stamp)
+        message.more_stamps.extend(more)
+    if takes := [take for take in commit.takes if take.is_in_log]:
+        message.take_records = 1
         records.append((Kind.TAKE, [_take_payload(takes)]))
-    records.append((Kind.COMMIT, [commit.SerializeToString()]))
+    records.append((Kind.COMMIT, [message.SerializeToString()]))
     return records
 
 
@@ -66,9 +66,9 @@ def rollback_record(txn_id: str, *, has_expired: bool) -> Record:
     return Kind.ROLLBACK, [pb.Rollback(txn_id=txn_id, has_expired=has_expired).SerializeToString()]
 
 
-def claim_record(note: ClaimNote) -> Record:
+def claim_record(claim: ClaimRecord) -> Record:
     """The record of a claim that begins or ends."""
-    return Kind.CLAIM, [_claim_message(note).SerializeToString()]
+    return Kind.CLAIM, [_claim_message(claim).SerializeToString()]
 
 
 def state_record(state: pb.State) -> Record:
@@ -76,15 +76,15 @@ def state_record(state: pb.State) -> Record:
     return Kind.STATE, [state.SerializeToString()]
 
 
-def _claim_message(note: ClaimNote) -> pb.Claim:
+def _claim_message(claim: ClaimRecord) -> pb.Claim:
     return pb.Claim(
-        reader_id=note.reader_id, epoch=note.epoch, lease_seconds=note.lease_seconds, has_ended=note.has_ended
+        reader_id=claim.reader_id, epoch=claim.epoch, lease_seconds=claim.lease_seconds, has_ended=claim.has_ended
     )
 
 
-def claim_note(claim: pb.Claim) -> ClaimNote:
+def restore_claim(message: pb.Claim) -> ClaimRecord:
     """What a CLAIM record or a state says of a claim."""
-    return ClaimNote(claim.reader_id, claim.epoch, claim.lease_seconds, claim.has_ended)
+    return ClaimRecord(message.reader_id, message.epoch, message.lease_seconds, message.has_ended)
 
 
 def stamps_of(commit: pb.Commit) -> list[Stamp]:
@@ -138,7 +138,7 @@ def state_message(
     next_sequence: int,
     ledger: StampLedger,
     ended: Iterable[tuple[str, Outcome]],
-    claim: ClaimNote | None,
+    claim: ClaimRecord | None,
     reserved_sequence: int = 0,
 ) -> pb.State:
     """How a channel stands, but for its events.

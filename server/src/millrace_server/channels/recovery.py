@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from millrace_server.channels.batches import ColumnsSource, StoredBatch, StoredColumns, Window
-from millrace_server.channels.commits import ClaimNote
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.commit import Receipt
+from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.queue import EventQueue
 from millrace_server.channels.records import (
-    claim_note,
     first_needed_segment,
     persisted_batches,
     restore_batches,
+    restore_claim,
     restore_ended,
     restore_ledger,
     stamps_of,
 )
 from millrace_server.channels.replay import ContradictionError, Replay
 from millrace_server.channels.stamps import StampLedger
-from millrace_server.channels.transactions import EndedTxns, Outcome, TxnState
+from millrace_server.channels.transaction import EndedTxns, Outcome, TxnState
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint, CheckpointFiles
 from millrace_server.wal.format import RECORD_HEAD_BYTES
@@ -37,7 +37,7 @@ class Recovered:
     queue: EventQueue = field(default_factory=EventQueue)
     ledger: StampLedger = field(default_factory=StampLedger)
     ended: EndedTxns = field(default_factory=EndedTxns)
-    claim: ClaimNote | None = None
+    claim: ClaimRecord | None = None
     next_sequence: int = 1
     """Behind all that were assigned, also to events that were in memory only."""
     first_needed_segment: int = 0
@@ -142,7 +142,7 @@ class _Recovery(Replay[Location]):
         recovered.ledger = restore_ledger(state.producers)
         recovered.ended = EndedTxns()
         restore_ended(state.ended_txns, recovered.ended)
-        recovered.claim = claim_note(state.claim) if state.HasField("claim") else None
+        recovered.claim = restore_claim(state.claim) if state.HasField("claim") else None
 
     def on_put(self, record: LogRecord) -> Location:
         # Its payload is neither read nor decoded here: most events are consumed before they are needed.
@@ -164,7 +164,7 @@ class _Recovery(Replay[Location]):
         self.recovered.ended.add(rollback.txn_id, Outcome(state))
 
     def on_claim(self, claim: pb.Claim) -> None:
-        self.recovered.claim = claim_note(claim)
+        self.recovered.claim = restore_claim(claim)
 
     def on_commit(self, commit: pb.Commit, puts: Sequence[Location], takes: Sequence[pb.Take], problem: str) -> None:
         if problem:

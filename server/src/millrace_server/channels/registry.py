@@ -7,13 +7,13 @@ from pathlib import Path
 
 import structlog
 
-from millrace_server.channels.channel import Channel, memory_basis
+from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.names import check_channel_name, shown
-from millrace_server.channels.txn_directory import TxnDirectory
+from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
 from millrace_server.wal.disk import Disk, OsDisk
 
@@ -63,11 +63,11 @@ class ChannelRegistry:
         if name in self._hosted:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
         hosted = self._hosted[name] = HostedChannel(name, config, self._tell_watchers)
-        if isinstance(config, LogChannelConfig):
-            self._openings[name] = asyncio.create_task(self._open(hosted, config))
+        if (log_config := config.log) is not None:
+            self._openings[name] = asyncio.create_task(self._open(hosted, log_config))
             self._tell_watchers(name)
         else:
-            self._open_with(hosted, Channel(name, config, memory_basis(name, config), *self._around()))
+            self._open_with(hosted, Channel(name, config, memory_storage(name, config), *self._around()))
         return hosted
 
     async def _open(self, hosted: HostedChannel, config: LogChannelConfig) -> None:
@@ -77,7 +77,7 @@ class ChannelRegistry:
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
             hosted.cannot_open(error)
         else:
-            self._open_with(hosted, Channel(hosted.name, config, hosted.store.basis, *self._around()))
+            self._open_with(hosted, Channel(hosted.name, config, hosted.store.storage, *self._around()))
         finally:
             telling.cancel()
             del self._openings[hosted.name]
@@ -143,7 +143,7 @@ class ChannelRegistry:
         if force and hosted.state is not ChannelState.REPLAYING:
             return
         channel = hosted.channel
-        event_count = channel.contents.room.event_count
+        event_count = channel.event_count
         if event_count or channel.open_transactions:
             raise ChannelNotEmptyError(
                 f"channel {name!r} holds {event_count} events and {channel.open_transactions} open transactions; "
@@ -160,10 +160,11 @@ class ChannelRegistry:
         Raises:
             ChannelLogFailedError, OSError: It could not be marked, and goes on.
         """
-        if not isinstance(self.get_hosted(name).config, LogChannelConfig):
+        files = self._files_of(name)
+        if files is None:
             return False
         try:
-            await self._files_of(name).mark_deleted()
+            await files.mark_deleted()
         except DirectoryError as error:
             _log.error("a channel cannot be deleted", channel=name, error=str(error))
             raise ChannelLogFailedError(
@@ -174,7 +175,7 @@ class ChannelRegistry:
     async def delete(self, name: str) -> None:
         """Deletes a channel that was marked, with whatever it holds."""
         hosted = self.get_hosted(name)
-        files = self._files_of(name) if isinstance(hosted.config, LogChannelConfig) else None
+        files = self._files_of(name)
         self.forget(name)
         if (channel := hosted.channel_if_open) is not None:
             channel.delete()
@@ -201,10 +202,11 @@ class ChannelRegistry:
         del self._hosted[name]
         self._tell_watchers(name)
 
-    def _files_of(self, name: str) -> "FileStore | ClosedStore":
+    def _files_of(self, name: str) -> "FileStore | ClosedStore | None":
+        """The files of a channel; None where it has none."""
         hosted = self.get_hosted(name)
-        assert isinstance(hosted.config, LogChannelConfig), "only channels with a log have files"
-        return hosted.store or self._stores.closed(name, hosted.config)
+        log_config = hosted.config.log
+        return hosted.store or (None if log_config is None else self._stores.closed(name, log_config))
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Closes the files of all channels; to be called when nobody uses them any more.

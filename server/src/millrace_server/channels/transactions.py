@@ -1,187 +1,438 @@
-"""Transactions: what was put and taken and is not decided yet, and how the decided ones ended."""
+"""The transactions of a channel: begin, put, take, commit, roll back; and appends, which put and commit at once."""
 
 import asyncio
-import enum
-from collections import OrderedDict
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Never
 
-from millrace_server.channels.batches import StoredBatch, Window
-from millrace_server.channels.contents import Receipt
-from millrace_server.channels.leases import Lease
-from millrace_server.errors import LeaseExpiredError, OffsetGapError, TooManyTxnsError, TxnStateError
+from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
+from millrace_server.channels.channel_core import ChannelCore, TakeLimits
+from millrace_server.channels.commit import Commit, CommitState, Receipt
+from millrace_server.channels.names import check_identifier
+from millrace_server.channels.queue import PortionMeter
+from millrace_server.channels.stamps import Stamp
+from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
+from millrace_server.errors import BadArgumentError, DiskFullError, MillraceError, TxnNotFoundError, TxnStateError
 
-ENDED_MAX = 10_000
-"""Ended transactions that a channel remembers."""
+
+def _all_are_open() -> None:
+    """All channels are open."""
 
 
-class TxnState(enum.Enum):
-    """Moves; any other is illegal.
+class TxnDirectory:
+    """Finds the channel of each transaction, open or ended: transaction ids are one namespace for the server.
 
-    OPEN -> COMMITTED      commit(), once there is room for the puts, and they are sure to last
-    OPEN -> ROLLED_BACK    rollback()
-    OPEN -> EXPIRED        rolled back because the lease ran out
+    Args:
+        open_transactions_max: Transactions that may be open in all channels together.
+        refuse_while_replaying: Raises while a channel is not open yet whose transactions are not known.
     """
 
-    OPEN = "open"
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    EXPIRED = "expired"
+    def __init__(self, open_transactions_max: int, refuse_while_replaying: Callable[[], None] = _all_are_open) -> None:
+        self._refuse_while_replaying = refuse_while_replaying
+        self._channels: dict[str, Transactions] = {}
+        self.limit = TxnLimit("the server", lambda: open_transactions_max)
 
+    def add(self, txn_id: str, channel: "Transactions") -> None:
+        """Adds a transaction of a channel.
 
-_MOVES = {
-    (TxnState.OPEN, TxnState.COMMITTED),
-    (TxnState.OPEN, TxnState.ROLLED_BACK),
-    (TxnState.OPEN, TxnState.EXPIRED),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a transaction ended."""
-
-    state: TxnState
-    receipt: Receipt | None = None
-    """What its commit stored; None where it was not committed."""
-
-    def refuse(self, txn_id: str) -> Never:
-        """Raises what a call on the transaction gets now."""
-        if self.state is TxnState.EXPIRED:
-            raise LeaseExpiredError(
-                "the transaction was without a call for its lease and was rolled back; begin a new one", txn_id=txn_id
+        Raises:
+            TxnStateError: Another channel has a transaction of this id.
+        """
+        if (owner := self._channels.setdefault(txn_id, channel)) is not channel:
+            raise TxnStateError(
+                f"txn_id: belongs to a transaction of channel {owner.name!r}, not {channel.name!r}; use another",
+                txn_id=txn_id,
             )
-        raise TxnStateError(f"the transaction is {self.state.value} already", txn_id=txn_id)
+
+    def remove(self, txn_id: str, channel: "Transactions") -> None:
+        """Removes a transaction that a channel has forgotten."""
+        if self._channels.get(txn_id) is channel:
+            del self._channels[txn_id]
+
+    def find(self, txn_id: str) -> "Transactions":
+        """The transactions of the channel that has this one.
+
+        Raises:
+            BadArgumentError: No transaction can have this id.
+            ReplayingError: A channel that is not open yet may have it.
+            TxnNotFoundError: No channel has it.
+        """
+        try:
+            return self._channels[txn_id]
+        except KeyError:
+            check_identifier("txn_id", txn_id)
+            self._refuse_while_replaying()
+            raise TxnNotFoundError(
+                "no transaction of this id is known: it was never begun, ended long ago, or the server was restarted",
+                txn_id=txn_id,
+            ) from None
+
+    def find_common(self, txn_ids: Sequence[str]) -> "Transactions":
+        """The transactions of the channel that has all of these.
+
+        Raises:
+            TxnNotFoundError: One of them is not known.
+            TxnStateError: They belong to different channels.
+        """
+        channel = self.find(txn_ids[0])
+        for txn_id in txn_ids:
+            if (other := self.find(txn_id)) is not channel:
+                raise TxnStateError(
+                    f"txn_ids: belong to different channels, {channel.name!r} and {other.name!r}; commit them apart",
+                    txn_id=txn_id,
+                )
+        return channel
 
 
-class EndedTxns:
-    """How the last transactions of a channel ended; the oldest are forgotten."""
+class Transactions:
+    """The transactions of one channel.
 
-    def __init__(self) -> None:
-        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+    All methods run on the event loop that created the channel. Those that are not coroutines are atomic. A coroutine
+    that is cancelled while it waits has either changed nothing, or its whole effect follows.
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outcomes)
-
-    def add(self, txn_id: str, outcome: Outcome) -> str | None:
-        """Remembers how a transaction ended; returns the id of one that is forgotten for it, if any."""
-        self._outcomes[txn_id] = outcome
-        if len(self._outcomes) <= ENDED_MAX:
-            return None
-        forgotten, _ = self._outcomes.popitem(last=False)
-        return forgotten
-
-    def get(self, txn_id: str) -> Outcome | None:
-        """How the transaction ended; None where that is not known."""
-        return self._outcomes.get(txn_id)
-
-    def items(self) -> Iterator[tuple[str, Outcome]]:
-        """All that are remembered, beginning with the one that ended first."""
-        return iter(self._outcomes.items())
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._outcomes.clear()
-
-
-class Transaction:
-    """Puts and takes that will happen together or not at all.
-
-    Attributes:
-        committing: What its commit comes to, while that is on its way to the disk; only a repeat of the commit may be
-            called then.
+    Args:
+        core: What the channel's parts share.
+        directory: All transactions of the server; the channel's are entered there.
+        ended: Transactions that ended before a restart.
     """
 
-    __slots__ = ("committing", "lease", "put_body_bytes", "put_count", "puts", "state", "take_count", "takes", "txn_id")
+    def __init__(self, core: ChannelCore, directory: TxnDirectory, ended: EndedTxns) -> None:
+        self._core = core
+        self._contents = core.contents
+        self._clock = asyncio.get_running_loop().time
+        self._directory = directory
+        self._open: dict[str, Transaction] = {}
+        self._ended = ended
+        self._open_body_bytes = 0
+        for txn_id in ended:
+            # An id that another channel has used since belongs to that one.
+            with suppress(TxnStateError):
+                directory.add(txn_id, self)
 
-    def __init__(self, txn_id: str, lease_seconds: float, on_expired: "Callable[[Transaction], None]") -> None:
-        self.txn_id = txn_id
-        self.state = TxnState.OPEN
-        self.committing: asyncio.Future[Receipt] | None = None
-        self.lease = Lease(lease_seconds, partial(on_expired, self))
-        self.puts: list[Window] = []
-        self.put_count = 0
-        self.put_body_bytes = 0
-        self.takes: list[StoredBatch] = []
-        self.take_count = 0
+    @property
+    def name(self) -> str:
+        """The channel's name."""
+        return self._core.name
 
-    def end(self, target: TxnState) -> None:
-        """Moves to a final state, and drops what the transaction held."""
-        assert (self.state, target) in _MOVES, (self.state, target)
-        self.state = target
-        self.puts = []
-        self.takes = []
-        self.lease.cancel()
+    def begin(self, txn_id: str | None, lease_seconds: float | None) -> tuple[str, float]:
+        """Opens a transaction, or finds the open one of that id.
 
-    def begin_commit(self, committing: "asyncio.Future[Receipt]") -> None:
-        """Has nothing change until the commit is done. The lease does not run meanwhile."""
-        self.committing = committing
-        self.lease.pause()
+        Returns:
+            The transaction's id and its lease.
 
-    def reopen(self) -> None:
-        """Goes on as before a commit that came to nothing."""
-        self.committing = None
-        self.lease.resume()
+        Raises:
+            TxnStateError: The id is another channel's, or its transaction has ended.
+            TooManyTxnsError: The channel or the server has as many as it may.
+        """
+        txn_id = secrets.token_hex(16) if txn_id is None else txn_id
+        check_identifier("txn_id", txn_id)
+        if txn_id in self._open:
+            return txn_id, self._find_open(txn_id).lease.seconds
+        if outcome := self._ended.get(txn_id):
+            raise TxnStateError(f"txn_id: its transaction is {outcome.state.value}; use another id", txn_id=txn_id)
+        self._core.refuse_new()
+        self._core.refuse_one_more()
+        self._directory.add(txn_id, self)
+        txn = Transaction(txn_id, lease_seconds or self._core.config.lease_seconds, self._expire)
+        self._open[txn_id] = txn
+        self._core.count_open(1)
+        return txn_id, txn.lease.seconds
 
-    def add_puts(self, windows: Sequence[Window]) -> None:
-        """Adds events behind those that were put."""
-        self.puts += windows
-        self.put_count += sum(window.count for window in windows)
-        self.put_body_bytes += sum(window.body_bytes for window in windows)
+    def renew(self, txn_id: str) -> float:
+        """Restarts a transaction's lease; returns its seconds."""
+        return self._find_open(txn_id).lease.seconds
 
-    def add_takes(self, batches: Sequence[StoredBatch]) -> None:
-        """Adds events that were taken from the queue."""
-        self.takes += batches
-        self.take_count += sum(batch.count for batch in batches)
+    def put(self, txn_id: str, batches: Sequence[StoredColumns], put_offset: int | None) -> int:
+        """Adds events to a transaction, all of them or none.
 
-    def put_count_from(self, put_offset: int | None) -> int:
-        """How many events the transaction has put from an offset on: a repeat, not to be put again."""
-        return self._count_from("put_offset", put_offset, self.put_count)
+        Returns:
+            How many events the transaction has put so far.
 
-    def take_count_from(self, take_offset: int | None) -> int:
-        """How many events the transaction has taken from an offset on: lost on their way, to be sent again."""
-        return self._count_from("take_offset", take_offset, self.take_count)
+        Raises:
+            BytesFullError: Open transactions hold as many bytes as the channel allows.
+        """
+        count = sum(stored.count for stored in batches)
+        self._contents.counters.put_attempts += count
+        txn = self._find_open(txn_id)
+        known_count = txn.put_count_from(put_offset)
+        if known_count >= count:
+            return txn.put_count
+        new = list(_without_first(known_count, batches))
+        new_body_bytes = sum(window.body_bytes for window in new)
+        limits = self._core.limits
+        limits.refuse_too_large(batches)
+        limits.refuse_too_much(txn.put_count + count - known_count, txn.put_body_bytes + new_body_bytes)
+        limits.refuse_open_bytes(self._open_body_bytes, new_body_bytes)
+        txn.add_puts(new)
+        self._open_body_bytes += new_body_bytes
+        return txn.put_count
 
-    def _count_from(self, field: str, offset: int | None, count: int) -> int:
-        if offset is None:
-            return 0
-        if offset > count:
-            raise OffsetGapError(
-                f"{field}: is {offset}; the transaction has {count}, and it must not be above that", txn_id=self.txn_id
+    # Takes.
+
+    async def take(
+        self, txn_id: str, limits: TakeLimits, wait_seconds: float | None, take_offset: int | None
+    ) -> tuple[list[StoredBatch], int]:
+        """Takes events as soon as there are any.
+
+        Returns:
+            The events, none where the wait passed; and how many the transaction has taken up to their end.
+        """
+        batches: list[StoredBatch] = []
+        core, takers = self._core, self._contents.takers
+        try:
+            txn = self._find_open(txn_id)
+            wait_seconds = core.config.keep_alive_seconds if wait_seconds is None else wait_seconds
+            give_up = self._clock() + wait_seconds
+            is_woken = True
+            with txn.lease.paused(), takers.join() as waiter:
+                while True:
+                    await self._contents.load_ahead(core.largest_portion(limits))
+                    batches, take_count = self._take_now(txn_id, limits, take_offset)
+                    if batches and txn.lease.waiting_calls > 1:
+                        # A repeat of this call may wait too: it has to return the same events.
+                        takers.wake_all()
+                    if batches or not is_woken:
+                        return batches, take_count
+                    if give_up > self._clock():
+                        # An empty answer would say that the whole wait has passed.
+                        core.refuse_if_draining()
+                    is_woken = await waiter.wait(give_up - self._clock())
+        finally:
+            core.count_take(batches)
+
+    def _take_now(self, txn_id: str, limits: TakeLimits, take_offset: int | None) -> tuple[list[StoredBatch], int]:
+        txn = self._find_open(txn_id)
+        core = self._core
+        if again_count := txn.take_count_from(take_offset):
+            meter = PortionMeter(core.limits.portion(limits, again_count))
+            again = list(meter.first_of(txn.last_taken(again_count)))
+            return again, txn.take_count - again_count + sum(batch.count for batch in again)
+        left_count = core.limits.takes_left(txn.take_count, txn_id)
+        core.claims.refuse_if_claimed()
+        batches = core.take_removable(core.limits.portion(limits, left_count))
+        txn.add_takes(batches)
+        return batches, txn.take_count
+
+    # Commits.
+
+    async def commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Receipt:
+        """Commits transactions, all or none, as soon as there is room for their puts.
+
+        Raises:
+            ChannelFullError, BytesFullError: There was no room within the keep-alive; the transactions stay open.
+            OffsetGapError: What the stamp is to come after is missing; they stay open.
+            DiskFullError: The disk has no room; they stay open.
+            ChannelLogFailedError: The channel's log has failed; they stay open.
+        """
+        if len(set(txn_ids)) != len(txn_ids):
+            raise BadArgumentError("txn_ids: names a transaction twice; each may come once")
+        commit = self._plan_commit(txn_ids, stamp)
+        if commit.state is CommitState.PLANNED and not self._contents.admits(commit):
+            with ExitStack() as leases:
+                for txn_id in txn_ids:
+                    leases.enter_context(self._open[txn_id].lease.paused())
+                commit = await self._contents.wait_for_room(
+                    lambda: self._plan_commit(txn_ids, stamp), self._core.config.keep_alive_seconds
+                )
+        if commit.state is CommitState.PLANNED:
+            self._submit(commit, txn_ids)
+        return await commit
+
+    def _submit(self, commit: Commit, txn_ids: Sequence[str]) -> None:
+        self._refuse_gap(commit)
+        txns = [self._open[txn_id] for txn_id in txn_ids]
+        commit.txn_ids, commit.txn_count = txn_ids, len(txn_ids)
+        commit.on_committed = partial(self._end_committed, txns)
+        commit.on_aborted = partial(_reopen, txns)
+        self._core.committer.submit(commit)
+        if commit.is_in_flight:
+            for txn in txns:
+                txn.begin_commit(commit)
+
+    def _plan_commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Commit:
+        """Plans a commit; finds the earlier one where this is a repeat."""
+        receipts = [self._receipt_of(txn_id) for txn_id in txn_ids]
+        # Transactions that were committed together share one receipt.
+        if receipts[0] is not None and all(receipt is receipts[0] for receipt in receipts):
+            txn = self._open.get(txn_ids[0])
+            return Commit.repeated(receipts[0]) if txn is None or txn.committing is None else txn.committing
+        txns = [self._find_open(txn_id) for txn_id in txn_ids]
+        puts = [window for txn in txns for window in txn.puts]
+        takes = [batch for txn in txns for batch in txn.takes]
+        return self._contents.plan(puts, takes, stamp)
+
+    def _receipt_of(self, txn_id: str) -> Receipt | None:
+        """The receipt of the commit that a transaction has ended with, or is ending with."""
+        if txn := self._open.get(txn_id):
+            return txn.committing.receipt if txn.committing is not None else None
+        outcome = self._ended.get(txn_id)
+        return outcome.receipt if outcome else None
+
+    async def append(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+    ) -> Receipt:
+        """Puts and commits at once, all or none, as soon as there is room.
+
+        Args:
+            batches: The events.
+            stamp: Names them, in the producer's own numbers.
+            also_draining: Whether one of the server's own sinks sets events aside: sinks go on while the server
+                drains, since they are what drains it.
+
+        Raises:
+            ChannelFullError, BytesFullError: There was no room within the keep-alive.
+            OffsetGapError: What the stamp is to come after is missing.
+            DiskFullError: The disk has no room.
+            ChannelLogFailedError: The channel's log has failed.
+        """
+        contents = self._contents
+        for stored in batches:
+            contents.counters.put_attempts += stored.count
+        commit = self.plan_append(batches, stamp, also_draining=also_draining)
+        if not contents.admits(commit):
+            puts = [Window.whole(stored) for stored in batches]
+            commit = await contents.wait_for_room(
+                lambda: contents.plan(puts, [], stamp), self._core.config.keep_alive_seconds
             )
-        return count - offset
+        self.submit_append(commit)
+        return await commit
 
-    def last_taken(self, count: int) -> Iterator[StoredBatch]:
-        """The last `count` events taken."""
-        skipped = self.take_count - count
-        for batch in self.takes:
-            if skipped < batch.count:
-                yield batch.part(skipped, batch.count)
-            skipped = max(skipped - batch.count, 0)
+    def plan_append(
+        self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
+    ) -> Commit:
+        """Plans an append, for a caller that appends to several channels as one; see `append`."""
+        if not also_draining:
+            self._core.refuse_if_draining()
+        puts = []
+        event_count = body_bytes = 0
+        for stored in batches:
+            puts.append(Window.whole(stored))
+            event_count += stored.count
+            body_bytes += stored.body_bytes
+        limits = self._core.limits
+        limits.refuse_too_large(batches)
+        limits.refuse_too_much(event_count, body_bytes)
+        return self._contents.plan(puts, [], stamp)
 
-    def refuse_while_committing(self) -> None:
-        """Raises TxnStateError where the transaction is on its way to the disk."""
-        if self.committing is not None:
-            raise TxnStateError("the transaction is being committed", txn_id=self.txn_id)
+    def admits(self, commit: Commit, *, had_turn: bool = False) -> bool:
+        """Whether a planned append need not wait for room.
+
+        Args:
+            commit: The append.
+            had_turn: Whether it has waited for its turn already, so that it may pass those that wait now.
+        """
+        if had_turn:
+            return self._contents.room.admits(commit.event_count, commit.body_bytes)
+        return self._contents.admits(commit)
+
+    async def wait_for_room(self, plan: Callable[[], Commit], seconds: float) -> None:
+        """Waits for an append's turn and for room; see `Contents.wait_for_room`."""
+        _ = await self._contents.wait_for_room(plan, seconds)
+
+    def full_error(self, commit: Commit) -> MillraceError:
+        """The error for an append that was not admitted and does not wait."""
+        return self._contents.room.full_error(commit.event_count, commit.body_bytes, 0.0)
+
+    def submit_append(self, commit: Commit) -> None:
+        """Submits an append that was planned just now and is admitted; see `Committer.submit`."""
+        self._refuse_gap(commit)
+        commit.txn_count = 1
+        self._core.committer.submit(commit)
+
+    def _refuse_gap(self, commit: Commit) -> None:
+        # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
+        if commit.stamp is not None:
+            self._contents.ledger.refuse_gap(commit.stamp)
+
+    def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
+        """Raises EventTooLargeError where one event could never be put, however empty the channel were."""
+        self._core.limits.refuse_too_large(batches)
+        self._core.limits.refuse_above_open_bytes(batches)
+
+    async def wait_until_durable(self) -> None:
+        """Waits until all commits in flight are durable or aborted.
+
+        Raises:
+            ChannelLogFailedError: The log has failed.
+        """
+        self._contents.refuse_if_closed()
+        barrier = Commit([], [])
+        # It ends behind all earlier commits, or is aborted with them.
+        with suppress(DiskFullError):
+            self._core.committer.submit(barrier)
+            await barrier
+
+    # The end of a transaction.
+
+    def rollback(self, txn_id: str) -> None:
+        """Ends a transaction without effect. Does nothing where it was rolled back before."""
+        self._contents.refuse_if_closed()
+        outcome = self._ended.get(txn_id)
+        if outcome is None or outcome.receipt is not None:
+            self._roll_back(self._find_open(txn_id), TxnState.ROLLED_BACK)
+
+    def close(self) -> None:
+        """Ends all transactions of a channel that is deleted."""
+        for txn in list(self._open.values()):
+            self._end(txn, Outcome(TxnState.ROLLED_BACK))
+        for txn_id in self._ended:
+            self._directory.remove(txn_id, self)
+        # The former object is the journal's too, which may still write it.
+        self._ended = EndedTxns()
+
+    def _find_open(self, txn_id: str) -> Transaction:
+        """The open transaction, whose lease starts again."""
+        self._contents.refuse_if_closed()
+        txn = self._open.get(txn_id)
+        if txn is None:
+            if outcome := self._ended.get(txn_id):
+                outcome.refuse(txn_id)
+            raise TxnNotFoundError("no transaction of this id is known in the channel", txn_id=txn_id)
+        txn.refuse_while_committing()
+        txn.lease.renew()
+        return txn
+
+    def _expire(self, txn: Transaction) -> None:
+        self._contents.counters.leases_expired += 1
+        self._roll_back(txn, TxnState.EXPIRED)
+
+    def _roll_back(self, txn: Transaction, state: TxnState) -> None:
+        takes = txn.takes
+        self._end(txn, Outcome(state))
+        self._contents.put_back(takes)
+
+    def _end_committed(self, txns: Sequence[Transaction], commit: Commit) -> None:
+        for txn in txns:
+            if txn.state is TxnState.OPEN:
+                self._end(txn, Outcome(TxnState.COMMITTED, commit.receipt))
+
+    def _end(self, txn: Transaction, outcome: Outcome) -> None:
+        self._open_body_bytes -= txn.put_body_bytes
+        txn.end(outcome.state)
+        # A commit in flight counts as one waiting call.
+        if txn.lease.waiting_calls > int(txn.committing is not None):
+            # Its waiting calls must answer at once, and not keep others waiting behind them.
+            self._contents.takers.wake_all()
+            self._contents.room.waiters.wake_all()
+        self._core.count_open(-1)
+        del self._open[txn.txn_id]
+        if (forgotten := self._ended.add(txn.txn_id, outcome)) is not None:
+            self._directory.remove(forgotten, self)
+        if outcome.receipt is None:
+            self._contents.counters.rollbacks += 1
+            self._core.committer.record_rollback(txn.txn_id, has_expired=outcome.state is TxnState.EXPIRED)
 
 
-class TxnLimit:
-    """Counts open transactions against a maximum, a channel's or the server's."""
+def _reopen(txns: Sequence[Transaction], _commit: Commit) -> None:
+    for txn in txns:
+        txn.reopen()
 
-    def __init__(self, whose: str, maximum: Callable[[], int]) -> None:
-        self._whose = whose
-        self._maximum = maximum
-        self.open_count = 0
 
-    def count(self, change: int) -> None:
-        """Counts a transaction that was opened, or that has ended."""
-        self.open_count += change
-
-    def refuse_if_reached(self) -> None:
-        """Raises TooManyTxnsError where no more may be opened."""
-        if self.open_count >= self._maximum():
-            raise TooManyTxnsError(
-                f"{self._whose} has {self.open_count} open transactions; at most {self._maximum()} are allowed",
-                retry_delay_seconds=1.0,
-            )
+def _without_first(count: int, batches: Sequence[StoredColumns]) -> Iterator[Window]:
+    """Windows on all events but the first `count`."""
+    for stored in batches:
+        skipped = min(count, stored.count)
+        count -= skipped
+        if skipped < stored.count:
+            yield Window.whole(stored).part(skipped, stored.count)

@@ -98,9 +98,9 @@ def _configured(config: Path, channel: str) -> tuple[Path, LogChannelConfig]:
         raise UsageError(
             f"{config}: neither this file nor the catalog in {data_dir} has a channel {safe_text(channel)}"
         )
-    if not isinstance(limits, LogChannelConfig):
+    if (log_limits := limits.log) is None:
         raise UsageError(f"{config}: channel {channel} is of type {limits.type}, which has no files")
-    return data_dir, limits
+    return data_dir, log_limits
 
 
 def _keys(key: list[str] | None) -> dict[str, bytes]:

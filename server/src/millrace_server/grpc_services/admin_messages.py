@@ -1,6 +1,7 @@
 """Channels and components as AdminService's messages, and the limits that its requests set."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig, SpillableChannelConfig
+from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.errors import BadArgumentError
@@ -59,7 +60,7 @@ def channel_message(hosted: HostedChannel) -> pb.Channel:
     if channel is not None:
         message.channel_id = channel.channel_id
         message.gauges.CopyFrom(_gauges_message(channel))
-        message.counters.CopyFrom(_counters_message(channel.contents.counters))
+        message.counters.CopyFrom(_counters_message(channel.counters))
         message.start_time.FromDatetime(datetime.fromtimestamp(channel.start_time, UTC))
         if claim := _claim_message(channel):
             message.claim.CopyFrom(claim)
@@ -70,20 +71,8 @@ def channel_message(hosted: HostedChannel) -> pb.Channel:
 
 
 def _gauges_message(channel: Channel) -> pb.ChannelGauges:
-    contents = channel.contents
-    return pb.ChannelGauges(
-        queued_events=contents.queue.event_count,
-        taken_events=contents.taken_count,
-        body_bytes=contents.room.body_bytes,
-        body_bytes_max=contents.room.body_bytes_max,
-        open_transactions=channel.open_transactions,
-        first_sequence=contents.first_sequence,
-        next_sequence=contents.next_sequence,
-        producers=len(contents.ledger),
-        waiting_takes=len(contents.takers),
-        waiting_commits=len(contents.room.line),
-        memory_events=channel.commits.memory_event_count,
-    )
+    # The message has the names of the gauges.
+    return pb.ChannelGauges(**asdict(channel.gauges()))
 
 
 def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:
@@ -110,11 +99,11 @@ def _config_message(config: ChannelConfig) -> pb.ChannelConfig:
         lease=duration_of(config.lease_seconds),
         open_transactions_max=config.open_transactions_max,
     )
-    if isinstance(config, LogChannelConfig):
-        message.MergeFrom(_log_config_message(config))
-    if isinstance(config, SpillableChannelConfig):
-        message.memory_capacity = config.memory_capacity
-        message.memory_byte_capacity = config.memory_byte_capacity
+    if (log := config.log) is not None:
+        message.MergeFrom(_log_config_message(log))
+    if (spillable := config.spillable) is not None:
+        message.memory_capacity = spillable.memory_capacity
+        message.memory_byte_capacity = spillable.memory_byte_capacity
     return message
 
 
@@ -187,12 +176,11 @@ def check_changeable(former: ChannelConfig, config: ChannelConfig) -> None:
     Raises:
         BadArgumentError: The change is not allowed.
     """
-    if not isinstance(former, LogChannelConfig) or not isinstance(config, LogChannelConfig):
-        return
-    if former.backup_checkpoint != config.backup_checkpoint:
+    before, after = former.log, config.log
+    if before is not None and after is not None and before.backup_checkpoint != after.backup_checkpoint:
         raise BadArgumentError(
-            f"config.backup_checkpoint: is {shown_value(config.backup_checkpoint)}; it cannot be "
-            f"changed from {shown_value(former.backup_checkpoint)} after the channel was created"
+            f"config.backup_checkpoint: is {shown_value(after.backup_checkpoint)}; it cannot be "
+            f"changed from {shown_value(before.backup_checkpoint)} after the channel was created"
         )
 
 

@@ -11,7 +11,6 @@ from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.contents import Contents
 from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.names import check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
@@ -113,7 +112,7 @@ class AdminService:
     async def _save(self, channel: Channel, former: ChannelConfig) -> None:
         """Writes a channel's new limits to the catalog; if that fails, restores the former ones."""
         async with self._changing:
-            channel.contents.refuse_if_closed()
+            channel.refuse_if_closed()
             try:
                 await self._write(self._catalog.replace, channel.name, channel.config)
             except BaseException:
@@ -204,29 +203,19 @@ async def _to_completion(change: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 async def _peeked(channel: Channel, request: pb.PeekEventsRequest) -> AsyncGenerator[tuple[int, StoredBatch]]:
     """Yields batches for PeekEvents, each with the number of events that were skipped before it."""
-    contents = channel.contents
     if not request.follow:
-        async for batch in _queued(contents, request.from_sequence):
+        async for batch in channel.queued(request.from_sequence):
             yield 0, batch
         return
-    follower = contents.follow()
+    subscriber = channel.subscribe()
     try:
         # The queued batches and the committed ones join without a gap and without overlap.
-        async for batch in _queued(contents, request.from_sequence or contents.next_sequence):
+        async for batch in channel.queued(request.from_sequence or channel.next_sequence):
             yield 0, batch
-        while (news := await follower.next_batch()) is not None:
+        while (news := await subscriber.next_batch()) is not None:
             skipped_count, batch = news
             if batch.end_sequence > request.from_sequence:
                 yield skipped_count, batch.between(request.from_sequence, batch.end_sequence)
-        contents.refuse_if_closed()
+        channel.refuse_if_closed()
     finally:
-        contents.unfollow(follower)
-
-
-async def _queued(contents: Contents, position: int) -> AsyncGenerator[StoredBatch]:
-    """Yields the queued batches from a sequence on, up to the newest one committed now."""
-    end = contents.next_sequence
-    while batches := contents.queue.read(position, end):
-        async for batch in contents.load(batches):
-            yield batch
-        position = batches[-1].end_sequence
+        channel.unsubscribe(subscriber)

@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
+from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services.messages import (
     Columns,
@@ -55,21 +56,21 @@ class ChannelService:
     async def _begin_txn(self, request: pb.BeginTxnRequest) -> pb.BeginTxnResponse:
         txn_id = request.txn_id if request.HasField("txn_id") else None
         lease_seconds = seconds_of("lease", request.lease)
-        txn_id, lease_seconds = self._registry.get(request.channel).begin(txn_id, lease_seconds)
+        txn_id, lease_seconds = self._registry.get(request.channel).transactions.begin(txn_id, lease_seconds)
         return pb.BeginTxnResponse(txn_id=txn_id, lease=duration_of(lease_seconds))
 
     async def _put(self, request: pb.PutRequest, columns: Columns | None) -> pb.PutResponse:
         put_offset = request.put_offset if request.HasField("put_offset") else None
-        channel = self._channel_of(request.txn_id)
-        return pb.PutResponse(put_count=channel.put(request.txn_id, events_of(request, columns), put_offset))
+        transactions = self._find(request.txn_id)
+        return pb.PutResponse(put_count=transactions.put(request.txn_id, events_of(request, columns), put_offset))
 
     async def _take(self, request: pb.TakeRequest) -> bytes:
         form = form_of(columns=request.columns)
         limits = TakeLimits(events_max=request.max_events, body_bytes_max=request.max_bytes, form=form)
         wait_seconds = seconds_of("wait", request.wait) if request.HasField("wait") else None
         take_offset = request.take_offset if request.HasField("take_offset") else None
-        channel = self._channel_of(request.txn_id)
-        batches, take_count = await channel.take(request.txn_id, limits, wait_seconds, take_offset)
+        transactions = self._find(request.txn_id)
+        batches, take_count = await transactions.take(request.txn_id, limits, wait_seconds, take_offset)
         return take_response(batches, take_count, form)
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
@@ -77,7 +78,7 @@ class ChannelService:
         if not 0 < len(txn_ids) <= TXN_IDS_MAX:
             raise BadArgumentError(f"txn_ids: has {len(txn_ids)} ids; 1 to {TXN_IDS_MAX} are allowed")
         stamp = stamp_of(request)
-        receipt = await self._registry.transactions.common_channel_of(txn_ids).commit(txn_ids, stamp)
+        receipt = await self._registry.transactions.find_common(txn_ids).commit(txn_ids, stamp)
         return pb.CommitResponse(
             first_sequence=receipt.first_sequence,
             last_sequence=receipt.last_sequence,
@@ -85,15 +86,15 @@ class ChannelService:
         )
 
     async def _rollback(self, request: pb.RollbackRequest) -> pb.RollbackResponse:
-        self._channel_of(request.txn_id).rollback(request.txn_id)
+        self._find(request.txn_id).rollback(request.txn_id)
         return pb.RollbackResponse()
 
     async def _renew_txn(self, request: pb.RenewTxnRequest) -> pb.RenewTxnResponse:
-        return pb.RenewTxnResponse(lease=duration_of(self._channel_of(request.txn_id).renew(request.txn_id)))
+        return pb.RenewTxnResponse(lease=duration_of(self._find(request.txn_id).renew(request.txn_id)))
 
     async def _append(self, request: pb.AppendRequest, columns: Columns | None) -> pb.AppendResponse:
-        channel = self._registry.get(request.channel)
-        receipt = await channel.append(nonempty_events_of(request, columns), stamp_of(request))
+        transactions = self._registry.get(request.channel).transactions
+        receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
         return pb.AppendResponse(
             first_sequence=receipt.first_sequence,
             last_sequence=receipt.last_sequence,
@@ -120,8 +121,8 @@ class ChannelService:
         await channel.wait_for_events(claim, request.after_sequence, wait_seconds)
         return pb.ClaimResponse(
             lease=duration_of(claim.lease.seconds),
-            first_sequence=channel.contents.first_sequence,
-            next_sequence=channel.contents.next_sequence,
+            first_sequence=channel.first_sequence,
+            next_sequence=channel.next_sequence,
             epoch=claim.epoch,
             channel_id=channel.channel_id,
         )
@@ -146,8 +147,8 @@ class ChannelService:
         self._registry.get(request.channel).claims.release(request.reader_id, _epoch_of(request))
         return pb.ReleaseResponse()
 
-    def _channel_of(self, txn_id: str) -> Channel:
-        return self._registry.transactions.channel_of(txn_id)
+    def _find(self, txn_id: str) -> Transactions:
+        return self._registry.transactions.find(txn_id)
 
 
 def _epoch_of(request: pb.ClaimRequest | pb.ReadRequest | pb.AcknowledgeRequest | pb.ReleaseRequest) -> int | None:

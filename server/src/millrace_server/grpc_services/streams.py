@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.channel import Channel, TakeLimits
-from millrace_server.channels.contents import Receipt
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.commit import Commit
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.channels.transactions import Transaction
-from millrace_server.errors import BadArgumentError, DrainingError
+from millrace_server.channels.transaction import Transaction
+from millrace_server.errors import BadArgumentError, DrainingError, MillraceError
 from millrace_server.grpc_services.messages import (
     consume_response,
     form_of,
@@ -83,8 +85,8 @@ class AppendStreamCall:
         try:
             with self._stream.admit(raw):
                 request, columns = parse_apart(pb.AppendStreamRequest, raw)
-                channel = self._registry.get(request.channel)
-                receipt = await channel.append(nonempty_events_of(request, columns), stamp_of(request))
+                transactions = self._registry.get(request.channel).transactions
+                receipt = await transactions.append(nonempty_events_of(request, columns), stamp_of(request))
         except Exception as error:  # noqa: BLE001 - answers one request and does not end the stream
             return pb.AppendStreamResponse(error=status_of(refusal(error, request)))
         finally:
@@ -114,7 +116,7 @@ class ConsumeCall:
         self._deliveries: dict[int, Transaction] = {}
         self._delivered_count = 0
         self._settled = asyncio.Event()
-        self._settling: set[asyncio.Future[Receipt]] = set()
+        self._settling: set[Commit] = set()
         self._unsettled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -135,7 +137,7 @@ class ConsumeCall:
             for end in (self._unsettled, delivering, listening):
                 end.cancel()
             for delivery in self._deliveries.values():
-                channel.nack(delivery)
+                channel.deliveries.nack(delivery)
 
     async def _finish_draining(self, delivering: "asyncio.Future[None]", listening: "asyncio.Future[None]") -> None:
         """While the server drains, accepts acks for earlier deliveries; nothing new is delivered."""
@@ -165,7 +167,7 @@ class ConsumeCall:
         prefetch = start.prefetch or PREFETCH_DEFAULT
         while True:
             await self._wait_until_below(prefetch)
-            delivery = await channel.deliver(limits)
+            delivery = await channel.deliveries.deliver(limits)
             self._delivered_count += 1
             self._deliveries[self._delivered_count] = delivery
             await self._stream.write(consume_response(self._delivered_count, delivery.takes, form))
@@ -179,34 +181,34 @@ class ConsumeCall:
         raw = await self._stream.read()
         if raw is None:
             # A caller that half-closes and waits for the end learns from it that its acks are stored.
-            if self._settling:
-                await asyncio.wait(self._settling)
+            for commit in tuple(self._settling):
+                # `_on_settled` ends the stream with the error.
+                with suppress(MillraceError):
+                    await commit
             return False
         with self._stream.admit(raw):
             request = parse(pb.ConsumeRequest, raw)
             # Deliveries of a deleted channel cannot be settled any more, and the caller must know.
-            channel.contents.refuse_if_closed()
+            channel.refuse_if_closed()
             match request.WhichOneof("message"):
                 case "ack":
                     for delivery in self._popped("ack", request.ack.delivery_ids):
-                        self._follow(channel.settle(delivery))
+                        self._follow(channel.deliveries.settle(delivery))
                 case "nack":
                     for delivery in self._popped("nack", request.nack.delivery_ids):
-                        channel.nack(delivery)
+                        channel.deliveries.nack(delivery)
                 case other:
                     raise BadArgumentError(f"message: is {other}; after start come only ack and nack")
         return True
 
-    def _follow(self, settling: "asyncio.Future[Receipt] | None") -> None:
-        if settling is not None:
-            self._settling.add(settling)
-            settling.add_done_callback(self._on_settled)
+    def _follow(self, commit: Commit) -> None:
+        self._settling.add(commit)
+        commit.add_done_callback(self._on_settled)
 
-    def _on_settled(self, settling: "asyncio.Future[Receipt]") -> None:
-        self._settling.discard(settling)
-        error = settling.exception()
-        if error is not None and not self._unsettled.done():
-            self._unsettled.set_exception(error)
+    def _on_settled(self, commit: Commit) -> None:
+        self._settling.discard(commit)
+        if commit.error is not None and not self._unsettled.done():
+            self._unsettled.set_exception(commit.error)
 
     def _popped(self, field: str, delivery_ids: Sequence[int]) -> Iterator[Transaction]:
         """Removes and yields the deliveries, one at a time, so that an error leaves the later ones unsettled."""

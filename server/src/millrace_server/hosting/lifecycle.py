@@ -101,7 +101,7 @@ def _with_events_in_memory(registry: ChannelRegistry) -> list[HostedChannel]:
 
 def _event_count(hosted: HostedChannel) -> int:
     channel = hosted.channel_if_open
-    return 0 if channel is None else channel.contents.room.event_count
+    return 0 if channel is None else channel.event_count
 
 
 async def _until_urgent(requests: StopRequests, work: Coroutine[None, None, None]) -> None:

@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 
 from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.file_store import FileStore
 from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.registry import ChannelRegistry
@@ -61,36 +60,32 @@ class StoreMeasure:
 
 GAUGES = (
     Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
-    Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.contents.queue.event_count, True),
-    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.contents.taken_count),
-    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda c: c.commits.memory_event_count),
-    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.contents.room.body_bytes),
+    Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.gauges().queued_events, True),
+    Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.gauges().taken_events),
+    Measure("MemoryEvents", "memory_events", "Events a crash loses.", lambda c: c.gauges().memory_events),
+    Measure("BodyBytes", "body_bytes", "Bytes of all bodies held.", lambda c: c.gauges().body_bytes),
     Measure("BodyBytesMax", "body_bytes_max", "Bytes of bodies that may be held.", lambda c: c.config.body_bytes_max),
     Measure("OpenTransactions", "open_transactions", "Open transactions.", lambda c: c.open_transactions),
-    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda c: len(c.contents.takers)),
-    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda c: len(c.contents.room.line)),
-    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda c: len(c.contents.ledger)),
+    Measure("WaitingTakes", "waiting_takes", "Takes that wait for an event.", lambda c: c.gauges().waiting_takes),
+    Measure("WaitingCommits", "waiting_commits", "Commits waiting for room.", lambda c: c.gauges().waiting_commits),
+    Measure("Producers", "producers", "Producers whose stamps are remembered.", lambda c: c.gauges().producers),
     Measure("Claims", "claims", "1 while a reader's claim lives, else 0.", lambda c: int(c.claims.claim is not None)),
-    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.contents.first_sequence),
-    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.contents.next_sequence),
+    Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.first_sequence),
+    Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.next_sequence),
 )
 """What goes up and down."""
 
 COUNTERS = (
-    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: _count(c).put_attempts, True),
-    Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: _count(c).put_successes, True),
-    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: _count(c).take_attempts, True),
-    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", lambda c: _count(c).take_successes, True),
-    Measure("CommitCount", "commits", "Transactions committed.", lambda c: _count(c).commits),
-    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda c: _count(c).rollbacks),
-    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: _count(c).leases_expired),
-    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: _count(c).deduplicated),
+    Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: c.counters.put_attempts, True),
+    Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: c.counters.put_successes, True),
+    Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: c.counters.take_attempts, True),
+    Measure("EventTakeSuccessCount", "take_successes", "Events removed.", lambda c: c.counters.take_successes, True),
+    Measure("CommitCount", "commits", "Transactions committed.", lambda c: c.counters.commits),
+    Measure("RollbackCount", "rollbacks", "Transactions rolled back.", lambda c: c.counters.rollbacks),
+    Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: c.counters.leases_expired),
+    Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: c.counters.deduplicated),
 )
 """What only grows, from 0 when the server opens the channel."""
-
-
-def _count(channel: Channel) -> ChannelCounters:
-    return channel.contents.counters
 
 
 STORE_GAUGES = (
@@ -127,7 +122,7 @@ def _describe_open(channel: Channel) -> dict[str, str | float]:
     return {
         "ChannelId": channel.channel_id,
         **{measure.key: measure.read(channel) for measure in (*GAUGES, *COUNTERS)},
-        "ChannelFillPercentage": 100.0 * channel.contents.queue.event_count / channel.config.capacity,
+        "ChannelFillPercentage": 100.0 * channel.gauges().queued_events / channel.config.capacity,
         "StartTime": int(channel.start_time * _MILLISECONDS),
         "StopTime": 0,
     }

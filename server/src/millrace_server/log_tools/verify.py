@@ -11,7 +11,7 @@ from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.records import first_needed_segment
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.stamps import PRODUCERS_MAX
-from millrace_server.channels.transactions import ENDED_MAX, EndedTxns, Outcome, TxnState
+from millrace_server.channels.transaction import ENDED_MAX, EndedTxns, Outcome, TxnState
 from millrace_server.log_tools.layout import CHECKPOINT_NAMES
 from millrace_server.log_tools.scanning import LogScan, ToolProgress, scan_log
 from millrace_server.log_tools.view import LogView

@@ -173,7 +173,7 @@ class Reloader:
             return "it is not open yet; reload again when it is"
         if channel is None:
             return ""
-        if event_count := channel.contents.room.event_count:
+        if event_count := channel.event_count:
             return f"it holds {event_count} events; take them out, then reload again"
         if channel.open_transactions or channel.claims.claim is not None:
             return "transactions or a claim are open in it; reload again when they have ended"

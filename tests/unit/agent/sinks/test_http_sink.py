@@ -20,9 +20,11 @@ from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.http_sink import HttpSink
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.deliveries import Deliveries
 from millrace_server.channels.registry import ChannelRegistry
-from millrace_server.channels.transactions import Transaction
+from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DiskFullError
 from tests.agent_parts import registry_with, until
 from tests.channel_events import append, queued, stored_rows
@@ -53,7 +55,7 @@ class Scene:
         """Runs a sink until the channel is empty and what it held is settled."""
         reader = reader or outlet_of(self.registry)
         work = asyncio.create_task((sink or self.sink()).run(reader))
-        await until(lambda: not self.channel.contents.room.event_count or work.done())
+        await until(lambda: not self.channel._contents.room.event_count or work.done())
         reader.close()
         await work
 
@@ -90,7 +92,9 @@ async def fill(channel: Channel, *counts: int) -> list[bytes]:
 async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> None:
     """Each delivery is a request, with the headers that are asked for; what is no text is base64."""
     headers = {"customer": "17 \u20ac"}
-    await scene.channel.append([stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None)
+    await scene.channel.transactions.append(
+        [stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None
+    )
     await fill(scene.channel, 10)
     await scene.empty(scene.sink(headers={"Authorization": "Bearer x"}))
     first, second = scene.receiver.requests
@@ -147,7 +151,7 @@ async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
     """Until the receiver has said that it has them, events stay in the channel."""
     await fill(scene.channel, 3)
     seen = []
-    scene.receiver.before_answer = lambda _request: seen.append(scene.channel.contents.room.event_count)
+    scene.receiver.before_answer = lambda _request: seen.append(scene.channel._contents.room.event_count)
     await scene.empty()
     assert seen == [3]
 
@@ -267,12 +271,12 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     for said in (OK, CLOSE, OK):
         scene.receiver.answers.append(said)
     await append(scene.channel, b"first")
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     await append(scene.channel, b"second")
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     scene.receiver.close_connections()
     await append(scene.channel, b"third")
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
@@ -299,13 +303,13 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
     sink, reader = scene.sink(), outlet_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     await append(scene.channel, b"first")
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     scene.receiver.reset_connections()
     # The loop is to have noticed before there is something to send.
     with pytest.raises(ConnectionResetError):
         await writers[0].wait_closed()
     await append(scene.channel, b"second")
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
@@ -389,7 +393,7 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
     work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 3)
     scene.receiver.close_connections()
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: not scene.channel._contents.room.event_count)
     await append(scene.channel, b"more")
     with pytest.raises(ComponentError, match=r"/in answered 599$"):
         await work
@@ -433,12 +437,12 @@ async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkey
     await fill(scene.channel, 3)
     sink, reader = scene.sink(), outlet_of(scene.registry)
 
-    def refuse(channel: Channel, delivery: Transaction) -> None:
-        channel.nack(delivery)
+    def refuse(deliveries: Deliveries, delivery: Transaction) -> None:
+        deliveries.nack(delivery)
         raise DiskFullError("full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Channel, "settle", refuse)
+        patched.setattr(Deliveries, "settle", refuse)
         with pytest.raises(DiskFullError):
             await sink.run(reader)
     reader.nack_all()
@@ -450,12 +454,12 @@ async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkey
 async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sends(scene: Scene) -> None:
     """A key has the very sequences; those that another had taken come later and are not taken for sent."""
     await fill(scene.channel, 2, 2, 2)
-    delivery = await scene.channel.deliver(TakeLimits(events_max=2))
+    delivery = await scene.channel.deliveries.deliver(TakeLimits(events_max=2))
     sink, reader = scene.sink(), outlet_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
-    await until(lambda: scene.channel.contents.room.event_count == 2)
-    scene.channel.nack(delivery)
-    await until(lambda: not scene.channel.contents.room.event_count)
+    await until(lambda: scene.channel._contents.room.event_count == 2)
+    scene.channel.deliveries.nack(delivery)
+    await until(lambda: not scene.channel._contents.room.event_count)
     reader.close()
     await work
     keys = [request.headers["idempotency-key"].partition(":")[2] for request in scene.receiver.requests]

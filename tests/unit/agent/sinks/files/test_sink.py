@@ -16,9 +16,9 @@ from millrace_server.agent.sinks.files import sink
 from millrace_server.agent.sinks.files.sink import FileWorker, UnsettledDeliveries
 from millrace_server.agent.sinks.files.targets import LocalTarget
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import MemoryChannelConfig
-from millrace_server.channels.transactions import Transaction
+from millrace_server.channels.deliveries import Deliveries
+from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import ChannelLogFailedError, ChannelNotFoundError
 from tests.files_sink import SinkBench, config_of, files_below, lines_below, rows_of, unfinished_below
 
@@ -81,7 +81,7 @@ async def test_run_under_constant_load_finishes_files_in_their_time(tmp_path: Pa
 
     async def load() -> None:
         while True:
-            if bench.channel.contents.queue.event_count < 1_000:
+            if bench.channel._contents.queue.event_count < 1_000:
                 await bench.put(rows_of(_lines(*range(1_000)), host="loud"))
             await asyncio.sleep(0)
 
@@ -89,7 +89,7 @@ async def test_run_under_constant_load_finishes_files_in_their_time(tmp_path: Pa
         loading = asyncio.create_task(load())
         await _until(lambda: bool(files_below(out / "quiet")))
         loading.cancel()
-        assert bench.channel.contents.queue.event_count
+        assert bench.channel._contents.queue.event_count
 
 
 async def test_run_told_to_end_finishes_and_settles_all(tmp_path: Path, out: Path) -> None:
@@ -123,7 +123,7 @@ async def test_run_with_small_deliveries_holds_one_transaction(tmp_path: Path, o
     async with bench.running():
         for number in range(50):
             await bench.put(rows_of(_lines(number)))
-            await _until(lambda: bench.channel.contents.queue.event_count == 0)
+            await _until(lambda: bench.channel._contents.queue.event_count == 0)
         # One more may have been taken that is not written yet.
         await _until(lambda: bench.channel.open_transactions == 1)
         bench.reader.request_flush()
@@ -191,12 +191,12 @@ async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(1, 2)))
 
-    def refuse(channel: Channel, delivery: Transaction) -> None:
-        channel._return_delivery(delivery)
+    def refuse(deliveries: Deliveries, delivery: Transaction) -> None:
+        deliveries.nack(delivery)
         raise ChannelLogFailedError("the log has failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Channel, "settle", refuse)
+        patch.setattr(Deliveries, "settle", refuse)
         with pytest.raises(ChannelLogFailedError):
             await bench.drain()
     assert bench.unsettled == 2

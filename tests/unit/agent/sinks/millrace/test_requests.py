@@ -9,7 +9,8 @@ from millrace_server.agent.channel_reader import ChannelReader, Delivery
 from millrace_server.agent.sinks.millrace import requests
 from millrace_server.agent.sinks.millrace.requests import ColumnsJoiner, Request, RequestEncoder
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import registry_with
 from tests.channel_events import append, stored
@@ -54,14 +55,14 @@ def ranges(encoded: list[Request]) -> list[tuple[int, int]]:
 
 async def take_away(channel: Channel, event_count: int) -> None:
     """Has somebody else take events, for good."""
-    delivery = await channel.deliver(TakeLimits(events_max=event_count))
-    channel.settle(delivery)
+    delivery = await channel.deliveries.deliver(TakeLimits(events_max=event_count))
+    _ = channel.deliveries.settle(delivery)
 
 
 async def test_requests_for_a_batch_hold_the_very_bytes_that_came(channel: Channel, reader: ChannelReader) -> None:
     """Under the channel's id and the events' own sequences: no event is touched on its way."""
     sent = StoredColumns.of(columns_from_events([({"host": "web-1"}, b"a"), ({}, bytes(50_000))])[0])
-    await channel.append([sent], None)
+    await channel.transactions.append([sent], None)
     encoder = RequestEncoder("there", 100, 100)
     [request] = encoder.requests(await taken(reader))
     assert request.encoded.endswith(sent.raw)
@@ -97,7 +98,7 @@ async def test_requests_over_gaps_promise_at_times_what_never_comes(
     """The oldest event that the channel still has, with every so many gaps; without gaps nothing is said."""
     monkeypatch.setattr(requests, "GAPS_PER_REPORT", 2)
     await append(channel, *[b"%d" % number for number in range(40)])
-    elsewhere = await channel.deliver(TakeLimits(events_max=3))
+    elsewhere = await channel.deliveries.deliver(TakeLimits(events_max=3))
     encoder = RequestEncoder("orders", 100, 100)
     reader._events_max = 1
     stamps = []
@@ -106,7 +107,7 @@ async def test_requests_over_gaps_promise_at_times_what_never_comes(
         await take_away(channel, 1)
     assert [stamp.HasField("oldest_open_sequence") for stamp in stamps] == 2 * [True, False, False] + [True, False]
     assert {stamp.oldest_open_sequence for stamp in stamps if stamp.HasField("oldest_open_sequence")} == {1}
-    channel.settle(elsewhere)
+    _ = channel.deliveries.settle(elsewhere)
     reader.nack_all()
     [again] = parsed(RequestEncoder("orders", 100, 100).requests(await taken(reader)))
     assert again.stamp.oldest_open_sequence == again.stamp.first_sequence == 4
@@ -116,7 +117,7 @@ async def test_requests_for_small_batches_are_joined(channel: Channel, reader: C
     """A thousand events that came one by one go as one request, with all their headers."""
     rows = [({"number": str(number), f"odd-{number % 3}": "yes"}, b"%d" % number) for number in range(300)]
     for row in rows:
-        await channel.append([StoredColumns.of(columns_from_events([row])[0])], None)
+        await channel.transactions.append([StoredColumns.of(columns_from_events([row])[0])], None)
     encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     [message] = parsed(encoded)
     assert ranges(encoded) == [(1, 300)]
@@ -128,10 +129,10 @@ async def test_requests_for_batches_apart_are_not_joined(channel: Channel, reade
     """Each number of a stamp is one event: over a gap there are two stamps."""
     await append(channel, b"1", b"2")
     await append(channel, b"3")
-    held = await channel.deliver(TakeLimits(events_max=2))
+    held = await channel.deliveries.deliver(TakeLimits(events_max=2))
     await take_away(channel, 1)
     await append(channel, b"4")
-    channel.nack(held)
+    channel.deliveries.nack(held)
     encoded = RequestEncoder("orders", 100, 100).requests(await taken(reader))
     assert ranges(encoded) == [(1, 2), (4, 4)]
     assert bodies_in(parsed(encoded)) == [b"1", b"2", b"4"]
@@ -153,7 +154,9 @@ async def test_requests_of_many_keys_are_joined_as_far_as_columns_can_hold_them(
 ) -> None:
     """256 keys are the most of a batch; the next ones begin another."""
     for number in range(300):
-        await channel.append([StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None)
+        await channel.transactions.append(
+            [StoredColumns.of(columns_from_events([({f"key-{number}": "x"}, b"")])[0])], None
+        )
     encoded = RequestEncoder("orders", 1_000, 1_000).requests(await taken(reader))
     assert ranges(encoded) == [(1, 256), (257, 300)]
     for message in parsed(encoded):
@@ -174,7 +177,7 @@ async def test_requests_are_no_larger_than_the_target_takes(
 
 async def test_requests_grow_again_once_many_were_taken(channel: Channel, reader: ChannelReader) -> None:
     """Up to what the target takes, should one large batch have made them small."""
-    await channel.append([stored(*[b"x"] * 16)], None)
+    await channel.transactions.append([stored(*[b"x"] * 16)], None)
     encoder = RequestEncoder("orders", 8, 2)
     for largest in (2, 4, 8, 8):
         delivery = await taken(reader)

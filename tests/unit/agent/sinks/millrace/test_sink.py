@@ -16,7 +16,8 @@ from millrace_server.agent.components import Component, ComponentState
 from millrace_server.agent.sinks.millrace import pipeline
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from millrace_server.channels.channel import Channel, TakeLimits
+from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from tests.agent_parts import registry_with, until
@@ -87,7 +88,7 @@ async def fill(channel: Channel, count: int, batch_events: int = 10) -> list[byt
 
 
 async def empty(channel: Channel) -> None:
-    await until(lambda: not channel.contents.room.event_count)
+    await until(lambda: not channel._contents.room.event_count)
 
 
 @asynccontextmanager
@@ -136,7 +137,7 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await until(lambda: len(scene.target.requests) == 8)
-        assert (scene.reader.unsettled_count, scene.channel.contents.room.event_count) == (8, 200)
+        assert (scene.reader.unsettled_count, scene.channel._contents.room.event_count) == (8, 200)
         held.may_go.set()
         await empty(scene.channel)
     assert len(scene.target.streams) == 1
@@ -219,15 +220,15 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
     async def consume() -> None:
         while len(got) < 600:
             await asyncio.sleep(chance.uniform(0.0, 0.04))
-            delivery = await there.get("orders").deliver(TakeLimits(events_max=chance.randrange(1, 40)))
+            delivery = await there.get("orders").deliveries.deliver(TakeLimits(events_max=chance.randrange(1, 40)))
             got.extend(body for batch in delivery.takes for _, body in batch.window.rows())
-            there.get("orders").settle(delivery)
+            _ = there.get("orders").deliveries.settle(delivery)
 
     async with served(there, scene.scratch) as address:
         sink = ForwardingSink(config_of(address), scene.scratch)
         consuming = asyncio.create_task(consume())
         refusals = 0
-        while scene.channel.contents.room.event_count:
+        while scene.channel._contents.room.event_count:
             work = asyncio.create_task(sink.run(scene.reader))
             await asyncio.wait({work, asyncio.create_task(empty(scene.channel))}, return_when=asyncio.FIRST_COMPLETED)
             scene.reader.close()
@@ -304,7 +305,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
     async with running(scene.sink(), scene.reader):
         await empty(scene.channel)
     assert list(stored.values()) == [body for body in bodies if body != b"42"]
-    [batch] = scene.registry.get("rejected").contents.queue
+    [batch] = scene.registry.get("rejected")._contents.queue
     [(headers, body)] = batch.window.rows()
     assert body == b"42"
     assert "EVENT_TOO_LARGE: the test says" in headers["millrace.dead_letter.reason"]
@@ -384,7 +385,7 @@ async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
     await fill(scene.channel, 10)
     sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
     await scene.give_up(r"cannot reach a Millrace server at 127.0.0.1:1; is millraced running", sink)
-    assert (scene.reader.unsettled_count, scene.channel.contents.counters.take_attempts) == (0, 0)
+    assert (scene.reader.unsettled_count, scene.channel._contents.counters.take_attempts) == (0, 0)
 
 
 async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:
@@ -401,7 +402,7 @@ async def test_run_to_a_missing_channel_says_so(scene: Scene) -> None:
     scene.target.found = None
     await fill(scene.channel, 10)
     await scene.give_up("does not take events for its channel orders: CHANNEL_NOT_FOUND")
-    assert scene.channel.contents.counters.take_attempts == 0
+    assert scene.channel._contents.counters.take_attempts == 0
 
 
 @pytest.mark.parametrize(
@@ -421,7 +422,7 @@ async def test_run_to_a_channel_out_of_order_takes_nothing(
     scene.target.found.fault = fault
     await fill(scene.channel, 10)
     await scene.give_up(f"does not take events for its channel orders: {words}")
-    assert scene.channel.contents.counters.take_attempts == 0
+    assert scene.channel._contents.counters.take_attempts == 0
 
 
 async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) -> None:
@@ -491,14 +492,14 @@ async def test_run_whose_events_cannot_be_removed_says_so_and_sends_them_again(
 ) -> None:
     """They are stored there and still here; by their names they are not stored again."""
     bodies = await fill(scene.channel, 30)
-    settle = scene.channel.settle
+    settle = scene.channel.deliveries.settle
 
     def fail_once(delivery: Any) -> Any:
-        monkeypatch.setattr(scene.channel, "settle", settle)
-        scene.channel.nack(delivery)
+        monkeypatch.setattr(scene.channel.deliveries, "settle", settle)
+        scene.channel.deliveries.nack(delivery)
         raise DiskFullError("no room")
 
-    monkeypatch.setattr(scene.channel, "settle", fail_once)
+    monkeypatch.setattr(scene.channel.deliveries, "settle", fail_once)
     with pytest.raises(DiskFullError):
         await scene.sink().run(scene.reader)
     scene.reader.nack_all()
@@ -512,7 +513,7 @@ async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatc
     """What was answered is not left to come again; and where it cannot be removed, that is told."""
     await fill(scene.channel, 10)
     removal: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(scene.channel, "settle", lambda _delivery: removal)
+    monkeypatch.setattr(scene.channel.deliveries, "settle", lambda _delivery: removal)
     work = asyncio.create_task(scene.sink().run(scene.reader))
     await until(lambda: bool(scene.target.requests))
     scene.reader.close()

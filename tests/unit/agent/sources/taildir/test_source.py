@@ -32,12 +32,12 @@ def start(agent: Agent, config: TaildirSourceConfig) -> None:
 
 def rows(registry: ChannelRegistry) -> list[tuple[Mapping[str, str], bytes]]:
     """What the channel holds, in its order."""
-    queue = registry.get("orders").contents.queue
+    queue = registry.get("orders")._contents.queue
     return [row for batch in queue for row in batch.window.rows()]
 
 
 def bodies(registry: ChannelRegistry) -> list[bytes]:
-    queue = registry.get("orders").contents.queue
+    queue = registry.get("orders")._contents.queue
     return [body for _, body in numbered_events(queue)]
 
 
@@ -81,7 +81,7 @@ async def test_run_keeps_the_channels_limits(agent: Agent, registry: ChannelRegi
     append(log, *numbered(0, 1_000))
     start(agent, config_of(log, batch_events_max=400))
     await until(holds(registry, numbered(0, 1_000)))
-    assert registry.get("orders").contents.counters.commits == 4
+    assert registry.get("orders")._contents.counters.commits == 4
 
 
 async def test_run_into_a_full_channel_waits_and_loses_nothing(tmp_path: Path, log: Path) -> None:

@@ -1,0 +1,167 @@
+"""What a channel may hold, in events, bytes and disk space, and the queues of calls that wait for it."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace_server.errors import BytesFullError, ChannelFullError, DiskFullError, MillraceError
+from millrace_server.wal.disk import Disk
+
+FREE_BYTES_SECONDS = 0.1
+"""How long a measurement of the free disk space is used; meanwhile written bytes are subtracted from it."""
+
+DISK_RETRY_DELAY_SECONDS = 1.0
+
+
+class Waiter:
+    """One call in a wait queue."""
+
+    def __init__(self) -> None:
+        self._woken: asyncio.Future[bool] | None = None
+
+    async def wait(self, seconds: float) -> bool:
+        """Waits to be woken.
+
+        Returns:
+            True where it was woken, False where the time passed.
+        """
+        if seconds <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        self._woken = loop.create_future()
+        timer = loop.call_later(seconds, self._stop_waiting, False)
+        try:
+            return await self._woken
+        finally:
+            timer.cancel()
+
+    def wake(self) -> None:
+        """Wakes the call. One that is not waiting at this moment checks its condition anyway."""
+        self._stop_waiting(is_woken=True)
+
+    def _stop_waiting(self, is_woken: bool) -> None:  # noqa: FBT001 - a timer passes it by position
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(is_woken)
+
+
+class WaitQueue:
+    """A FIFO queue of calls that wait for one condition.
+
+    Waking is a hint to the first waiter, which checks the condition again and keeps its place where it does not hold. A
+    waiter that leaves wakes the next one where there may be more to have.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    @contextmanager
+    def join(self, *, at_front: bool = False) -> Iterator[Waiter]:
+        """Joins the queue, at its end or its front, until the context ends."""
+        waiter = Waiter()
+        self._waiters[waiter] = None
+        if at_front:
+            self._waiters.move_to_end(waiter, last=False)
+        try:
+            yield waiter
+        finally:
+            del self._waiters[waiter]
+
+    def is_first(self, waiter: Waiter) -> bool:
+        """Whether no other waiter came before."""
+        return next(iter(self._waiters)) is waiter
+
+    def wake_next(self) -> None:
+        """Wakes the first waiter."""
+        if self._waiters:
+            next(iter(self._waiters)).wake()
+
+    def wake_all(self) -> None:
+        """Wakes all waiters."""
+        for waiter in self._waiters:
+            waiter.wake()
+
+
+class Capacity:
+    """Counts a channel's events and their bodies' bytes against its limits, exactly.
+
+    Events count from their commit until a commit, an ack or an acknowledgement removes them. Taken events count too, so
+    that a rollback can always return them.
+    """
+
+    def __init__(self, events_max: int, body_bytes_max: int) -> None:
+        self.events_max = events_max
+        self.body_bytes_max = body_bytes_max
+        self.event_count = 0
+        self.body_bytes = 0
+        self.waiters = WaitQueue()
+
+    def admits(self, event_count: int, body_bytes: int) -> bool:
+        """Whether the channel can grow by this much. What shrinks it is always admitted."""
+        return (event_count <= 0 or self.event_count + event_count <= self.events_max) and (
+            body_bytes <= 0 or self.body_bytes + body_bytes <= self.body_bytes_max
+        )
+
+    def change(self, event_count: int, body_bytes: int) -> None:
+        """Counts a change, and wakes the first waiter where it freed something."""
+        self.event_count += event_count
+        self.body_bytes += body_bytes
+        assert self.event_count >= 0, self.event_count
+        assert self.body_bytes >= 0, self.body_bytes
+        if event_count < 0 or body_bytes < 0:
+            self.waiters.wake_next()
+
+    def resize(self, events_max: int, body_bytes_max: int) -> None:
+        """Sets new limits; the channel may hold more than they allow."""
+        self.events_max = events_max
+        self.body_bytes_max = body_bytes_max
+        self.waiters.wake_next()
+
+    def full_error(self, event_count: int, body_bytes: int, waited_seconds: float) -> MillraceError:
+        """The error for a commit that was not admitted in time."""
+        message = (
+            f"the channel holds {self.event_count} events of {self.events_max} and {self.body_bytes} body bytes of "
+            f"{self.body_bytes_max}; no room for {event_count} more with {body_bytes} in {waited_seconds:g} s"
+        )
+        kind = (
+            ChannelFullError if event_count > 0 and self.event_count + event_count > self.events_max else BytesFullError
+        )
+        return kind(message, retry_delay_seconds=min(max(waited_seconds, 0.1), 1.0))
+
+
+class DiskSpace:
+    """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
+
+    Args:
+        disk: Where the directories are.
+        directories: Directories of the channel; the one with the least space counts.
+        clock: A monotonic clock in seconds.
+    """
+
+    def __init__(self, disk: Disk, directories: Sequence[Path], clock: Callable[[], float]) -> None:
+        self._disk = disk
+        self._directories = directories
+        self._clock = clock
+        self._free_bytes = 0
+        self._measured_until = clock()
+
+    def reserve(self, byte_count: int, min_free_bytes: int) -> None:
+        """Counts bytes that puts are about to write.
+
+        Raises:
+            DiskFullError: They would leave less than `min_free_bytes`.
+        """
+        if self._clock() >= self._measured_until:
+            self._free_bytes = min(map(self._disk.free_bytes, self._directories))
+            self._measured_until = self._clock() + FREE_BYTES_SECONDS
+        if self._free_bytes - byte_count < min_free_bytes:
+            raise DiskFullError(
+                f"the channel's disk has {self._free_bytes} bytes free, puts leave {min_free_bytes}, and this one "
+                f"takes {byte_count}; takes go on",
+                retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
+            )
+        self._free_bytes -= byte_count

@@ -1,0 +1,310 @@
+"""The commit: what a transaction, an append or a removal does to a channel, from its plan to its end."""
+
+import asyncio
+import enum
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
+from millrace_server.channels.stamps import Acceptance, Stamp
+from millrace_server.errors import MillraceError
+from millrace_server.wal.records import Location, LogPosition, Record
+
+
+class Receipt(NamedTuple):
+    """What a commit stored; both sequences are 0 where it stored nothing."""
+
+    first_sequence: int = 0
+    last_sequence: int = 0
+    is_deduplicated: bool = False
+
+
+class CommitState(enum.Enum):
+    """Moves; any other is illegal.
+
+    PLANNED -> PREPARED    it holds its sequences, its stamp and its room; no reader sees it
+    PREPARED -> DURABLE    it is in the log, or in memory where it needs no log; readers see it
+    PREPARED -> ABORTED    the log refused it; its sequences, stamp and room are free again
+    ABORTED -> PREPARED    it puts nothing, so the journal tries it once more on a full disk
+    """
+
+    PLANNED = "planned"
+    PREPARED = "prepared"
+    DURABLE = "durable"
+    ABORTED = "aborted"
+
+
+_MOVES = {
+    (CommitState.PLANNED, CommitState.PREPARED),
+    (CommitState.PREPARED, CommitState.DURABLE),
+    (CommitState.PREPARED, CommitState.ABORTED),
+    (CommitState.ABORTED, CommitState.PREPARED),
+}
+
+
+class JournalEntry:
+    """What the journal writes in order: prepared when it is submitted, then applied, or aborted.
+
+    Attributes:
+        records: What the log stores of it.
+        needs_sync: Whether it is applied only after an fsync.
+        is_urgent: Whether that fsync comes at once, also where the channel syncs at an interval.
+        has_puts: Whether it needs room on the disk that something else might free.
+        submitted_at: When it was submitted, on the event loop's clock.
+    """
+
+    __slots__ = ("submitted_at",)
+
+    submitted_at: float
+    records: Sequence[Record] = ()
+    needs_sync: bool = True
+    is_urgent: bool = False
+    has_puts: bool = False
+
+    def prepare(self) -> None:
+        """Takes its place behind all entries that were submitted before."""
+
+    def apply(self, locations: Sequence[Location], end: LogPosition) -> None:
+        """Takes effect: its records are in the log at these locations, and the log ended behind them."""
+
+    def abort(self) -> None:
+        """Gives its place up, after all later entries have done so."""
+
+    def fail(self, error: MillraceError) -> None:
+        """Ends with an error, after `abort`."""
+
+    def may_retry(self) -> bool:
+        """Whether it is submitted once more after the log had no room for it."""
+        return False
+
+    def ending_txns(self) -> Iterable[tuple[str, Receipt]]:
+        """The transactions that end with it."""
+        return ()
+
+
+class CommitContext(Protocol):
+    """Where a journal's commits take effect."""
+
+    def prepare(self, commit: "Commit") -> None:
+        """Prepares the commit's contents and encodes its records."""
+
+    def apply(self, commit: "Commit", locations: Sequence[Location]) -> None:
+        """Applies the commit's contents; its columns are in the log at these locations."""
+
+    def abort(self, commit: "Commit") -> None:
+        """Aborts the commit's contents."""
+
+
+class Commit(JournalEntry):
+    """One commit: planned from puts, takes and a stamp, and awaited for its receipt.
+
+    `await commit` returns the receipt, at once where the commit is durable, and raises DiskFullError or
+    ChannelLogFailedError where it was aborted. Any number of callers may wait; a cancelled one does not affect the
+    commit. No future is created unless a caller waits.
+
+    Args:
+        puts: The events to store.
+        takes: The taken events to remove.
+        stamp: Names what is stored, in the producer's own numbers.
+
+    Attributes:
+        dropped_count: Events that the stamp showed to be stored already.
+        has_new_numbers: Whether the stamp has numbers that were not accepted before; they are stored also without
+            events.
+        is_purge: Whether the takes are removed without a consumer having had them.
+        txn_ids: The transactions that end with it.
+        txn_count: How many transactions the counters count for it.
+        on_committed: Called once it is durable, from the event loop or before `Committer.submit` returns.
+        on_aborted: Called once it is aborted; what it was to take is still out of the queue.
+        put_count: Events that it puts.
+        put_body_bytes: Bytes of their bodies.
+        put_raw_bytes: Bytes of the columns that hold them.
+        take_count: Events that it removes.
+        event_count: Events that the channel gains; negative where it loses some.
+        body_bytes: Bytes of bodies that the channel gains; negative where it loses some.
+        needs_room: Whether the channel gains anything.
+        first_sequence: The first sequence of its puts, from PREPARED on; the next sequence where it puts nothing.
+        batches: Its puts with their sequences, from PREPARED on.
+        acceptance: What accepting the stamp changed, from PREPARED on.
+        receipt: Its result, from PREPARED on; it holds once DURABLE.
+        error: Why it was aborted.
+        is_in_memory: Whether a spillable channel keeps it in memory only.
+        context: Where it takes effect; set by the journal.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_is_retried",
+        "_puts_whole_columns",
+        "_waiters",
+        "acceptance",
+        "batches",
+        "body_bytes",
+        "context",
+        "dropped_count",
+        "error",
+        "event_count",
+        "first_sequence",
+        "has_new_numbers",
+        "has_puts",
+        "is_in_memory",
+        "is_purge",
+        "needs_room",
+        "needs_sync",
+        "on_aborted",
+        "on_committed",
+        "put_body_bytes",
+        "put_count",
+        "put_raw_bytes",
+        "puts",
+        "receipt",
+        "records",
+        "stamp",
+        "state",
+        "take_count",
+        "takes",
+        "txn_count",
+        "txn_ids",
+    )
+
+    def __init__(self, puts: Sequence[Window], takes: Sequence[StoredBatch], stamp: Stamp | None = None) -> None:
+        self.state = CommitState.PLANNED
+        self.puts = puts
+        self.takes = takes
+        self.stamp = stamp
+        self.dropped_count = 0
+        self.has_new_numbers = self.is_purge = False
+        self.txn_ids: Sequence[str] = ()
+        self.txn_count = 0
+        self.on_committed: Callable[[Commit], None] | None = None
+        self.on_aborted: Callable[[Commit], None] | None = None
+        self.error: MillraceError | None = None
+        self.has_puts = bool(puts)
+        self.needs_sync = True
+        self.is_in_memory = False
+        self._is_retried = False
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
+        self._callbacks: tuple[Callable[[Commit], None], ...] = ()
+        self._count()
+        # Set from PREPARED on, and not before: a commit of a channel in memory is created for each append.
+        self.records: Sequence[Record]
+        self.context: CommitContext
+        self.first_sequence: int
+        self.batches: Sequence[StoredBatch]
+        self.acceptance: Acceptance | None
+        self.receipt: Receipt
+
+    def _count(self) -> None:
+        put_count = put_body_bytes = put_raw_bytes = columns_count = take_count = take_body_bytes = 0
+        for put in self.puts:
+            put_count += put.stop - put.start
+            put_body_bytes += put.body_bytes
+            put_raw_bytes += put.stored.raw_bytes
+            columns_count += put.stored.count
+        for take in self.takes:
+            take_count += take.count
+            take_body_bytes += take.window.body_bytes
+        self.put_count, self.put_body_bytes, self.put_raw_bytes = put_count, put_body_bytes, put_raw_bytes
+        self._puts_whole_columns = put_count == columns_count
+        self.take_count = take_count
+        self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
+        self.needs_room = self.event_count > 0 or self.body_bytes > 0
+
+    @classmethod
+    def repeated(cls, receipt: Receipt) -> "Commit":
+        """A durable commit that answers the repeat of one that ended before."""
+        commit = cls([], [])
+        commit.state, commit.receipt = CommitState.DURABLE, receipt
+        return commit
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether it only repeats what was committed before, so that the log stores nothing of it."""
+        return not (self.txn_ids or self.puts or self.takes or self.has_new_numbers)
+
+    def move(self, target: CommitState) -> None:
+        """Moves to another state; only the channel's contents call this."""
+        assert (self.state, target) in _MOVES, (self.state, target)
+        self.state = target
+
+    def cut_puts(self) -> None:
+        """Copies partial columns into columns of their own: a PUT record stores columns whole, or not at all."""
+        if not self._puts_whole_columns:
+            self.puts = [_cut(put) for put in self.puts]
+            self._count()
+
+    def keep_in_memory(self) -> None:
+        """Stores nothing of it in the log."""
+        self.is_in_memory = True
+        self.has_puts = self.needs_sync = False
+
+    # As an entry of the journal.
+
+    def prepare(self) -> None:
+        self.context.prepare(self)
+
+    def apply(self, locations: Sequence[Location], _end: LogPosition) -> None:
+        self.context.apply(self, locations)
+        self.complete()
+
+    def abort(self) -> None:
+        self.context.abort(self)
+
+    def fail(self, error: MillraceError) -> None:
+        self.error = error
+        if self.on_aborted is not None:
+            self.on_aborted(self)
+        self._wake()
+
+    def may_retry(self) -> bool:
+        # Stored numbers that a stamp showed, or that this commit only repeats, may have been aborted too.
+        if self.has_puts or self.stamp is not None or self.is_repeat or self._is_retried:
+            return False
+        self._is_retried = True
+        return True
+
+    def ending_txns(self) -> Iterable[tuple[str, Receipt]]:
+        return [(txn_id, self.receipt) for txn_id in self.txn_ids]
+
+    # Its end.
+
+    def complete(self) -> None:
+        """Tells all who wait that the commit is durable."""
+        if self.on_committed is not None:
+            self.on_committed(self)
+        self._wake()
+
+    def add_done_callback(self, callback: "Callable[[Commit], None]") -> None:
+        """Calls back when a commit that was submitted becomes durable or is aborted; at once where it has ended."""
+        if self.is_in_flight:
+            self._callbacks = (*self._callbacks, callback)
+        else:
+            callback(self)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it was submitted and has not ended."""
+        return self.error is None and self.state is not CommitState.DURABLE
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if self.error is None and self.state is not CommitState.DURABLE:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters = (*self._waiters, waiter)
+            yield from waiter
+        if self.error is not None:
+            raise self.error
+        return self.receipt
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            # A cancelled caller has left.
+            if not waiter.done():
+                waiter.set_result(None)
+        for callback in self._callbacks:
+            callback(self)
+
+
+def _cut(window: Window) -> Window:
+    if window.is_whole:
+        return window
+    return Window.whole(StoredColumns(window.columns(), window.count, window.body_bytes))

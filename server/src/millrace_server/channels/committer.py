@@ -1,0 +1,110 @@
+"""How a channel's commits become durable: at once in memory, or through a log."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace_server.channels.batches import StoredBatch
+from millrace_server.channels.commit import Commit
+from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.contents import Contents
+from millrace_server.errors import MillraceError
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """What the log stores of a claim."""
+
+    reader_id: str
+    epoch: int
+    lease_seconds: float
+    has_ended: bool = False
+
+
+class Committer(Protocol):
+    """Makes the commits of one channel durable, in the order in which they were submitted."""
+
+    @property
+    def fault(self) -> MillraceError | None:
+        """Why no commit is possible; None while the committer works."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether commits wait longer for the disk than they should."""
+
+    @property
+    def memory_event_count(self) -> int:
+        """Events of the channel that are in memory only, so that a crash loses them."""
+
+    def enforce(self, config: ChannelConfig) -> None:
+        """Puts a new configuration in force."""
+
+    def submit(self, commit: Commit) -> None:
+        """Prepares a commit that was planned just now, and makes it durable: before this returns, or later.
+
+        The caller awaits the commit, or is called back by it.
+
+        Raises:
+            DiskFullError: There is no room for the puts; the commit is still PLANNED.
+            ChannelLogFailedError: The log has failed; the commit is still PLANNED.
+            DrainingError: The channel is being closed.
+        """
+
+    def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        """Stores, without waiting for it, that a transaction was rolled back."""
+
+    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
+        """Stores a claim.
+
+        Returns:
+            A future that ends once the claim is durable; None where it is already. A caller need not wait for the end
+            of a claim.
+        """
+
+
+class MemoryCommitter:
+    """The committer of a channel in memory: each commit is applied as soon as it is prepared."""
+
+    fault: MillraceError | None = None
+    is_stalled = False
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    @property
+    def memory_event_count(self) -> int:
+        return self._contents.room.event_count
+
+    def enforce(self, _config: ChannelConfig) -> None:
+        """Nothing depends on the configuration."""
+
+    def submit(self, commit: Commit) -> None:
+        self._contents.prepare(commit)
+        self._contents.apply(commit)
+        commit.complete()
+
+    def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
+        """Nothing is stored."""
+
+    def record_claim(self, _claim: ClaimRecord) -> None:
+        """Nothing is stored."""
+
+
+async def remove(
+    contents: Contents, committer: Committer, taken: Sequence[StoredBatch], *, is_purge: bool = False
+) -> None:
+    """Removes events that were just taken out of the queue; returns them to it where that fails.
+
+    Raises:
+        DiskFullError, ChannelLogFailedError: The removal could not be committed.
+    """
+    commit = Commit([], taken)
+    commit.is_purge = is_purge
+    commit.on_aborted = lambda _: contents.put_back(taken)
+    try:
+        committer.submit(commit)
+    except MillraceError:
+        contents.put_back(taken)
+        raise
+    await commit

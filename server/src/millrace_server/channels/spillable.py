@@ -1,0 +1,450 @@
+"""The spillable channel: commits go to memory while the channel holds little, else to its log.
+
+There is one queue, in the order of sequences, and each batch in it is in memory only or in the log. So there is one
+account, a take crosses from one to the other unnoticed, and a transaction may take from both.
+
+**Where a commit goes.** As a whole, since half of it must not be lost. It goes to memory where its puts fit there and
+the log holds no event of the channel. Otherwise it goes to the log, and so do all later ones until the last event of
+the log has been consumed: returning to memory as soon as one event has left it would scatter the events that a crash
+loses over the whole queue, and the disk would start and stop for each handful of events. So the queue is one part in
+memory, followed by one in the log, and a crash loses the oldest events and leaves no gap between those that remain.
+Only where the disk has no room does memory take what it can hold, also behind the log.
+
+A commit that takes events of the log is written to the log with its puts: in memory these would be lost by a crash,
+and what was taken for them would be gone. A commit that takes from memory needs no record. So a commit that concerns
+memory alone costs what it costs in a memory channel: no write, no sync.
+
+**What a crash leaves.** Everything in the log, in order. Events in memory are lost with the process, with the stamps
+and transactions that stored them (see `MemoryTier`): a producer or a source that sends them again stores them, and the
+retry of a commit is answered that the transaction is not known. The stamps of events that were consumed out of memory
+are in the next checkpoint; what was consumed behind the last checkpoint before a crash is stored and delivered once
+more where it is sent again. Claims and their epochs are always in the log. No sequence is given twice: those for memory
+come from a reserve that the log stores, and a channel that was not stopped gracefully continues behind its reserve.
+
+**A graceful stop** writes the events in memory to the log, the oldest first, and so loses nothing.
+
+**A failed log** takes no puts, as that of a file channel: in memory they would be lost by the very restart that the
+channel needs. But events in memory can still be taken, since that is their only way out.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+import structlog
+
+from millrace_server.channels.batches import StoredBatch, StoredColumns
+from millrace_server.channels.commit import Commit, JournalEntry
+from millrace_server.channels.committer import ClaimRecord
+from millrace_server.channels.config import ChannelConfig, SpillableChannelConfig
+from millrace_server.channels.contents import Contents
+from millrace_server.channels.journal import Journal
+from millrace_server.channels.journal_entries import LogContext, fail_future
+from millrace_server.channels.log_columns import LogColumns
+from millrace_server.channels.records import memory_state_record, put_records, state_message
+from millrace_server.channels.stamps import Acceptance, StampLedger
+from millrace_server.channels.transaction import EndedTxns, Outcome
+from millrace_server.errors import DiskFullError, DrainingError, MillraceError
+from millrace_server.storage.v1 import records_pb2 as pb
+from millrace_server.wal.records import Location, LogPosition
+
+RESERVED_AHEAD = 1 << 20
+"""Sequences that are reserved at once, or four of the largest commits where those are more."""
+
+DISK_FULL_SECONDS = 10.0
+"""For this long after the disk had no room, commits that fit go to memory without trying the disk."""
+
+_COMMITS_AHEAD = 4
+_RESERVING_PAUSE_SECONDS = 1.0
+"""For this long after the disk had no room, no sequences are reserved."""
+
+_SPILL_BYTES = 16 << 20
+"""Bytes of columns that one write stores when the channel is closed."""
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _UnloggedCommit:
+    """A commit whose events are in memory only, while one of them is in the channel."""
+
+    acceptance: Acceptance | None
+    txn_ids: Sequence[str]
+    event_counts: Counter[StoredColumns]
+    """How many events of its columns are still in the channel; columns without any are removed."""
+
+
+class MemoryTier:
+    """Counts the events in memory and those in the log, and knows which commits a crash would undo.
+
+    A commit whose events are in memory only must not be found in the log, nor its stamp and its transactions, until its
+    last event has left the channel or was written to the log. From then on they are true whatever happens.
+
+    Events in memory get their sequences from a reserve that the log stores: so a log that is replayed after a crash
+    continues behind all sequences that were ever given.
+
+    Attributes:
+        event_count: Events that are in memory only: queued, taken, or in flight.
+        body_bytes: Bytes of their bodies.
+        log_event_count: Events that are in the log: queued, taken, or in flight.
+        reserved_sequence: Events in memory may get sequences below it; the log on the disk stores it.
+        reserving_sequence: The same once everything in flight is on the disk.
+    """
+
+    def __init__(self, config: SpillableChannelConfig, log_event_count: int) -> None:
+        self.enforce(config)
+        self.event_count = 0
+        self.body_bytes = 0
+        self.log_event_count = log_event_count
+        self.reserved_sequence = 0
+        self.reserving_sequence = 0
+        self._has_ended = False
+        self._unlogged: dict[StoredColumns, _UnloggedCommit] = {}
+
+    def enforce(self, config: SpillableChannelConfig) -> None:
+        """Puts the limits of a new configuration in force; memory may hold more than they allow."""
+        self._events_max = config.memory_capacity
+        self._body_bytes_max = config.memory_body_bytes_max
+        self._reserved_ahead = max(RESERVED_AHEAD, _COMMITS_AHEAD * config.transaction_capacity)
+
+    def end(self) -> None:
+        """Admits nothing more, and needs no reserve."""
+        self._has_ended = True
+
+    # Sequences.
+
+    def is_low(self, next_sequence: int) -> bool:
+        """Whether it is time to reserve more sequences."""
+        return self.reserving_sequence - next_sequence < self._reserved_ahead // 2 and not self._has_ended
+
+    def reservation(self, next_sequence: int) -> int:
+        """The sequence up to which to reserve now; 0 where memory admits nothing more."""
+        if self._has_ended:
+            return 0
+        return next_sequence + self._reserved_ahead if self.is_low(next_sequence) else self.reserving_sequence
+
+    # Commits.
+
+    def admits(self, commit: Commit, next_sequence: int) -> bool:
+        """Whether the puts of a commit that takes nothing from the log can go to memory."""
+        if self._has_ended or next_sequence + commit.put_count > self.reserved_sequence:
+            return False
+        return (commit.event_count <= 0 or self.event_count + commit.event_count <= self._events_max) and (
+            commit.body_bytes <= 0 or self.body_bytes + commit.body_bytes <= self._body_bytes_max
+        )
+
+    def prepare(self, commit: Commit) -> None:
+        """Counts the puts of a commit that was prepared."""
+        if not commit.is_in_memory:
+            self.log_event_count += commit.put_count
+            return
+        self.event_count += commit.put_count
+        self.body_bytes += commit.put_body_bytes
+        if commit.puts and (commit.acceptance or commit.txn_ids):
+            event_counts = Counter[StoredColumns]()
+            for batch in commit.batches:
+                event_counts[batch.window.stored] += batch.count
+            unlogged = _UnloggedCommit(commit.acceptance, commit.txn_ids, event_counts)
+            self._unlogged.update(dict.fromkeys(event_counts, unlogged))
+
+    def abort(self, commit: Commit) -> None:
+        """Reverses `prepare`."""
+        if not commit.is_in_memory:
+            self.log_event_count -= commit.put_count
+            return
+        self.event_count -= commit.put_count
+        self.body_bytes -= commit.put_body_bytes
+        for batch in commit.batches:
+            self._unlogged.pop(batch.window.stored, None)
+
+    def remove(self, takes: Iterable[StoredBatch]) -> None:
+        """Counts events that have left the channel."""
+        for batch in takes:
+            if batch.is_in_log:
+                self.log_event_count -= batch.count
+            else:
+                self._leave(batch)
+
+    def spill(self, batches: Iterable[StoredBatch]) -> None:
+        """Counts events that were in memory only, and are in the log from now on."""
+        for batch in batches:
+            self._leave(batch)
+            self.log_event_count += batch.count
+
+    def _leave(self, batch: StoredBatch) -> None:
+        self.event_count -= batch.count
+        self.body_bytes -= batch.window.body_bytes
+        stored = batch.window.stored
+        if (commit := self._unlogged.get(stored)) is not None:
+            commit.event_counts[stored] -= batch.count
+            if not commit.event_counts[stored]:
+                # The columns may be large: they must not be kept any longer.
+                del commit.event_counts[stored], self._unlogged[stored]
+
+    # What survives a crash.
+
+    def durable_ledger(self, ledger: StampLedger) -> StampLedger:
+        """The accepted stamps that a crash would not lose."""
+        acceptances = [commit.acceptance for commit in self._unlogged_commits() if commit.acceptance]
+        return ledger.without(acceptances) if acceptances else ledger
+
+    def durable_txns(self, ended: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
+        """The ended transactions whose events a crash would not lose."""
+        lost = {txn_id for commit in self._unlogged_commits() for txn_id in commit.txn_ids}
+        return ((txn_id, outcome) for txn_id, outcome in ended if txn_id not in lost)
+
+    def _unlogged_commits(self) -> Iterable[_UnloggedCommit]:
+        return {id(commit): commit for commit in self._unlogged.values()}.values()
+
+
+class TieredContext(LogContext):
+    """A channel whose commits are in memory or in its log.
+
+    Attributes:
+        tier: Counts the events in memory.
+        in_flight_count: Commits that are prepared and neither applied nor aborted.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        columns: LogColumns,
+        ended: EndedTxns,
+        claim: ClaimRecord | None,
+        config: SpillableChannelConfig,
+    ) -> None:
+        super().__init__(contents, columns, ended, claim)
+        self.tier = MemoryTier(config, contents.room.event_count)
+        self.in_flight_count = 0
+
+    def prepare(self, commit: Commit) -> None:
+        super().prepare(commit)
+        self.tier.prepare(commit)
+        self.in_flight_count += 1
+
+    def apply(self, commit: Commit, locations: Sequence[Location]) -> None:
+        super().apply(commit, locations)
+        self.tier.remove(commit.takes)
+        self.in_flight_count -= 1
+
+    def abort(self, commit: Commit) -> None:
+        super().abort(commit)
+        self.tier.abort(commit)
+        self.in_flight_count -= 1
+
+    def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
+        tier, contents = self.tier, self.contents
+        return state_message(
+            contents.assigned_sequence,
+            tier.durable_ledger(contents.ledger),
+            tier.durable_txns(self._all_ended(ending)),
+            self.claim,
+            tier.reserving_sequence,
+        )
+
+    def batches_in_log(self) -> Sequence[StoredBatch]:
+        return [batch for batch in self.contents.held_batches() if batch.is_in_log]
+
+
+class MemoryStateEntry(JournalEntry):
+    """The channel's state with a new reserve of sequences, and events that are spilled from memory to the log.
+
+    Args:
+        context: The channel.
+        journal: Its journal.
+        batches: The events, which are in memory only.
+        future: Ends once they are on the disk.
+    """
+
+    is_urgent = True
+
+    def __init__(
+        self, context: TieredContext, journal: Journal, batches: Sequence[StoredBatch], future: "asyncio.Future[None]"
+    ) -> None:
+        self._context = context
+        self._journal = journal
+        self._batches = batches
+        # Events of one request may be apart from each other, queued or taken: their columns are written once.
+        self._stored = list({id(batch.window.stored): batch.window.stored for batch in batches}.values())
+        self._reserved_before = self._reserved = 0
+        self._future = future
+        self.has_puts = bool(batches)
+
+    def prepare(self) -> None:
+        tier = self._context.tier
+        self._reserved_before = tier.reserving_sequence
+        self._reserved = tier.reserving_sequence = tier.reservation(self._context.contents.assigned_sequence)
+        state = self._journal.state()
+        self.records = [*put_records(self._stored), memory_state_record(state, self._stored, self._batches)]
+
+    def apply(self, locations: Sequence[Location], _end: LogPosition) -> None:
+        for stored, location in zip(self._stored, locations, strict=False):
+            stored.found_at(location, self._context.columns)
+        self._context.tier.spill(self._batches)
+        self._context.tier.reserved_sequence = self._reserved
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def abort(self) -> None:
+        self._context.tier.reserving_sequence = self._reserved_before
+
+    def fail(self, error: MillraceError) -> None:
+        fail_future(self._future, error)
+
+
+class SpillableCommitter:
+    """The committer of a spillable channel: chooses between memory and the log for each commit.
+
+    Args:
+        name: The channel's name, for the server's log.
+        context: The channel.
+        journal: Writes to the channel's log.
+    """
+
+    def __init__(self, name: str, context: TieredContext, journal: Journal) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._name = name
+        self._context = context
+        self._contents = context.contents
+        self.tier = context.tier
+        self._journal = journal
+        self._is_draining = False
+        # Commits in memory that a snapshot knows are then in the log too, so that it suffices without checkpoints.
+        journal.before_snapshot = self._store_state
+
+    @property
+    def fault(self) -> MillraceError | None:
+        """Why nothing can be put, nor removed from the log; None while the log works."""
+        return self._journal.fault
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether commits wait longer for the disk than they should."""
+        return self._journal.is_stalled
+
+    @property
+    def memory_event_count(self) -> int:
+        return self.tier.event_count
+
+    def enforce(self, config: ChannelConfig) -> None:
+        spillable = config.spillable
+        assert spillable is not None, "a channel's type never changes"
+        self._journal.enforce(config)
+        self.tier.enforce(spillable)
+
+    def submit(self, commit: Commit) -> None:
+        if self._is_draining:
+            # Too late to be written.
+            raise DrainingError("the channel is being closed; go to another server or come back later")
+        takes_from_log = any(take.is_in_log for take in commit.takes)
+        if not takes_from_log and self._belongs_in_memory(commit):
+            self._submit_to_memory(commit)
+        else:
+            try:
+                self._journal.submit(commit)
+            except DiskFullError:
+                if takes_from_log or not self._fits_memory(commit):
+                    raise
+                self._submit_to_memory(commit)
+        if self.tier.is_low(self._contents.assigned_sequence):
+            self._reserve_sequences()
+
+    def _submit_to_memory(self, commit: Commit) -> None:
+        """Commits at once, or behind the commits in flight. Also after the log has failed."""
+        commit.keep_in_memory()
+        commit.context = self._context
+        if self._context.in_flight_count:
+            # One of them may be aborted, and then frees its sequences.
+            self._journal.enqueue(commit)
+            return
+        self._journal.commit_now(commit)
+        self._journal.change_count += bool(commit.txn_ids or commit.has_new_numbers)
+
+    def _belongs_in_memory(self, commit: Commit) -> bool:
+        if not (commit.puts or commit.has_new_numbers):
+            return True
+        if self.fault is not None:
+            return False
+        is_its_turn = not self.tier.log_event_count or self._seconds_since_disk_full < DISK_FULL_SECONDS
+        return is_its_turn and self._fits_memory(commit)
+
+    def _fits_memory(self, commit: Commit) -> bool:
+        return self.tier.admits(commit, self._contents.assigned_sequence)
+
+    def _reserve_sequences(self) -> None:
+        if self.fault is None and self._seconds_since_disk_full >= _RESERVING_PAUSE_SECONDS:
+            # No caller waits for it: where it comes too late, or not at all, commits go to the log.
+            self._store_state()
+
+    def _store_state(self) -> None:
+        _ = self._spill([])
+
+    @property
+    def _seconds_since_disk_full(self) -> float:
+        return self._loop.time() - self._journal.disk_full_at
+
+    def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:  # noqa: ARG002 - as the protocol has it
+        # It is in the next checkpoint: with a record for each, memory would wait for the disk.
+        self._journal.change_count += 1
+
+    def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
+        return self._journal.record_claim(claim)
+
+    def _spill(self, batches: Sequence[StoredBatch]) -> "asyncio.Future[None]":
+        """Writes the channel's state and some events in memory to the log; reserves sequences.
+
+        Returns:
+            A future that ends once they are in the log, or with DiskFullError or ChannelLogFailedError.
+        """
+        self._journal.refuse_after_fault()
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._journal.enqueue(MemoryStateEntry(self._context, self._journal, batches, future))
+        return future
+
+    async def drain(self, timeout_seconds: float | None) -> None:
+        """Writes all events in memory to the log, the oldest first, before the channel is closed.
+
+        No commit is possible from now on. Events that could not be written in time, or at all, are lost; the server's
+        log says so. Call it before the last checkpoint.
+        """
+        self._is_draining = True
+        self.tier.end()
+        # A last checkpoint is due: it gives the rest of the reserve back, and stores what was consumed out of memory.
+        self._journal.change_count += 1
+        reason = "it took longer than the server was given to stop"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                try:
+                    if self._context.in_flight_count:
+                        # They may consume some of the events in memory: wait until they have ended.
+                        await asyncio.shield(self._spill([]))
+                    for batches in self._portions():
+                        await asyncio.shield(self._spill(batches))
+                except MillraceError as error:
+                    reason = str(error)
+        if self.tier.event_count:
+            _log.error(
+                "events that were in memory only are lost",
+                channel=self._name,
+                events=self.tier.event_count,
+                reason=reason,
+            )
+
+    def _portions(self) -> Iterator[list[StoredBatch]]:
+        """The events in memory, in portions for one write each."""
+        in_memory = (batch for batch in self._contents.held_batches() if not batch.is_in_log)
+        portion: list[StoredBatch] = []
+        portion_bytes = 0
+        # Events of one request are neighbours, though some between them may be gone: their columns are written once.
+        in_order = sorted(in_memory, key=lambda batch: batch.first_sequence)
+        for stored, batches in groupby(in_order, key=lambda batch: batch.window.stored):
+            portion += batches
+            portion_bytes += stored.raw_bytes
+            if portion_bytes >= _SPILL_BYTES:
+                yield portion
+                portion, portion_bytes = [], 0
+        if portion:
+            yield portion
