@@ -3,9 +3,9 @@
     from millrace_server.embedded import EmbeddedAgent
 
     with EmbeddedAgent("flows.toml") as agent:
-        agent.put("app", {"level": "info"}, b"it has begun")
+        agent.put("app", {"level": "info"}, b"started")
 
-The configuration is a daemon's; sources of type `embedded` take what the program puts.
+The configuration is the same as a daemon's; the program puts events into sources of type `embedded`.
 """
 
 import asyncio
@@ -34,31 +34,31 @@ from millrace_server.logs import log_to_standard_library
 
 __all__ = ["EmbeddedAgent", "EmbeddedAgentError"]
 
-_LISTENS_NOWHERE = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}
-"""Has the server's own addresses stand in nobody's way."""
+_UNUSED_ADDRESSES = {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}
+"""Addresses that conflict with no other setting, since an embedded agent does not listen."""
 
 Headers = Mapping[str, str]
 Body = bytes | bytearray | memoryview
 
 
 class EmbeddedAgentError(Exception):
-    """Returned when an embedded agent is not used as it is meant to be; the message says how it is."""
+    """Raised when an embedded agent is used incorrectly; the message says what to do."""
 
 
-class Embedding:
-    """One run of an agent, from `start` to `stop`. Other threads than its own call all of its methods."""
+class _AgentThread:
+    """The thread and the event loop of a running agent. Other threads call its methods."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._has_begun: Future[_Run] = Future()
         self._calling = threading.Lock()
-        """Held while a put is handed over: none is handed over to a loop that has ended, and would wait for ever."""
+        """Held while a put is submitted, so that none is submitted to a stopped loop and waits forever."""
         self._is_stopping = False
-        # A daemon: a program that forgets to stop its agent ends all the same.
+        # A daemon thread, so that a program that does not stop its agent can still exit.
         self._thread = threading.Thread(target=self._work, name="millrace-agent", daemon=True)
 
     def start(self) -> None:
-        """Returns once the channels are open and the sources at work, as far as they can be.
+        """Returns once the channels are open and the sources run, or have failed to start.
 
         Raises:
             StartError: The data directory cannot be used.
@@ -67,7 +67,7 @@ class Embedding:
         self._has_begun.result()
 
     def stop(self) -> None:
-        """Returns once everything has ended."""
+        """Stops the agent and waits for its thread."""
         run = self._has_begun.result()
         with self._calling:
             self._is_stopping = True
@@ -75,19 +75,19 @@ class Embedding:
         self._thread.join()
 
     def is_own_thread(self) -> bool:
-        """Whether the caller is what runs the agent."""
+        """Whether the caller runs on the agent's thread."""
         return threading.current_thread() is self._thread
 
     def components(self) -> list[Component]:
-        """The agent's components."""
+        """Returns the agent's components."""
         return list(self._has_begun.result().agent.components)
 
     def begin_put(self, source: str, table: EventTable, timeout_seconds: float) -> "Future[None]":
-        """Begins to store events; see `EmbeddedAgent.put_all`."""
+        """Starts to store events; see `EmbeddedAgent.put_all`."""
         run = self._has_begun.result()
         with self._calling:
             if self._is_stopping:
-                raise EmbeddedAgentError("put: the agent stops; nothing was stored")
+                raise EmbeddedAgentError("put: the agent is stopping; nothing was stored")
             return asyncio.run_coroutine_threadsafe(run.put(source, table, timeout_seconds), run.loop)
 
     def _work(self) -> None:
@@ -118,7 +118,7 @@ class Embedding:
 
 
 class _Run:
-    """What the agent's thread has at work."""
+    """The agent and its puts, on the agent's thread."""
 
     def __init__(self, agent: Agent, embedded_sources: EmbeddedSources) -> None:
         self.loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class _Run:
         agent.components.watch(lambda _component: self._has_changed.set())
 
     async def wait_ready(self) -> None:
-        """Waits until each embedded source takes puts, or says why it does not."""
+        """Waits until each embedded source accepts puts or has failed."""
         while any(
             component.state is ComponentState.STARTING and component.type_name == "embedded"
             for component in self.agent.components
@@ -161,7 +161,7 @@ class _Run:
         assert component is not None, "the caller knows the source from the configuration"
         if writer is None:
             raise ComponentError(f"source {source} is {component.state.value}: {component.reason}")
-        # One number for all of them: so they stay together, in one transaction or in none.
+        # One number for all events, so that they are stored in one transaction or not at all.
         stamp = writer.next_stamp(1)
         if not timeout_seconds:
             await writer.try_deliver(table, stamp)
@@ -176,7 +176,7 @@ class _Run:
             ) from None
 
     async def end_puts(self, grace_seconds: float) -> None:
-        """Has puts that are under way end, by themselves or at last without their effect being known."""
+        """Waits for the puts in progress, and cancels them after the grace period, with unknown effect."""
         if self._puts:
             await asyncio.wait(self._puts, timeout=grace_seconds)
         self._is_ending = True
@@ -187,26 +187,25 @@ class _Run:
 
 
 class EmbeddedAgent:
-    """Runs the flows of a configuration inside this program, on a thread of its own.
+    """Runs the flows of a configuration inside this program, on a separate thread.
 
-    Any thread may call. `put` and `put_all` wait until the events are stored in every channel of the source. When the
-    program ends without `stop`, what channels have in memory only is lost; what is in a log on disk is not.
+    Thread-safe. `put` and `put_all` wait until the events are stored in every channel of the source. If the program
+    exits without `stop`, events in memory only are lost; events in a log on disk are not.
 
-    The data directory is locked as a daemon's is: a daemon or another agent on the same one is refused. Signals are the
-    program's own business, and nothing listens. What the agent logs goes to `logging`, unless the program has
-    configured structlog.
+    The data directory is locked: a daemon or another agent on the same one is refused. The agent handles no signals
+    and opens no ports of its own. It logs to `logging`, unless the program has configured structlog.
 
     Args:
-        configuration: The path of a TOML file, or the same tables as Python has them. Of `[server]` only `data_dir`,
-            the limits and `shutdown_grace_seconds` count.
+        configuration: The path of a TOML file, or its tables as Python dictionaries. Of `[server]` only `data_dir`, the
+            limits and `shutdown_grace_seconds` apply.
 
     Raises:
-        SettingsError: The configuration cannot be used; names all problems.
+        SettingsError: The configuration is invalid; the error names all problems.
     """
 
     def __init__(self, configuration: str | Path | Mapping[str, Any]) -> None:
         self._settings = _settings_of(configuration)
-        self._embedding: Embedding | None = None
+        self._thread: _AgentThread | None = None
         self._changing = threading.Lock()
         self._process_id = os.getpid()
 
@@ -215,28 +214,28 @@ class EmbeddedAgent:
 
         Raises:
             StartError: The data directory cannot be used.
-            EmbeddedAgentError: The agent runs already.
+            EmbeddedAgentError: The agent is already running.
         """
         self._refuse_other_process()
         with self._changing:
-            if self._embedding is not None:
-                raise EmbeddedAgentError("start: the agent runs already; stop it first")
+            if self._thread is not None:
+                raise EmbeddedAgentError("start: the agent is already running; stop it first")
             if not structlog.is_configured():
                 log_to_standard_library()
-            embedding = Embedding(self._settings)
-            embedding.start()
-            self._embedding = embedding
+            thread = _AgentThread(self._settings)
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
-        """Ends the flows in the direction of the data, and closes the channels. Does nothing where none run.
+        """Stops sources and sinks, and closes the channels. Does nothing if the agent is not running.
 
-        Puts that wait are ended; sinks empty memory channels for up to `server.shutdown_grace_seconds`.
+        Waiting puts are cancelled; sinks drain memory channels for up to `server.shutdown_grace_seconds`.
         """
         self._refuse_other_process()
         with self._changing:
-            embedding, self._embedding = self._embedding, None
-            if embedding is not None:
-                embedding.stop()
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                thread.stop()
 
     def put(self, source: str, headers: Headers, body: Body, timeout_seconds: float = 0.0) -> None:
         """Puts one event; see `put_all`."""
@@ -248,30 +247,30 @@ class EmbeddedAgent:
         Args:
             source: The name of a source of type `embedded`.
             events: Headers and body of each; at most the `transaction_capacity` of the source's channels.
-            timeout_seconds: How long to go on trying while they cannot be stored; 0: one try, for as long as the
-                channel's own keep-alive.
+            timeout_seconds: How long to retry while they cannot be stored; 0 for a single attempt, which takes at most
+                the channel's keep-alive.
 
         Raises:
-            MillraceError: They could not be stored in one try: a channel is full, or its disk is. Where the source has
-                several channels, some of them may have the events.
-            TimeoutError: Likewise, in all the time that was given.
-            ComponentError: The source is not at work; says why.
-            EmbeddedAgentError: The agent does not run, or there is no such source.
+            MillraceError: A single attempt failed because a channel or its disk is full. If the source has several
+                channels, some of them may have stored the events.
+            TimeoutError: The events could not be stored within the timeout.
+            ComponentError: The source is not running; the message says why.
+            EmbeddedAgentError: The agent is not running, or there is no such source.
         """
         self._begin_put(source, events, timeout_seconds).result()
 
     async def put_async(self, source: str, headers: Headers, body: Body, timeout_seconds: float = 0.0) -> None:
-        """As `put`, for asyncio: waits without holding up the loop."""
+        """Puts one event without blocking the event loop; see `put_all`."""
         await self.put_all_async(source, [(headers, body)], timeout_seconds)
 
     async def put_all_async(
         self, source: str, events: Iterable[tuple[Headers, Body]], timeout_seconds: float = 0.0
     ) -> None:
-        """As `put_all`, for asyncio: waits without holding up the loop."""
+        """Puts events without blocking the event loop; see `put_all`."""
         await asyncio.wrap_future(self._begin_put(source, events, timeout_seconds))
 
     def components(self) -> dict[str, dict[str, str | float | None]]:
-        """All sources, sinks and sink groups and how they are, as the daemon tells them under `/components`."""
+        """Returns all sources, sinks and sink groups and their state, as the daemon does under `/components`."""
         return describe_components(self._running().components())
 
     def __enter__(self) -> Self:
@@ -293,37 +292,37 @@ class EmbeddedAgent:
         await asyncio.to_thread(self.stop)
 
     def _begin_put(self, source: str, events: Iterable[tuple[Headers, Body]], timeout_seconds: float) -> "Future[None]":
-        embedding = self._running()
+        thread = self._running()
         self._refuse_unknown(source)
-        if embedding.is_own_thread():
+        if thread.is_own_thread():
             raise EmbeddedAgentError("put: is called on the agent's own thread, which would wait for itself")
         table = EventTable.of_rows(_checked(headers, body) for headers, body in events)
-        return embedding.begin_put(source, table, timeout_seconds)
+        return thread.begin_put(source, table, timeout_seconds)
 
     def _refuse_unknown(self, source: str) -> None:
         config = self._settings.sources.get(source)
         if config is None or config.type != "embedded":
             names = sorted(name for name, one in self._settings.sources.items() if one.type == "embedded")
             known = ", ".join(names) or "of which there is none"
-            is_what = "is not there" if config is None else f"is of type {config.type}"
+            is_what = "does not exist" if config is None else f"is of type {config.type}"
             raise EmbeddedAgentError(f"put: source {source!r} {is_what}; it must be one of type embedded, {known}")
 
-    def _running(self) -> Embedding:
+    def _running(self) -> _AgentThread:
         self._refuse_other_process()
-        embedding = self._embedding
-        if embedding is None:
-            raise EmbeddedAgentError("the agent does not run; call start first, or use it in a with block")
-        return embedding
+        thread = self._thread
+        if thread is None:
+            raise EmbeddedAgentError("the agent is not running; call start first, or use it in a with block")
+        return thread
 
     def _refuse_other_process(self) -> None:
         if os.getpid() != self._process_id:
-            raise EmbeddedAgentError("the agent belongs to the parent process; make one of its own after a fork")
+            raise EmbeddedAgentError("the agent belongs to the parent process; create another one after a fork")
 
 
 def _settings_of(configuration: str | Path | Mapping[str, Any]) -> Settings:
     if isinstance(configuration, Mapping):
-        return check_settings(configuration, "configuration", _LISTENS_NOWHERE)
-    return load_settings(Path(configuration), _LISTENS_NOWHERE)
+        return check_settings(configuration, "configuration", _UNUSED_ADDRESSES)
+    return load_settings(Path(configuration), _UNUSED_ADDRESSES)
 
 
 def _checked(headers: object, body: object) -> tuple[Headers, bytes]:

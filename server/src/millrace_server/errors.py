@@ -1,19 +1,19 @@
-"""Everything that Millrace refuses, by reason.
+"""The server's errors, by reason.
 
-Each error has a `reason` that never changes and that callers decide by, and a message for people: which field, what it
-was, what is allowed. `grpc_services.status` maps the types to gRPC codes.
+Each error has a stable `reason` for programs and a message for people: which field, what it was, what is allowed.
+`grpc_services.status` maps the types to gRPC codes.
 """
 
 from typing import ClassVar
 
 
 class MillraceError(Exception):
-    """Base of all refusals.
+    """Base class of the errors that a client gets.
 
     Attributes:
-        reason: Stable name of the refusal.
-        retry_delay_seconds: After how long a repeat makes sense; None where it makes none.
-        metadata: What the refusal concerns, such as the channel's name.
+        reason: The stable name of the error.
+        retry_delay_seconds: The delay after which a retry makes sense; None if it never does.
+        metadata: What the error is about, such as the channel's name.
     """
 
     reason: ClassVar[str]
@@ -24,35 +24,35 @@ class MillraceError(Exception):
         self.metadata = metadata
 
 
-# Malformed or impossible requests: a repeat cannot help.
+# Malformed or impossible requests: a retry cannot help.
 
 
 class BadArgumentError(MillraceError):
-    """Returned when an argument is malformed."""
+    """Raised when an argument is malformed."""
 
     reason = "BAD_ARGUMENT"
 
 
 class BadNameError(MillraceError):
-    """Returned when a channel's name or an identifier is not allowed."""
+    """Raised when a channel's name or an identifier is not allowed."""
 
     reason = "BAD_NAME"
 
 
 class OffsetGapError(MillraceError):
-    """Returned when a put_offset or take_offset lies beyond what the transaction has, or a stamp beyond its channel."""
+    """Raised when a put_offset or take_offset leaves a gap in the transaction, or a stamp in its channel."""
 
     reason = "OFFSET_GAP"
 
 
 class TxnCapacityError(MillraceError):
-    """Returned when a transaction would hold more than it may; it stays as it was."""
+    """Raised when a transaction would exceed its capacity; it is unchanged."""
 
     reason = "TXN_CAPACITY"
 
 
 class EventTooLargeError(MillraceError):
-    """Returned when one event alone is larger than the channel or an answer can hold."""
+    """Raised when one event alone is larger than the channel or an answer can hold."""
 
     reason = "EVENT_TOO_LARGE"
 
@@ -61,19 +61,19 @@ class EventTooLargeError(MillraceError):
 
 
 class ChannelNotFoundError(MillraceError):
-    """Returned when there is no channel of that name."""
+    """Raised when there is no channel of that name."""
 
     reason = "CHANNEL_NOT_FOUND"
 
 
 class ChannelExistsError(MillraceError):
-    """Returned when a channel of that name is there already."""
+    """Raised when a channel of that name exists already."""
 
     reason = "CHANNEL_EXISTS"
 
 
 class TxnNotFoundError(MillraceError):
-    """Returned when no transaction of that id is known."""
+    """Raised when no transaction of that id is known."""
 
     reason = "TXN_NOT_FOUND"
 
@@ -82,94 +82,94 @@ class TxnNotFoundError(MillraceError):
 
 
 class TxnStateError(MillraceError):
-    """Returned when a transaction has ended, or belongs to another channel."""
+    """Raised when a transaction has ended, or belongs to another channel."""
 
     reason = "TXN_STATE"
 
 
 class TxnsOpenError(MillraceError):
-    """Returned when a claim finds events that open transactions have taken."""
+    """Raised when a claim finds events that open transactions have taken."""
 
     reason = "TXNS_OPEN"
 
 
 class ChannelClaimedError(MillraceError):
-    """Returned when another reader's claim lives on the channel."""
+    """Raised when another reader has a claim on the channel."""
 
     reason = "CHANNEL_CLAIMED"
 
 
 class NotClaimedError(MillraceError):
-    """Returned when the caller's claim is needed and there is none."""
+    """Raised when the call needs a claim that the caller does not have."""
 
     reason = "NOT_CLAIMED"
 
 
 class ChannelNotEmptyError(MillraceError):
-    """Returned when a channel that still holds something would be deleted."""
+    """Raised when a channel to be deleted is not empty."""
 
     reason = "CHANNEL_NOT_EMPTY"
 
 
 class LeaseExpiredError(MillraceError):
-    """Returned when the transaction was rolled back because its lease ran out."""
+    """Raised when the transaction was rolled back because its lease ran out."""
 
     reason = "LEASE_EXPIRED"
 
 
 class StaleEpochError(MillraceError):
-    """Returned when a newer claim than the caller's has begun."""
+    """Raised when there is a newer claim than the caller's."""
 
     reason = "STALE_EPOCH"
 
 
 class SequenceGoneError(MillraceError):
-    """Returned when a range is acknowledged, or not there yet."""
+    """Raised when a range is acknowledged already, or not stored yet."""
 
     reason = "SEQUENCE_GONE"
 
 
-# Limits that time may lift.
+# Limits: a retry may succeed later.
 
 
 class ChannelFullError(MillraceError):
-    """Returned when there was no room for the events within the keep-alive."""
+    """Raised when there was no room for the events within the keep-alive."""
 
     reason = "CHANNEL_FULL"
 
 
 class BytesFullError(MillraceError):
-    """Returned when there was no room for the bodies' bytes within the keep-alive."""
+    """Raised when there was no room for the bodies' bytes within the keep-alive."""
 
     reason = "BYTES_FULL"
 
 
 class DiskFullError(MillraceError):
-    """Returned when the disk has no room for what would be written; nothing was changed."""
+    """Raised when the disk is full; nothing was changed."""
 
     reason = "DISK_FULL"
 
 
 class TooManyTxnsError(MillraceError):
-    """Returned when the server or the channel has as many open transactions as it may."""
+    """Raised when the server or the channel has reached its limit of open transactions."""
 
     reason = "TOO_MANY_TXNS"
 
 
 class OverloadedError(MillraceError):
-    """Returned when the requests in work hold as many bytes as they may."""
+    """Raised when the requests in progress have reached their limit of bytes."""
 
     reason = "OVERLOADED"
 
 
 class DrainingError(MillraceError):
-    """Returned when the server is stopping and begins nothing new."""
+    """Raised when the server is stopping and starts no new work."""
 
     reason = "DRAINING"
 
 
 class ReplayingError(MillraceError):
-    """Returned when the channel is still reading its log; it opens when it has done so."""
+    """Raised when the channel is still replaying its log."""
 
     reason = "REPLAYING"
 
@@ -178,22 +178,22 @@ class ReplayingError(MillraceError):
 
 
 class ChannelLogFailedError(MillraceError):
-    """Returned when the channel's log could not be written or synced; what is durable is known when it opens again."""
+    """Raised when the channel's log could not be written or synced; the next open decides what is durable."""
 
     reason = "LOG_FAILED"
 
 
 class ChannelCorruptError(MillraceError):
-    """Returned when the channel's files are damaged; nothing is skipped in silence, and other channels go on."""
+    """Raised when the channel's files are damaged; nothing is skipped silently, and other channels continue."""
 
     reason = "CORRUPT"
 
 
 class InternalError(MillraceError):
-    """Returned when the server itself is at fault; the log has the whole story, the caller none of it."""
+    """Raised when the server has a bug; only its log has the details."""
 
     reason = "INTERNAL"
 
 
 class StartError(Exception):
-    """The server cannot start; the message is a sentence for the person who started it."""
+    """Raised when the server cannot start; the message is a sentence for the operator."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic and durable writes of files and directories."""
 
 import os
 from pathlib import Path
@@ -7,23 +7,23 @@ _TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Puts a file in the place of the one before, if any.
+    """Replaces a file atomically.
 
-    Once this returns, the new content survives a crash. After a crash inside it, or an error, the file holds the old
-    content or the new one, whole.
+    Once this returns, the new content survives a crash. After a crash during the call, or an error, the file has
+    either the old content or the new one.
 
     Args:
-        path: The file. What is named so with `.tmp` added is overwritten; only one writer may be at work.
-        content: All of the new content.
-        mode: Permissions of a new file, less the process's umask.
+        path: The file. The same path with `.tmp` is overwritten; concurrent writers are not allowed.
+        content: The new content.
+        mode: The permissions of a new file, before the umask.
 
     Raises:
-        OSError: The old content is still there, unless only the directory's fsync failed.
+        OSError: The old content remains, unless only the fsync of the directory failed.
     """
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
         _write_new(temporary, content, mode)
-        # The name must not point at the new content before that is on the disk, so the fsync comes first.
+        # The new content is fsynced first: the name must never refer to content that is not on the disk.
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory survive a crash."""
+    """Fsyncs a directory, so that its names survive a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -41,7 +41,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, *, mode: int = 0o700) -> None:
-    """Makes a directory and those above it, where they are missing, so that they survive a crash."""
+    """Creates a directory and its missing parents durably."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):
         directory.mkdir(mode=mode, exist_ok=True)
@@ -49,7 +49,7 @@ def make_directories(path: Path, *, mode: int = 0o700) -> None:
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    # What a crash left behind may be a link or have other permissions: begin anew.
+    # A file left by a crash may be a link or have other permissions, so it is not reused.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
-"""The server's log: readable on a terminal, a JSON object a line elsewhere.
+"""The server's log: readable on a terminal, one JSON object per line elsewhere.
 
-What strangers send ends up in logs, so nothing may forge a line, steer a terminal or fill a disk: characters that do
-not print are escaped, and lengths are capped.
+Clients' data appears in the log, so it must not forge a line, control a terminal or fill a disk: unprintable characters
+are escaped, and lengths are limited.
 """
 
 import logging
@@ -16,22 +16,22 @@ import structlog
 from structlog.typing import Processor
 
 TEXT_LENGTH_MAX = 1_000
-"""Longer texts are cut, and say so."""
+"""Longer texts are cut, with their length."""
 
 ITEMS_MAX = 50
-"""Lists and tables are cut behind so many items."""
+"""The maximum number of items of a list or mapping; the rest is cut."""
 
 TRACEBACK_LENGTH_MAX = 20_000
-"""Of a longer traceback the end is shown: that is where the error stands."""
+"""The maximum length of a traceback; only the end is logged, since it names the error."""
 
 _FIRST_KEYS = ("timestamp", "level", "event")
 _NOISY_LOGGERS = ("uvicorn", "asyncio")
 
 
 def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
-    """Sends what this process logs, by structlog or by the standard library, to a stream.
+    """Logs to a stream, through structlog and the standard library.
 
-    A stream that fails, such as a pipe whose reader has gone, loses lines but disturbs nobody.
+    If the stream fails, for example because its pipe is closed, lines are lost and nothing else happens.
     """
     is_terminal = stream.isatty()
     before: list[Processor] = [
@@ -63,10 +63,7 @@ def configure_logging(stream: TextIO, level: int = logging.INFO) -> None:
 
 
 def log_to_standard_library() -> None:
-    """Sends what this package logs to the standard library's loggers, for a program that it is a guest of.
-
-    What becomes of it there is up to the program.
-    """
+    """Logs to the standard library's loggers, for a program that embeds the agent and configures them itself."""
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, _as_record],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -75,7 +72,7 @@ def log_to_standard_library() -> None:
 
 
 def _as_record(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
-    """What a standard logger is called with: a line that anybody can read."""
+    """Returns the arguments for a standard logger: one readable line."""
     exc_info = entry.pop("exc_info", None)
     event = safe_text(str(entry.pop("event", "")))
     said = ", ".join(f"{key}={safe_value(value)}" for key, value in entry.items())
@@ -95,7 +92,7 @@ def _configure_standard_logging(handler: logging.Handler, level: int) -> None:
 
 
 def render_safely(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> dict[str, Any]:
-    """Makes an entry's values safe to show and puts what everybody reads first in front."""
+    """Makes an entry's values safe to show, and moves time, level and event to the front."""
     exc_info = entry.pop("exc_info", None)
     safe = {key: entry.pop(key) for key in _FIRST_KEYS if key in entry}
     safe = {str(key): safe_value(value) for key, value in (safe | dict(entry)).items()}
@@ -105,7 +102,7 @@ def render_safely(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -
 
 
 def safe_value(value: Any) -> Any:
-    """A value that can be shown: of a kind that JSON has, printable, of limited length."""
+    """Returns a value that JSON can hold, printable and of limited length."""
     match value:
         case None | bool() | int():
             return value
@@ -122,7 +119,7 @@ def safe_value(value: Any) -> Any:
 
 
 def safe_text(text: str, length_max: int = TEXT_LENGTH_MAX) -> str:
-    """Text on one line: characters that do not print are escaped, and what is too long is cut."""
+    """Returns text as one line: unprintable characters are escaped, and long text is cut."""
     if len(text) > length_max:
         return f"{safe_text(text[:length_max])}... ({len(text)} characters)"
     if text.isprintable():
@@ -137,7 +134,7 @@ def _traceback_text(exc_info: object) -> str:
     if error is None:
         return ""
     text = "".join(traceback.format_exception(error))[-TRACEBACK_LENGTH_MAX:]
-    # Each line is indented, so that a line break in an error's message cannot begin what looks like an entry.
+    # Each line is indented, so that a line break in an error's message cannot forge an entry.
     return "\n".join("    " + safe_text(line) for line in text.splitlines())
 
 

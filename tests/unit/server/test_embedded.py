@@ -152,7 +152,7 @@ def test_stop_while_a_put_waits_ends_it(tmp_path: Path) -> None:
     putting = threading.Thread(target=put)
     putting.start()
     give_up = time.monotonic() + WAIT_SECONDS_MAX
-    embedding = agent._embedding
+    embedding = agent._thread
     assert embedding is not None
     while not embedding._has_begun.result()._puts and time.monotonic() < give_up:
         time.sleep(0.001)
@@ -167,7 +167,7 @@ def test_stop_while_a_put_waits_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("nosuch", r"put: source 'nosuch' is not there; it must be one of type embedded, app"),
+        ("nosuch", r"put: source 'nosuch' does not exist; it must be one of type embedded, app"),
         ("none", r"put: source 'none' is of type taildir; it must be one of type embedded, app"),
     ],
 )
@@ -196,11 +196,11 @@ def test_put_of_what_is_no_event_says_so(agent: EmbeddedAgent, headers: Any, bod
 
 def test_agent_used_out_of_order_says_how_it_is_meant(agent: EmbeddedAgent) -> None:
     """Put before start, start twice, put after stop; stopping twice does no harm."""
-    with pytest.raises(EmbeddedAgentError, match="does not run; call start first"):
+    with pytest.raises(EmbeddedAgentError, match="is not running; call start first"):
         agent.put("app", {}, b"a")
     agent.stop()
     agent.start()
-    with pytest.raises(EmbeddedAgentError, match="runs already; stop it first"):
+    with pytest.raises(EmbeddedAgentError, match="is already running; stop it first"):
         agent.start()
     agent.stop()
     agent.stop()

@@ -1,4 +1,4 @@
-"""The flows of a configuration as a graph: what events come from, what they pass, and where they go."""
+"""The flows of a configuration as a graph: sources, interceptors, selectors, channels and sinks."""
 
 import enum
 import re
@@ -12,7 +12,7 @@ from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
 
 _PLACE_FIELDS = ("paths", "path", "directory", "url", "endpoints")
-"""Settings that say where a source's events are, or where a sink's go."""
+"""Settings that say where a source reads events, or where a sink writes them."""
 
 _COMMAND_FIELD = "command"
 _LISTEN_FIELD = "listen"
@@ -20,75 +20,75 @@ _TARGET_FIELD = "target_channel"
 
 
 class NodeKind(enum.Enum):
-    """What a node stands for."""
+    """The kind of a node."""
 
     CALLERS = "callers"
-    """Programs, by gRPC."""
+    """Clients of the gRPC service."""
     SOURCE = "source"
     STEP = "step"
-    """Interceptors, or a selector."""
+    """The interceptors or the selector of a source."""
     CHANNEL = "channel"
     GROUP = "sink group"
     SINK = "sink"
     PLACE = "place"
-    """Where a sink's events go."""
+    """The destination of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node."""
+    """A node of the graph."""
 
     key: str
-    """Its own in the graph."""
+    """Unique in the graph."""
     kind: NodeKind
     title: str
-    """What it is, such as `channel orders`."""
+    """Its label, such as `channel orders`."""
     details: str = ""
-    """What else is worth knowing, in a few words."""
+    """More about it, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way that events take."""
+    """A path of events."""
 
     tail: str
-    """The key of the node that they leave."""
+    """The key of the first node."""
     head: str
-    """The key of the node that they reach."""
+    """The key of the second node."""
     label: str = ""
-    """Which events; empty for all of them."""
-    is_detour: bool = False
-    """Whether only those take it that cannot go the right way."""
+    """Which events take it; empty for all."""
+    is_dead_letter: bool = False
+    """Whether it is a dead letter path."""
 
 
 @dataclass(slots=True)
 class FlowGraph:
-    """Nodes and the ways between them, in the order of the configuration."""
+    """Nodes and edges, in the order of the configuration."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
 
     def add(self, node: Node) -> str:
-        """Adds a node where it is not there yet; returns its key."""
+        """Adds a node unless it exists; returns its key."""
         self.nodes.setdefault(node.key, node)
         return node.key
 
-    def connect(self, tail: str, head: str, label: str = "", *, is_detour: bool = False) -> None:
-        """Adds a way."""
-        self.edges.append(Edge(tail, head, label, is_detour))
+    def connect(self, tail: str, head: str, label: str = "", *, is_dead_letter: bool = False) -> None:
+        """Adds an edge."""
+        self.edges.append(Edge(tail, head, label, is_dead_letter))
 
-    def ways_from(self, key: str) -> list[Edge]:
-        """The ways that leave a node."""
+    def edges_from(self, key: str) -> list[Edge]:
+        """Returns the edges that leave a node."""
         return [edge for edge in self.edges if edge.tail == key]
 
     def roots(self) -> list[str]:
-        """The nodes that no way reaches."""
+        """Returns the nodes without incoming edges."""
         reached = {edge.head for edge in self.edges}
         return [key for key in self.nodes if key not in reached]
 
 
 def flow_graph(settings: Settings) -> FlowGraph:
-    """The graph of a configuration; callers are in it where nothing else fills or empties a channel."""
+    """Returns the graph of a configuration; callers fill and empty the channels that no component does."""
     graph = FlowGraph()
     for name, source in settings.sources.items():
         _add_source(graph, name, source)
@@ -121,7 +121,7 @@ def _add_source(graph: FlowGraph, name: str, config: AnySourceConfig) -> None:
     for channel in config.channels:
         graph.connect(end, _channel_key(channel), _condition(config, channel))
     if config.dead_letter_channel is not None:
-        graph.connect(source, _channel_key(config.dead_letter_channel), "what cannot be stored", is_detour=True)
+        graph.connect(source, _channel_key(config.dead_letter_channel), "what cannot be stored", is_dead_letter=True)
 
 
 def _condition(config: AnySourceConfig, channel: str) -> str:
@@ -140,7 +140,7 @@ def _conditions(selector: MultiplexingConfig, channel: str) -> Iterator[str]:
 
 
 def _add_groups(graph: FlowGraph, settings: Settings) -> dict[str, str]:
-    """Adds all sink groups; returns the key of its group for each sink that is in one."""
+    """Adds all sink groups; returns the key of the group of each sink in a group."""
     groups: dict[str, str] = {}
     for name, group in settings.sink_groups.items():
         key = graph.add(Node(f"sink_groups/{name}", NodeKind.GROUP, f"sink group {name}", group.policy))
@@ -156,7 +156,7 @@ def _add_sink(graph: FlowGraph, name: str, config: AnySinkConfig, group: str | N
         graph.connect(sink, graph.add(Node(f"sinks/{name}/place", NodeKind.PLACE, place)))
     if config.dead_letter_channel is not None:
         label = f"rejected {config.deliveries_max} times"
-        graph.connect(sink, _channel_key(config.dead_letter_channel), label, is_detour=True)
+        graph.connect(sink, _channel_key(config.dead_letter_channel), label, is_dead_letter=True)
 
 
 def _add_callers(graph: FlowGraph) -> None:
@@ -176,7 +176,7 @@ def _details(config: BaseModel) -> str:
 
 
 def _place(config: BaseModel) -> str:
-    """Where a source's events are, or a sink's go; empty where its settings do not say. Nothing secret is shown."""
+    """Returns where a source reads or a sink writes, without secrets; empty if its settings do not say."""
     if command := _texts(getattr(config, _COMMAND_FIELD, None)):
         # Its arguments may hold secrets.
         return command[0]
@@ -197,7 +197,7 @@ def _texts(value: object) -> Sequence[str]:
 
 
 def _without_secrets(text: str) -> str:
-    """A place without what a URL may hold beside it: a name and a password, a query, a fragment."""
+    """Returns a URL without user, password, query and fragment."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text

@@ -19,24 +19,24 @@ _Path = tuple[int | str, ...]
 
 
 class _Names(NamedTuple):
-    """The channels that may be named."""
+    """The names that a channel reference may use."""
 
     known: list[str]
-    """Those of the configuration."""
+    """The channels of the configuration."""
     own: list[str]
-    """What the source that is looked at has as its channels."""
+    """The channels of the current source."""
     source: _Path
-    """Where that is."""
+    """The path of the current source."""
 
 
 def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
-    """A sentence for each name that is none of a channel that may stand there.
+    """Returns a sentence for each reference to a channel that is unknown or not allowed there.
 
-    What else may be wrong with the configuration hides none of them; whether a name is one at all is not looked at.
+    Other errors of the configuration hide none of them; the syntax of names is checked elsewhere.
 
     Args:
-        tables: The configuration, as TOML has it.
-        model: What declares it.
+        tables: The parsed TOML.
+        model: The model of the configuration.
     """
     channels = tables.get("channels", {})
     if not isinstance(channels, dict):
@@ -56,7 +56,7 @@ def _problems(path: _Path, value: object, declared: object, names: _Names) -> It
     elif not isinstance(value, dict):
         return
     elif choices:
-        # Where nobody knows which type is meant, that is told elsewhere; here counts what is wrong with any.
+        # An unknown type is reported elsewhere; here only the problems count that all types share.
         meant = [choice for tag, choice in choices.items() if tag == value.get(field)] or choices.values()
         found = [list(_problems_of_table(path, value, choice, names)) for choice in meant]
         yield from (problem for problem in found[0] if all(problem in problems for problems in found))
@@ -94,38 +94,38 @@ def _texts(value: object) -> list[str]:
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
 
 
-_ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - nobody listens there; it is what others may say
+_ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - compared with the settings, not listened on
 _LOOPBACK_HOST = "127.0.0.1"
 
 
 class _Place(NamedTuple):
-    """Where somebody listens."""
+    """An address that a setting listens on."""
 
     path: _Path
-    """The setting that says so."""
+    """The path of the setting."""
     text: str
-    """What it says."""
+    """The value of the setting."""
     transport: str
     address: Address
 
-    def takes_from(self, other: "_Place") -> bool:
-        """Whether both listen at the same address, as far as names tell."""
+    def conflicts_with(self, other: "_Place") -> bool:
+        """Whether both listen on the same address, judged by name."""
         return self.transport == other.transport and _is_same(self.address, other.address)
 
 
 def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -> list[str]:
-    """A sentence for each part that listens where another one does, and for each sink that fills its own channel.
+    """Returns a sentence for each address that is used twice, and for each sink that would fill its own channel.
 
-    What else may be wrong with the configuration hides none of them.
+    Other errors of the configuration hide none of them.
 
     Args:
-        tables: The configuration, as TOML has it.
-        listening: Where the server listens unless the configuration says something else, by field of `[server]`.
+        tables: The parsed TOML.
+        listening: The server's default addresses, by field of `[server]`.
     """
     server = {**listening, **_table(tables, "server")}
     grpc = list(_places(("server", "listen"), server["listen"]))
     http = list(_places(("server", "http_listen"), server["http_listen"]))
-    theirs = [
+    of_sources = [
         place
         for name, source in _named(tables, "sources")
         if source.get("type") in {"http", "syslog"}
@@ -134,14 +134,14 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
     conflicts = [
         f"{shown_path(later.path)}: is {shown_value(later.text)}, where {shown_path(earlier.path)} listens already; it "
         "must be another address"
-        for earlier, later in combinations([*grpc, *http, *theirs], 2)
-        # Whoever says the same twice is told so by the settings of that part.
-        if later.path[:2] != earlier.path[:2] and later.path[0] != "server" and later.takes_from(earlier)
+        for earlier, later in combinations([*grpc, *http, *of_sources], 2)
+        # The settings of a part report duplicates within that part.
+        if later.path[:2] != earlier.path[:2] and later.path[0] != "server" and later.conflicts_with(earlier)
     ]
-    return [*conflicts, *_circles(tables, grpc)]
+    return [*conflicts, *_loops(tables, grpc)]
 
 
-def _circles(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
+def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
     for name, sink in _named(tables, "sinks"):
         if sink.get("type") != "millrace" or sink.get("target_channel") != sink.get("channel"):
             continue
@@ -149,23 +149,23 @@ def _circles(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
         for index, endpoint in enumerate(endpoints if isinstance(endpoints, list) else ()):
             path = ("sinks", name, "endpoints", index)
             for place in _places(path, endpoint):
-                if any(place.takes_from(own) for own in grpc):
+                if any(place.conflicts_with(own) for own in grpc):
                     yield (
                         f"{shown_path(path)}: is {shown_value(endpoint)}, which is this server, whose channel "
-                        f"{shown_value(sink['channel'])} the sink empties and would fill; it must be another server, "
-                        "or target_channel another channel"
+                        f"{shown_value(sink['channel'])} the sink both reads and would fill; it must be another "
+                        "server, or target_channel another channel"
                     )
 
 
-def _places(path: _Path, said: object) -> Iterator[_Place]:
-    """The addresses that a setting names; what is none is told elsewhere."""
-    if isinstance(said, list):
-        for index, entry in enumerate(said):
+def _places(path: _Path, value: object) -> Iterator[_Place]:
+    """Yields the addresses of a setting; malformed ones are reported elsewhere."""
+    if isinstance(value, list):
+        for index, entry in enumerate(value):
             yield from _places((*path, index), entry)
-    elif isinstance(said, str):
-        transport, _, text = said.rpartition("://")
+    elif isinstance(value, str):
+        transport, _, text = value.rpartition("://")
         try:
-            yield _Place(path, said, transport or "tcp", Address.parse(text))
+            yield _Place(path, value, transport or "tcp", Address.parse(text))
         except ValueError:
             return
 

@@ -1,4 +1,4 @@
-"""The configuration file: one TOML file, checked as a whole."""
+"""The configuration: one TOML file, validated as a whole."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 FILE_BYTES_MAX = 1 * MIB
-"""A larger configuration file is refused."""
+"""The maximum size of a configuration file."""
 
 _INFLIGHT_MESSAGES = 8
 _INFLIGHT_MESSAGES_PER_CONNECTION = 2
@@ -35,11 +35,11 @@ ComponentName = ChannelName
 
 
 class SettingsError(Exception):
-    """Returned when a configuration cannot be used.
+    """Raised when a configuration is invalid.
 
     Attributes:
-        source: The file's path, or the name of what else was read.
-        problems: All that is wrong, a sentence each.
+        source: The path of the file, or a name for another source.
+        problems: One sentence for each problem.
     """
 
     def __init__(self, source: str, problems: list[str]) -> None:
@@ -49,32 +49,32 @@ class SettingsError(Exception):
 
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid"):
-    """Where the server listens, where it keeps its data, and what bounds it."""
+    """The server's addresses, data directory and limits."""
 
-    # Checks between fields stand at the later field, so that one wrong field hides no other.
+    # Checks between fields are validators of the later field, so that one invalid field hides no other.
 
     allow_plaintext: bool = False
-    """Listen where other machines can connect, although nothing is encrypted and nobody is asked who they are."""
+    """Listen on addresses that other machines can reach, although nothing is encrypted or authenticated."""
 
     listen: str = "127.0.0.1:7070"
-    """`host:port` of gRPC; port 0 takes any free one."""
+    """`host:port` of gRPC; port 0 means any free port."""
 
     http_listen: str = "127.0.0.1:7071"
-    """`host:port` of HTTP: health, metrics, channels; port 0 takes any free one."""
+    """`host:port` of HTTP: health, metrics, channels; port 0 means any free port."""
 
     data_dir: Path = Path("millrace-data")
-    """Where the server keeps what outlives it. A relative path begins at the working directory."""
+    """Directory of the server's data. A relative path is resolved against the working directory."""
 
     message_bytes_max: int = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
-    """A larger request is refused, and no answer is larger."""
+    """Maximum size of a request or response message."""
 
     open_transactions_max: int = Field(10_000, ge=1, le=1_000_000)
-    """Transactions that may be open at once in all channels together."""
+    """Maximum number of open transactions in all channels."""
 
     inflight_bytes_max: int = Field(
         default_factory=lambda fields: _INFLIGHT_MESSAGES * fields["message_bytes_max"], ge=4 * KIB, le=1024 * GIB
     )
-    """Bytes of requests being handled at once, in all."""
+    """Maximum bytes of all requests in progress."""
 
     inflight_bytes_per_connection_max: int = Field(
         default_factory=lambda fields: min(
@@ -83,16 +83,16 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
         ge=4 * KIB,
         le=1024 * GIB,
     )
-    """Bytes of requests being handled at once, of one connection."""
+    """Maximum bytes of the requests in progress of one connection."""
 
     reflection: bool = True
-    """Let clients ask the server for its protos."""
+    """Enable gRPC server reflection."""
 
     channelz: bool = True
-    """Let clients ask about the server's connections."""
+    """Enable gRPC channelz, which shows the server's connections."""
 
     shutdown_grace_seconds: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """How long open transactions may go on after the server was told to stop."""
+    """Grace period of open transactions when the server stops."""
 
     @field_validator("listen", "http_listen")
     @classmethod
@@ -103,7 +103,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(f"is {shown_value(text)}; {error}") from None
         if not address.is_loopback and info.data.get("allow_plaintext") is False:
             raise ValueError(
-                f"is {shown_value(text)}, which other machines can reach, and there is no TLS yet; "
+                f"is {shown_value(text)}, which other machines can reach, and TLS is not supported yet; "
                 "it must be a loopback address, or server.allow_plaintext must be true"
             )
         return text
@@ -143,33 +143,33 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class Settings(BaseModel, frozen=True, extra="forbid"):
-    """A whole configuration."""
+    """The whole configuration."""
 
     server: ServerSettings = Field(default_factory=ServerSettings)
     """The table `[server]`."""
 
     channels: dict[ChannelName, AnyChannelConfig] = Field(default_factory=dict)
-    """A table `[channels.NAME]` for each channel, by name."""
+    """The tables `[channels.NAME]`, by name."""
 
     sources: dict[ComponentName, AnySourceConfig] = Field(default_factory=dict)
-    """A table `[sources.NAME]` for each source of the agent, by name."""
+    """The tables `[sources.NAME]`, by name."""
 
     sinks: dict[ComponentName, AnySinkConfig] = Field(default_factory=dict)
-    """A table `[sinks.NAME]` for each sink of the agent, by name."""
+    """The tables `[sinks.NAME]`, by name."""
 
     sink_groups: dict[ComponentName, SinkGroupConfig] = Field(default_factory=dict)
-    """A table `[sink_groups.NAME]` for each group of sinks, by name."""
+    """The tables `[sink_groups.NAME]`, by name."""
 
 
 def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Reads and checks a configuration.
+    """Reads and validates a configuration.
 
     Args:
         path: The TOML file; None for the defaults.
-        overrides: Fields of `[server]` that count instead of what the file says.
+        overrides: Fields of `[server]` that override the file.
 
     Raises:
-        SettingsError: The file cannot be read, is no TOML, or says something that is not allowed. Names all problems.
+        SettingsError: The file cannot be read, is not TOML, or is invalid. The error names all problems.
     """
     source = "command line" if path is None else str(path)
     tables = {} if path is None else _parse(source, _read(source, path))
@@ -177,33 +177,33 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
 
 
 def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Checks a configuration that was read already.
+    """Validates a parsed configuration.
 
     Args:
-        tables: What the file holds, as `tomllib` gives it.
-        source: What was read, for the problems.
-        overrides: Fields of `[server]` that count instead of what it says.
+        tables: The parsed TOML.
+        source: The name of the source, for the problems.
+        overrides: Fields of `[server]` that override it.
 
     Raises:
-        SettingsError: It says something that is not allowed. Names all problems.
+        SettingsError: It is invalid. The error names all problems.
     """
     server = tables.get("server", {})
     if overrides and isinstance(server, dict):
         tables = {**tables, "server": {**server, **overrides}}
     listening = {name: ServerSettings.model_fields[name].default for name in ("listen", "http_listen")}
-    misnamed = [
+    inconsistent = [
         *unknown_channels(tables, Settings),
         *group_problems(tables),
         *stdin_problems(tables),
         *address_conflicts(tables, listening),
     ]
     try:
-        # Strict: TOML has types of its own, and neither "100" nor true is a capacity.
+        # Strict: TOML has types, so neither "100" nor true is a capacity.
         settings = Settings.model_validate(dict(tables), strict=True)
     except ValidationError as error:
-        raise SettingsError(source, [*describe_problems(error, Settings), *misnamed]) from None
-    if misnamed:
-        raise SettingsError(source, misnamed)
+        raise SettingsError(source, [*describe_problems(error, Settings), *inconsistent]) from None
+    if inconsistent:
+        raise SettingsError(source, inconsistent)
     return settings
 
 
@@ -214,7 +214,7 @@ def _read(source: str, path: Path) -> bytes:
     except OSError as error:
         raise SettingsError(source, [f"cannot be read: {error.strerror}"]) from None
     except ValueError:
-        raise SettingsError(source, ["cannot be read: no file can have such a name"]) from None
+        raise SettingsError(source, ["cannot be read: the name is not a valid path"]) from None
     if len(content) > FILE_BYTES_MAX:
         raise SettingsError(source, [f"is larger than {FILE_BYTES_MAX} bytes, the most that is allowed"])
     return content
@@ -222,11 +222,11 @@ def _read(source: str, path: Path) -> bytes:
 
 def _parse(source: str, content: bytes) -> dict[str, Any]:
     try:
-        # Editors of Windows put a byte order mark before UTF-8.
+        # Editors on Windows may write a byte order mark.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise SettingsError(source, [f"line {line}: is not UTF-8, the only encoding that TOML has"]) from None
+        raise SettingsError(source, [f"line {line}: is not UTF-8, the only encoding of TOML"]) from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -234,7 +234,7 @@ def _parse(source: str, content: bytes) -> dict[str, Any]:
     except RecursionError:
         raise SettingsError(source, ["is nested too deeply"]) from None
     except ValueError as error:
-        # Such as a whole number of 5,000 digits.
+        # For example, an integer of 5,000 digits.
         raise SettingsError(source, [f"is not TOML: {error}"]) from None
 
 

@@ -19,43 +19,43 @@ _MILLISECONDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a channel."""
+    """A metric of a channel."""
 
     key: str
-    """Its name in JSON; Flume's where Flume has it."""
+    """Its name in JSON, which is Flume's if Flume has the metric."""
 
     name: str
-    """Its name for Prometheus, behind `millrace_channel_`; a counter's ends in `_total` there."""
+    """Its name for Prometheus, after `millrace_channel_`; `_total` is appended to a counter's."""
 
     help: str
-    """What it is."""
+    """Its description."""
 
     read: Callable[[Channel], float]
-    """Its value now."""
+    """Returns its current value."""
 
     is_flumes: bool = False
-    """Whether Flume has it under the same key, with the same meaning."""
+    """Whether Flume has the same metric under this key."""
 
     def describe(self) -> str:
-        """The help text, which leads those who look for Flume's name to this one."""
+        """Returns the help text, with Flume's name of the metric."""
         return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMeasure:
-    """One number of a channel's files."""
+    """A metric of a channel's files."""
 
     key: str
     """Its name in JSON."""
 
     name: str
-    """Its name for Prometheus, behind `millrace_channel_`."""
+    """Its name for Prometheus, after `millrace_channel_`."""
 
     help: str
-    """What it is."""
+    """Its description."""
 
     read: Callable[[FileStore], float]
-    """Its value now."""
+    """Returns its current value."""
 
 
 GAUGES = (
@@ -73,7 +73,6 @@ GAUGES = (
     Measure("FirstSequence", "first_sequence", "Oldest queued sequence.", lambda c: c.first_sequence),
     Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.next_sequence),
 )
-"""What goes up and down."""
 
 COUNTERS = (
     Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: c.counters.put_attempts, True),
@@ -85,20 +84,19 @@ COUNTERS = (
     Measure("LeaseExpiredCount", "leases_expired", "Rolled back by their lease.", lambda c: c.counters.leases_expired),
     Measure("DeduplicatedCount", "deduplicated", "Events dropped as repeats.", lambda c: c.counters.deduplicated),
 )
-"""What only grows, from 0 when the server opens the channel."""
+"""Counters start at 0 when the server opens the channel."""
 
 
 STORE_GAUGES = (
     StoreMeasure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
     StoreMeasure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
 )
-"""What goes up and down of channels that keep files."""
 
 
 def describe_channels(hosted: Iterable[HostedChannel]) -> dict[str, dict[str, str | float]]:
-    """Each channel under `CHANNEL.name`, as Flume's JSON reporting has it, but with numbers as numbers.
+    """Returns each channel under `CHANNEL.name`, as Flume's JSON reporting does, but with numbers as numbers.
 
-    Flume's keys have Flume's meanings; the other keys are ours. Of a channel that is not open there is little to tell.
+    Flume's keys have Flume's meanings; the other keys are Millrace's. A channel that is not open has few of them.
     """
     return {f"CHANNEL.{one.name}": _describe_hosted(one) for one in hosted}
 
@@ -129,13 +127,13 @@ def _describe_open(channel: Channel) -> dict[str, str | float]:
 
 
 class ChannelCollector(Collector):
-    """Reads the channels anew at each scrape, so that nothing is counted twice and a deleted channel is gone."""
+    """Reads the channels at each scrape, so that a deleted channel has no metrics."""
 
     def __init__(self, registry: ChannelRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Each measure with one sample a channel."""
+        """Yields each metric with one sample per channel."""
         yield from self._collect_hosted()
         channels = self._registry.channels()
         for measure in GAUGES:
@@ -154,7 +152,7 @@ class ChannelCollector(Collector):
         yield info
 
     def _collect_hosted(self) -> Iterator[Metric]:
-        """What is told of all channels, open or not."""
+        """Yields the metrics of all channels, open or not."""
         hosted = self._registry.hosted()
         state = GaugeMetricFamily(
             _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"]
@@ -182,7 +180,7 @@ _FLUMES_KEYS = {
     ComponentKind.SINK: ("EventDrainSuccessCount", "BatchCompleteCount"),
     ComponentKind.SINK_GROUP: ("EventDrainSuccessCount", "BatchCompleteCount"),
 }
-"""What Flume calls the events and the batches of each kind."""
+"""Flume's keys of the events and the batches of each kind."""
 
 _OUTCOME_KEYS = {
     EventOutcome.FILTERED: "FilteredCount",
@@ -196,11 +194,11 @@ _OUTCOME_KEYS = {
 @dataclass(frozen=True, slots=True)
 class _Count:
     name: str
-    """Its name for Prometheus, behind `millrace_component_`; `_total` is added there."""
+    """Its name for Prometheus, after `millrace_component_` and before `_total`."""
     help: str
-    """What it is."""
+    """Its description."""
     read: Callable[[Component], int]
-    """Its value now."""
+    """Returns its current value."""
 
 
 _COUNTS = (
@@ -212,9 +210,9 @@ _COUNTS = (
 
 
 def describe_components(components: Iterable[Component]) -> dict[str, dict[str, str | float | None]]:
-    """Each component under `SOURCE.name`, `SINK.name` or `SINK_GROUP.name`, as Flume's JSON reporting has it.
+    """Returns each component under `SOURCE.name`, `SINK.name` or `SINK_GROUP.name`, as Flume's JSON reporting does.
 
-    Flume's keys have Flume's meanings, but numbers are numbers; the other keys are ours.
+    Flume's keys have Flume's meanings, but numbers are numbers; the other keys are Millrace's.
     """
     return {f"{one.kind.key.upper()}.{one.name}": _describe_component(one) for one in components}
 
@@ -237,13 +235,13 @@ def _describe_component(component: Component) -> dict[str, str | float | None]:
 
 
 class ComponentCollector(Collector):
-    """Reads the components anew at each scrape."""
+    """Reads the components at each scrape."""
 
     def __init__(self, components: Iterable[Component]) -> None:
         self._components = components
 
     def collect(self) -> Iterator[Metric]:
-        """Each measure with one sample a component."""
+        """Yields each metric with one sample per component."""
         components = list(self._components)
         state = GaugeMetricFamily(
             _COMPONENT_PREFIX + "state",

@@ -1,6 +1,6 @@
-"""Health, metrics, channels and components over HTTP, for probes, Prometheus and people with curl.
+"""Health, metrics, channels and components over HTTP, for probes, Prometheus and curl.
 
-Nothing here changes anything, and nothing tells what events hold.
+All of it is read-only, and none of it shows the content of events.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from millrace_server.http_service.metrics import (
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 CONNECTIONS_MAX = 256
-"""Beyond it, requests are answered with 503."""
+"""Further requests get 503."""
 
 
 class HttpService:
-    """The HTTP side of a server, in the event loop that runs it."""
+    """The HTTP service of a server, in the server's event loop."""
 
     def __init__(self, registry: ChannelRegistry, components: Iterable[Component] = ()) -> None:
         self._registry = registry
@@ -48,7 +48,7 @@ class HttpService:
         self._is_draining = False
 
     def app(self) -> Starlette:
-        """The pages."""
+        """Returns the web application."""
         return Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -59,11 +59,11 @@ class HttpService:
         )
 
     async def start(self, bound: socket.socket) -> None:
-        """Serves on a bound socket, which belongs to the service from now on."""
+        """Serves on a bound socket and takes ownership of it."""
         await self._server.start(bound)
 
     def drain(self) -> None:
-        """Tells those who probe to go elsewhere, while everything is still answered."""
+        """Fails health probes from now on, while all requests are still served."""
         self._is_draining = True
 
     async def stop(self) -> None:
@@ -73,7 +73,7 @@ class HttpService:
     async def _healthz(self, _request: Request) -> Response:
         if self._is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
-        # The server serves also where a part of it does not: a probe that starts it anew would help nobody.
+        # A failed part does not fail the probe: a restart of the server would not repair it.
         channels = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
         parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
         troubled = {"channels": channels, "components": parts}
@@ -81,12 +81,12 @@ class HttpService:
 
     async def _metrics(self, request: Request) -> Response:
         encode: Callable[[Collector], bytes]
-        # The library's own choice of a format stumbles over versions that are none.
+        # The library's own choice of a format fails on malformed versions.
         if "application/openmetrics-text" in request.headers.get("accept", ""):
             encode, content_type = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
         else:
             encode, content_type = exposition.generate_latest, exposition.CONTENT_TYPE_PLAIN_0_0_4
-        # Channels may be read on this loop only; making text of a thousand channels may take its time elsewhere.
+        # Channels are read on this loop; the text of a thousand channels is formatted on another thread.
         metrics = _Collected(list(self._collectors.collect()))
         return Response(await asyncio.to_thread(encode, metrics), media_type=content_type)
 
@@ -108,7 +108,7 @@ class _ServerCollector(Collector):
             value=self._registry.transactions.limit.open_count,
         )
         yield InfoMetricFamily(
-            "millrace_server", "Which release serves.", value={"version": version("millrace-server")}
+            "millrace_server", "The release of the server.", value={"version": version("millrace-server")}
         )
 
 

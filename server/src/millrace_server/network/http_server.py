@@ -1,4 +1,4 @@
-"""An HTTP server as a guest of the event loop that runs everything else: signals and the log belong to its host."""
+"""An HTTP server within an existing event loop, without uvicorn's own signal handlers and log."""
 
 import asyncio
 import logging
@@ -15,36 +15,36 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _HEADER_BYTES_MAX = 16 * 1024
 _DATE_SECONDS = 1.0
 
-# Bad requests and too many of them are told to those who send them; as warnings they would be a way to fill the log.
+# Errors of bad requests go to their clients; as warnings they would let clients fill the log.
 _log = logging.getLogger("uvicorn.error.embedded")
 _log.setLevel(logging.ERROR)
 
 
 class HttpLimits(NamedTuple):
-    """What bounds those who connect."""
+    """Limits on the clients of an HTTP server."""
 
     connections_max: int
-    """Beyond it requests are answered with 503, and beyond twice as many connections are closed at once."""
+    """Further requests get 503, and beyond twice this number connections are closed at once."""
     idle_seconds_max: float = 60.0
-    """A connection is closed that has sent no whole request head for this long, be it letter by letter."""
+    """A connection is closed if a complete request head takes longer than this to arrive."""
     closing_seconds_max: int = 1
-    """When the server stops, requests that are being answered may take this long."""
+    """Grace period of requests in progress when the server stops."""
 
 
 class EmbeddedHttp:
     """A web application on a socket.
 
     Args:
-        app: What answers.
-        limits: What bounds those who ask.
+        app: The application.
+        limits: The limits on clients.
     """
 
     def __init__(self, app: Starlette, limits: HttpLimits) -> None:
-        self._server = _GuestServer(_GuestConfig(app, limits))
+        self._server = _UvicornServer(_UvicornConfig(app, limits))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
-        """Serves on a bound socket, which belongs to the server from now on."""
+        """Serves on a bound socket and takes ownership of it."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
         started = asyncio.create_task(self._server.has_started.wait())
         await asyncio.wait((self._serving, started), return_when=asyncio.FIRST_COMPLETED)
@@ -53,23 +53,23 @@ class EmbeddedHttp:
             await self._serving
 
     async def wait_ended(self) -> None:
-        """Returns when it serves no more; raises why, where it was not told to stop."""
+        """Returns after the server has stopped; raises the error if it failed."""
         if self._serving is not None:
             await asyncio.shield(self._serving)
 
     async def stop(self) -> None:
-        """Closes the port and all connections, those last whose requests are being answered."""
-        self._server.tell_to_stop()
+        """Closes the port and all connections, after the requests in progress."""
+        self._server.request_stop()
         if self._serving is not None:
             await self._serving
 
 
-class _GuestConfig(uvicorn.Config):
+class _UvicornConfig(uvicorn.Config):
     def __init__(self, app: Starlette, limits: HttpLimits) -> None:
         self.limits = limits
         super().__init__(
             app,
-            http=_GuestProtocol,
+            http=_UvicornProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -78,21 +78,21 @@ class _GuestConfig(uvicorn.Config):
             proxy_headers=False,
             limit_concurrency=limits.connections_max,
             h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
-            # A connection's own clock runs between requests, too; this one, in whole seconds, is never earlier.
+            # The protocol below closes idle connections; this timeout, in whole seconds, is never earlier.
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
             timeout_graceful_shutdown=limits.closing_seconds_max,
         )
 
 
-class _GuestServer(uvicorn.Server):
-    def __init__(self, config: _GuestConfig) -> None:
+class _UvicornServer(uvicorn.Server):
+    def __init__(self, config: _UvicornConfig) -> None:
         super().__init__(config)
         self.has_started = asyncio.Event()
-        self._is_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
-    def tell_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self.should_exit = True
-        self._is_to_stop.set()
+        self._stop_requested.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -103,17 +103,17 @@ class _GuestServer(uvicorn.Server):
         self.has_started.set()
 
     async def main_loop(self) -> None:
-        # uvicorn's own looks ten times a second whether it is to stop. At count 0 a tick renews the answers' date.
+        # uvicorn's own loop polls ten times a second. A tick with counter 0 updates the Date header.
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
-                    await self._is_to_stop.wait()
+                    await self._stop_requested.wait()
 
 
-class _GuestProtocol(H11Protocol):
-    """A connection that is closed when it sends no request for too long."""
+class _UvicornProtocol(H11Protocol):
+    """A connection that is closed if no request arrives in time."""
 
-    config: _GuestConfig
+    config: _UvicornConfig
     _idle: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
