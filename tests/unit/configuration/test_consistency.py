@@ -92,8 +92,8 @@ def test_check_of_a_sink_that_forwards_into_its_own_channel_is_refused(endpoint:
     """Its events would go round for ever."""
     [problem] = problems_of(sinks={"out": sink(endpoint)})
     assert problem == (
-        f'sinks.out.endpoints[1]: is "{endpoint}", which is this server, whose channel "orders" the sink empties and '
-        "would fill; it must be another server, or target_channel another channel"
+        f'sinks.out.endpoints[1]: is "{endpoint}", which is this server, whose channel "orders" the sink both '
+        "reads and would fill; it must be another server, or target_channel another channel"
     )
 
 

@@ -204,7 +204,7 @@ def test_agent_used_out_of_order_says_how_it_is_meant(agent: EmbeddedAgent) -> N
         agent.start()
     agent.stop()
     agent.stop()
-    with pytest.raises(EmbeddedAgentError, match="does not run"):
+    with pytest.raises(EmbeddedAgentError, match="is not running"):
         agent.put("app", {}, b"a")
 
 
