@@ -21,10 +21,10 @@ from millrace_spark.reading.options import (
     parse_stream_options,
     reader_id_of,
 )
-from millrace_spark.reading.ranges import RangePartition, split_among_tasks
-from millrace_spark.reading.stream_reader import InvalidStreamReader, MillraceStreamReader
+from millrace_spark.reading.ranges import split_among_tasks
+from millrace_spark.reading.stream_reader import InvalidStreamReader, MillraceStreamReader, read_rows
 from millrace_spark.schema import EVENT_SCHEMA, check_schema
-from millrace_spark.workers import check_worker_python, pack, require_modules
+from millrace_spark.workers import check_worker_python, pack
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
 
 if TYPE_CHECKING:
@@ -120,12 +120,4 @@ class MillraceReader(DataSourceReader):
         return split_among_tasks(ranges, limits.events_max, limits.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        # Without partitions Spark creates one of its own, which has no rows.
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        require_modules()
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        from millrace_spark.reading.tasks import read_partition
-
-        return read_partition(partition, to_arrow_schema(self._schema), self._options.retry_seconds)
+        return read_rows(partition, self._schema, self._options.retry_seconds)

@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -22,7 +23,7 @@ _ID, _RUN, _NEXT_RUN = (UUID(int=number) for number in range(3))
 def offset(shard: Shard = ORDERS, *, lag: int = 0) -> str:
     """What a source reports of one shard."""
     told = ShardProgress(position=101, first=51, next=101 + lag, lag=lag, rate=12.5, reachable=True)
-    return json.dumps({str(shard): told.to_json()})
+    return json.dumps({str(shard): asdict(told)})
 
 
 def progress_of(*latest_offsets: str | None, run: UUID = _RUN, rows: int = 10, name: str | None = "landing") -> Any:
@@ -166,5 +167,5 @@ def test_shard_reports_of_a_report_give_every_figure() -> None:
     assert report.shard == ORDERS
     assert (
         report.figures.keys()
-        == ShardProgress(position=1, first=1, next=1, lag=0, rate=0, reachable=False).to_json().keys()
+        == asdict(ShardProgress(position=1, first=1, next=1, lag=0, rate=0, reachable=False)).keys()
     )

@@ -55,6 +55,7 @@ def plan_merges(files: Iterable[StoredFile], limits: CompactionConfig, now_secon
         for folder, found in sorted(folders.items())
         if max(file.modified_seconds for file in found) + limits.quiet_seconds <= now_seconds
         for group in _groups(sorted(found), limits)
+        if len(group) > 1
     ]
 
 
@@ -66,16 +67,11 @@ def _groups(files: Sequence[StoredFile], limits: CompactionConfig) -> Iterator[t
     group_bytes = 0
     for file in small:
         if group and (group_bytes + file.size_bytes > limits.target_bytes or len(group) == FILES_MAX):
-            yield from _worthwhile(group)
+            yield tuple(group)
             group, group_bytes = [], 0
         group.append(file)
         group_bytes += file.size_bytes
-    yield from _worthwhile(group)
-
-
-def _worthwhile(group: list[StoredFile]) -> Iterator[tuple[StoredFile, ...]]:
-    if len(group) > 1:
-        yield tuple(group)
+    yield tuple(group)
 
 
 Merger = Callable[[Sequence[str], str], None]

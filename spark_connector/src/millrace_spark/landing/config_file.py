@@ -1,15 +1,14 @@
 """Reads the configuration of a landing: a TOML file and the command line."""
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from millrace.setting_problems import describe_problems
-from millrace_spark.landing.config import LandingConfig, SparkConfig
+from millrace_spark.landing.config import LandingConfig
 
 FILE_BYTES_MAX = 1024 * 1024
 """The largest configuration file."""
@@ -105,59 +104,31 @@ def _parse(source: str, content: bytes) -> dict[str, Any]:
         raise ConfigError(source, [f"is not TOML: {error}"]) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LandOptions:
-    """Options of the command line; None or False if not given."""
+def command_line_overrides(
+    options: Mapping[str, object], conf: Iterable[str], settings: Iterable[str]
+) -> list[tuple[str, object]]:
+    """Returns the settings on the command line, by their path. Options without a value override nothing.
 
-    endpoints: list[str] | None = None
-    channels: list[str] | None = None
-    path: str | None = None
-    parse_type: str | None = None
-    columns: str | None = None
-    pattern: str | None = None
-    partition_by: list[str] | None = None
-    bad_channel: str | None = None
-    follow: bool = False
-    master: str | None = None
-    conf: list[str] | None = None
-    settings: list[str] | None = None
+    Args:
+        options: The values of options, by the path of their setting.
+        conf: The values of `--conf`.
+        settings: The values of `--set`.
 
-    def overrides(self) -> Iterator[tuple[str, object]]:
-        """Yields the settings of the options, by their path.
+    Raises:
+        ConfigError: A `--conf` or `--set` has no `=`.
+    """
+    given = [(setting, value) for setting, value in options.items() if value]
+    given += [(f"spark.conf.{name}", value) for name, value in parse_conf(conf).items()]
+    return [*given, *map(parse_override, settings)]
 
-        Raises:
-            ConfigError: A `--set` or `--conf` has no `=`.
-        """
-        for setting, value in (
-            ("source.endpoints", self.endpoints),
-            ("source.channels", self.channels),
-            ("target.path", self.path),
-            ("parse.type", self.parse_type),
-            ("parse.columns", self.columns),
-            ("parse.pattern", self.pattern),
-            ("partitions.by", self.partition_by),
-            ("bad_lines.channel", self.bad_channel),
-            ("run.follow", self.follow or None),
-            ("spark.master", self.master),
-        ):
-            if value:
-                yield setting, value
-        for name, value in self._conf():
-            yield f"spark.conf.{name}", value
-        yield from map(parse_override, self.settings or ())
 
-    def spark_config(self) -> SparkConfig:
-        """Returns the Spark settings of the options.
+def parse_conf(conf: Iterable[str]) -> dict[str, str]:
+    """Parses `NAME=VALUE` settings of Spark.
 
-        Raises:
-            ConfigError: A `--conf` has no `=`.
-        """
-        conf = dict(self._conf())
-        return SparkConfig(master=self.master, conf=conf) if self.master else SparkConfig(conf=conf)
-
-    def _conf(self) -> Iterator[tuple[str, str]]:
-        for text in self.conf or ():
-            name, sign, value = text.partition("=")
-            if not sign or not name:
-                raise ConfigError("command line", [f"--conf: is {text!r}; it must be NAME=VALUE"])
-            yield name, value
+    Raises:
+        ConfigError: There is no `=`, or no name.
+    """
+    for text in conf:
+        if text.find("=") < 1:
+            raise ConfigError("command line", [f"--conf: is {text!r}; it must be NAME=VALUE"])
+    return dict(text.split("=", 1) for text in conf)

@@ -12,8 +12,14 @@ from rich.console import Console
 
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels
-from millrace_spark.landing.config import CompactionConfig, LandingConfig
-from millrace_spark.landing.config_file import ConfigError, LandOptions, load_config, parse_override
+from millrace_spark.landing.config import CompactionConfig, LandingConfig, SparkConfig
+from millrace_spark.landing.config_file import (
+    ConfigError,
+    command_line_overrides,
+    load_config,
+    parse_conf,
+    parse_override,
+)
 from millrace_spark.landing.landing_run import check_package
 from millrace_spark.landing.local_storage import FolderBusyError
 from millrace_spark.landing.paths import WorkFolder, absolute_path
@@ -101,22 +107,20 @@ def land(
 
     Options override the file.
     """
-    options = LandOptions(
-        endpoints=endpoints,
-        channels=channels,
-        path=to,
-        parse_type=parse,
-        columns=columns,
-        pattern=pattern,
-        partition_by=partition_by,
-        bad_channel=bad_channel,
-        follow=follow,
-        master=master,
-        conf=conf,
-        settings=settings,
-    )
+    options = {
+        "source.endpoints": endpoints,
+        "source.channels": channels,
+        "target.path": to,
+        "parse.type": parse,
+        "parse.columns": columns,
+        "parse.pattern": pattern,
+        "partitions.by": partition_by,
+        "bad_lines.channel": bad_channel,
+        "run.follow": follow,
+        "spark.master": master,
+    }
     with _exit_on_error():
-        loaded = load_config(config, options.overrides())
+        loaded = load_config(config, command_line_overrides(options, conf or (), settings or ()))
         exit_code = land_channels(loaded, as_json=as_json, is_strict=strict)
     raise typer.Exit(exit_code)
 
@@ -158,9 +162,9 @@ def compact(
             work = WorkFolder(absolute_path(work_path)) if work_path else WorkFolder.beside(path)
         except ValueError as error:
             raise ConfigError("command line", [f"FOLDER: is {folder!r}; it must be {error}"]) from None
-        options = LandOptions(master=master, conf=conf)
+        spark_config = SparkConfig(conf=parse_conf(conf or ()), **({"master": master} if master else {}))
         limits = CompactionConfig(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
-        totals, exit_code = compact_folder(path, work, limits, compression, options.spark_config())
+        totals, exit_code = compact_folder(path, work, limits, compression, spark_config)
     if as_json:
         typer.echo(
             json.dumps(

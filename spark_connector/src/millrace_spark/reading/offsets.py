@@ -15,7 +15,7 @@ compares offsets as text, so keys are sorted.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.shards import Shard
@@ -97,10 +97,6 @@ class ShardProgress:
     """Events that arrived per second, recently."""
     reachable: bool
     """Whether the server answered the last call; if not, the other figures are those of its last answer."""
-
-    def to_json(self) -> dict[str, int | float | bool]:
-        """Returns the progress as Spark shows it."""
-        return asdict(self)
 
 
 class ArrivalRate:

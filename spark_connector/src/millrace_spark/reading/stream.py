@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
@@ -141,14 +141,16 @@ class Stream:
         for shard, view in sorted(self._claims.views.items()):
             planned = self._planned.get(shard)
             position = planned.to_sequence if planned else view.first_sequence
-            progress[str(shard)] = ShardProgress(
-                position=position,
-                first=view.first_sequence,
-                next=view.next_sequence,
-                lag=max(view.next_sequence - position, 0),
-                rate=view.rate,
-                reachable=view.is_ready,
-            ).to_json()
+            progress[str(shard)] = asdict(
+                ShardProgress(
+                    position=position,
+                    first=view.first_sequence,
+                    next=view.next_sequence,
+                    lag=max(view.next_sequence - position, 0),
+                    rate=view.rate,
+                    reachable=view.is_ready,
+                )
+            )
         return progress
 
     def close(self) -> None:

@@ -128,15 +128,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened().partitions(end)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        # Without partitions Spark creates one of its own, which has no rows.
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        require_modules()
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        from millrace_spark.reading.tasks import read_partition
-
-        return read_partition(partition, to_arrow_schema(self._schema), self._options.claim.retry_seconds)
+        return read_rows(partition, self._schema, self._options.claim.retry_seconds)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._opened().commit(end)
@@ -175,3 +167,16 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, release)
+
+
+def read_rows(partition: InputPartition, schema: StructType, retry_seconds: float) -> "Iterator[pa.RecordBatch]":
+    """Reads a partition in a task, of a batch read or of a stream."""
+    # Without partitions Spark creates one of its own, which has no rows.
+    if not isinstance(partition, RangePartition):
+        return iter(())
+    require_modules()
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from millrace_spark.reading.tasks import read_partition
+
+    return read_partition(partition, to_arrow_schema(schema), retry_seconds)

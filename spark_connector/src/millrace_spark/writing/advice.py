@@ -9,7 +9,7 @@ _LOST = (
 _REPEAT_STREAM = "start the query again; it repeats the batch and stores nothing twice"
 _REPEAT_SAVE = "save again"
 
-_PUT_ADVICE: Mapping[str, str] = {
+PUT_ADVICE: Mapping[str, str] = {
     "BYTES_FULL": (
         "open transactions hold as many bytes as the server allows, including those of aborted batches until their "
         "leaseSeconds are over; write less at once, or give the channel a larger byte_capacity"
@@ -25,12 +25,9 @@ _PUT_ADVICE: Mapping[str, str] = {
     "TXN_NOT_FOUND": _LOST.format(again="run the task again"),
     "LEASE_EXPIRED": _LOST.format(again="run the task again"),
 }
+"""Advice on a refused put of a task."""
+
 _FULL = "there was no room for retrySeconds; consume events, give the channel a larger capacity, or write less at once"
-
-
-def put_advice() -> Mapping[str, str]:
-    """Returns the advice for a refused put of a task."""
-    return _PUT_ADVICE
 
 
 def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
@@ -38,7 +35,7 @@ def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
     lost = _LOST.format(again=_REPEAT_STREAM if is_streaming else _REPEAT_SAVE)
     less = "limit the batch, such as by maxEventsPerTrigger" if is_streaming else "save it in parts"
     return {
-        **_PUT_ADVICE,
+        **PUT_ADVICE,
         "TXN_NOT_FOUND": lost,
         "LEASE_EXPIRED": lost,
         "TXN_STATE": lost,

@@ -10,7 +10,7 @@ from functools import lru_cache
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
-from millrace_spark.writing.advice import commit_advice, put_advice
+from millrace_spark.writing.advice import PUT_ADVICE, commit_advice
 from millrace_spark.writing.commit_messages import ShardPuts
 from millrace_spark.writing.options import WriteOptions
 
@@ -26,7 +26,7 @@ def check_targets(options: WriteOptions) -> None:
     with connected(options.endpoints) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
-            with translated_errors(endpoint, options.channel, advice_by_reason=put_advice()):
+            with translated_errors(endpoint, options.channel, advice_by_reason=PUT_ADVICE):
                 admin = client.admin
                 there = [admin.get_channel(options.channel)] if options.channel else admin.list_channels()
             check_aliases(homes, endpoint, there)

@@ -42,11 +42,7 @@ class MillraceWriter(DataSourceArrowWriter):
         """
         if is_overwrite:
             raise OptionError('mode overwrite: is not supported by channels, which are queues; use mode("append")')
-        from millrace_spark.writing.driver import check_targets
-
-        planned = options_for(schema, parse_write_options(options, is_streaming=False))
-        check_targets(planned)
-        return cls(planned)
+        return cls(_checked_options(options, schema, is_streaming=False))
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
         from millrace_spark.writing.tasks import put_all
@@ -87,11 +83,7 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
                 "outputMode complete: is not supported by channels, which are queues; use append, or foreachBatch "
                 "with a batch save"
             )
-        from millrace_spark.writing.driver import check_targets_once
-
-        planned = options_for(schema, parse_write_options(options, is_streaming=True))
-        check_targets_once(planned)
-        return cls(planned)
+        return cls(_checked_options(options, schema, is_streaming=True))
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> TaskPuts:
         from millrace_spark.writing.tasks import put_all
@@ -110,6 +102,14 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         del batchId  # The messages name the transactions.
         _abort(messages)
+
+
+def _checked_options(options: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
+    from millrace_spark.writing.driver import check_targets, check_targets_once
+
+    checked = options_for(schema, parse_write_options(options, is_streaming=is_streaming))
+    (check_targets_once if is_streaming else check_targets)(checked)
+    return checked
 
 
 def _local_property(context: TaskContext, name: str) -> str:

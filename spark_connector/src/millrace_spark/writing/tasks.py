@@ -13,7 +13,7 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.workers import freeze_loaded_objects
-from millrace_spark.writing.advice import put_advice
+from millrace_spark.writing.advice import PUT_ADVICE
 from millrace_spark.writing.commit_messages import ShardPuts
 from millrace_spark.writing.driver import roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
@@ -154,7 +154,7 @@ class _ShardWriter:
         if not buffered:
             return
         joined = pa.Table.from_batches(buffered).combine_chunks().to_batches() if len(buffered) > 1 else buffered
-        with translated_errors(self._shard.endpoint, self._shard.channel, advice_by_reason=put_advice()):
+        with translated_errors(self._shard.endpoint, self._shard.channel, advice_by_reason=PUT_ADVICE):
             for rows in joined:
                 for columns in event_columns(rows):
                     self._put(columns)

@@ -17,7 +17,7 @@ from millrace_spark import OptionError
 from millrace_spark.landing import program
 from millrace_spark.landing.commands import MEANINGS, ExitCode, ShutdownSignals
 from millrace_spark.landing.config import LandingConfig
-from millrace_spark.landing.config_file import LandOptions, check_config, load_config
+from millrace_spark.landing.config_file import check_config, command_line_overrides, load_config, parse_conf
 from millrace_spark.landing.display import ProgressDisplay, report_json, report_table, shown_bytes
 from millrace_spark.landing.formats import columns_of
 from millrace_spark.landing.landing_run import LandingState, check_package, lag_of, source_options
@@ -118,21 +118,20 @@ def test_delta_without_its_package_is_refused_by_a_sentence() -> None:
 
 def test_land_options_become_settings() -> None:
     """What was not given stays as the file says."""
-    options = LandOptions(
-        endpoints=["a:1"],
-        channels=["web"],
-        path="/y",
-        parse_type="json",
-        columns="at timestamp",
-        partition_by=["date"],
-        follow=True,
-        conf=["spark.x.y=z"],
-        settings=["partitions.time=at"],
-    )
-    loaded = load_config(None, options.overrides())
+    options = {
+        "source.endpoints": ["a:1"],
+        "source.channels": ["web"],
+        "target.path": "/y",
+        "parse.type": "json",
+        "parse.columns": "at timestamp",
+        "parse.pattern": None,
+        "partitions.by": ["date"],
+        "run.follow": True,
+    }
+    loaded = load_config(None, command_line_overrides(options, ["spark.x.y=z"], ["partitions.time=at"]))
     assert (loaded.run.follow, loaded.partitions.time, loaded.spark.conf) == (True, "at", {"spark.x.y": "z"})
-    assert list(LandOptions().overrides()) == []
-    assert LandOptions(master="local[1]", conf=["a=b"]).spark_config().master == "local[1]"
+    assert command_line_overrides(dict.fromkeys(options), [], []) == []
+    assert parse_conf(["a=b=c"]) == {"a": "b=c"}
 
 
 def test_source_options_are_those_of_the_data_source() -> None:

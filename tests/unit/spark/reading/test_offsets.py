@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_progress_is_as_its_module_says() -> None:
     """The example in the documentation is what comes out."""
     example = re.search(r'^    (\{.*"lag".*\})$', offsets.__doc__ or "", re.MULTILINE)
     assert example
-    told = ShardProgress(position=42, first=17, next=99, lag=57, rate=12.5, reachable=True).to_json()
+    told = asdict(ShardProgress(position=42, first=17, next=99, lag=57, rate=12.5, reachable=True))
     assert json.loads(example[1]) == {"orders@127.0.0.1:7070": told}
 
 
