@@ -92,12 +92,12 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
     file.write_text("id bigint, at timestamp, tags array<string>\n")
     good, bad = landed(spark, lines, {"type": "json", "columns_file": str(file), "required": ["id"]})
     assert [(row.id, row.tags) for row in good] == [(1, None), (2, ["}{", "a"])]
-    type_told, follows = "is JSON, but a value does not have the type of the schema", "something follows it"
+    type_told, follows = "is JSON, but a value does not have the type of the schema", "more text follows it"
     assert bad == [
         (3, type_told),
         (4, "is not JSON"),
         *((number, "is not a JSON object") for number in (5, 6, 7)),
-        *((number, f"is not one object of JSON: {follows}") for number in (8, 9, 10)),
+        *((number, f"is not one JSON object: {follows}") for number in (8, 9, 10)),
         (11, "has no id"),
         (12, type_told),
     ]
@@ -108,8 +108,8 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
     [
         ({"parse": {"type": "json", "columns": "id big"}}, "parse.columns: is not a schema such as"),
         ({"parse": {"type": "json", "columns_file": "/none"}}, "parse.columns_file: /none cannot be read"),
-        ({"parse": {"type": "json", "columns": "id int", "required": ["x"]}}, "parse.required: 'x' is no column"),
-        ({"parse": {"type": "json", "columns": "sequence int"}}, "the column 'sequence' would come twice; choose a"),
+        ({"parse": {"type": "json", "columns": "id int", "required": ["x"]}}, "parse.required: 'x' is not a column"),
+        ({"parse": {"type": "json", "columns": "sequence int"}}, "the column 'sequence' would come twice; set target"),
         ({"parse": {"type": "json", "columns": "a int"}, "partitions": {"by": ["b"]}}, "partitions.by: 'b' is neither"),
         (
             {"parse": {"type": "json", "columns": "a array<int>"}, "partitions": {"by": ["date"], "time": "a"}},
@@ -117,7 +117,7 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
         ),
         (
             {"parse": {"type": "json", "columns": "date int, time int"}, "partitions": {"by": ["date"]}},
-            "'date' is a part",
+            "'date' is both a part",
         ),
     ],
 )

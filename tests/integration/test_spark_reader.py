@@ -265,8 +265,8 @@ def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client
             claim_ranges(client.endpoint, channel.name, reader_id="other")
         assert str(refused.value) == (
             f"channel {channel.name} at {client.endpoint}: this program holds the claim itself, as reader 'nightly'; "
-            "call release() on what that claim_ranges() returned, or leave its with block; claiming with the same "
-            "reader_id ends it, too"
+            "call release() on the result of claim_ranges(), leave its with block, or claim with the same "
+            "reader_id, which ends it"
         )
         held.release()
         claim_ranges(client.endpoint, channel.name, reader_id="other").release()
