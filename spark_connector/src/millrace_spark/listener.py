@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -91,7 +92,7 @@ class PrometheusListener(StreamingQueryListener):
         )
         self._names: dict[str, str] = {}
         self._shards: dict[str, set[Shard]] = {}
-        self._close: Callable[[], None] = _nothing
+        self._close: Callable[[], None] = lambda: None
         self.address: str | None = None
         """The address of `/metrics`, `host:port`; None if the listener does not serve it."""
         if port is not None:
@@ -179,13 +180,7 @@ def shard_reports(latest_offset: str | None) -> Iterator[ShardReport]:
         yield ShardReport(shard, {figure: float(figures[figure]) for figure in _SHARD_FIGURES})
 
 
-def _nothing() -> None:
-    pass
-
-
 def _remove(metric: "MetricWrapperBase", *labels: str) -> None:
-    try:
+    # A query that ends before its first progress event has no metrics.
+    with suppress(KeyError):
         metric.remove(*labels)
-    except KeyError:
-        # The query ended before its first progress event.
-        return

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from millrace_spark.errors import OptionError
 from millrace_spark.landing.formats import LineFormat, TextFormat, columns_of
@@ -33,9 +33,9 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
 Names = Annotated[list[str], Field(max_length=_NAMES_MAX)]
 
 
-def _checked_path(path: str | None) -> str | None:
+def _checked_path(path: str) -> str:
     try:
-        return None if path is None else absolute_path(path)
+        return absolute_path(path)
     except ValueError as error:
         raise ValueError(f"is {path!r}; it must be {error}") from None
 
@@ -47,10 +47,14 @@ def _checked_endpoints(endpoints: list[str]) -> list[str]:
         raise ValueError(str(error).removeprefix("option endpoints: ")) from None
 
 
+Endpoints = Annotated[list[str], Field(min_length=1, max_length=1_000), AfterValidator(_checked_endpoints)]
+FolderPath = Annotated[str, AfterValidator(_checked_path)]
+
+
 class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     """The channels to land, and the size of batches."""
 
-    endpoints: list[str] = Field(min_length=1, max_length=1_000)
+    endpoints: Endpoints
     """Servers that hold the channels, `host:port`."""
 
     channels: list[str] = Field(min_length=1, max_length=1_000)
@@ -87,11 +91,6 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
     retry_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
     """How long calls to a server that does not answer are retried; default: 120."""
 
-    @field_validator("endpoints")
-    @classmethod
-    def _check_endpoints(cls, endpoints: list[str]) -> list[str]:
-        return _checked_endpoints(endpoints)
-
     @field_validator("channels")
     @classmethod
     def _check_channels(cls, channels: list[str]) -> list[str]:
@@ -104,7 +103,7 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
 class TargetConfig(BaseModel, frozen=True, extra="forbid"):
     """The destination of rows, and their columns in addition to the parsed ones."""
 
-    path: str
+    path: FolderPath
     """The folder, local or on any file system that Hadoop supports: `landed/web`, `hdfs://namenode/landed/web`."""
 
     format: Literal["parquet", "delta"] = "parquet"
@@ -128,14 +127,9 @@ class TargetConfig(BaseModel, frozen=True, extra="forbid"):
     rows_per_file_max: int | None = Field(None, ge=1, le=1_000_000_000)
     """The maximum rows of a file; larger files are split."""
 
-    work_path: str | None = None
+    work_path: FolderPath | None = None
     """The folder of the checkpoint, staged files and records, on the same file system; default: `path` with the suffix
     `.landing`. Without it, the landing starts from scratch."""
-
-    @field_validator("path", "work_path")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        return _checked_path(path)
 
     @field_validator("event_columns")
     @classmethod
@@ -215,21 +209,11 @@ class BadLinesConfig(BaseModel, frozen=True, extra="forbid"):
     channel: str | None = Field(None, min_length=1, max_length=64)
     """A dead-letter channel; `millrace dead-letter` shows its events, and replays them to their channels."""
 
-    endpoints: list[str] | None = Field(None, min_length=1, max_length=1_000)
+    endpoints: Endpoints | None = None
     """Servers that hold this channel; default: those of the source."""
 
-    path: str | None = None
+    path: FolderPath | None = None
     """A folder of Parquet files, on the file system of the target; default: the target with the suffix `.bad`."""
-
-    @field_validator("endpoints")
-    @classmethod
-    def _check_endpoints(cls, endpoints: list[str] | None) -> list[str] | None:
-        return None if endpoints is None else _checked_endpoints(endpoints)
-
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        return _checked_path(path)
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

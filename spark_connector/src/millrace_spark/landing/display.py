@@ -89,16 +89,10 @@ def counted(count: int, one: str, more: str) -> str:
     return f"{count:,} {one if count == 1 else more}"
 
 
-def bad_lines_place(config: LandingConfig) -> str:
-    """Returns the destination of bad lines."""
-    if config.bad_lines.channel:
-        return f"channel {config.bad_lines.channel}"
-    return config.bad_lines_path
-
-
 def _bad_lines(state: LandingState, config: LandingConfig) -> str:
     count = state.totals.bad_lines
-    return f"{count:,} in {bad_lines_place(config)}" if count else "0"
+    place = f"channel {config.bad_lines.channel}" if config.bad_lines.channel else config.bad_lines_path
+    return f"{count:,} in {place}" if count else "0"
 
 
 def _files(state: LandingState) -> str:

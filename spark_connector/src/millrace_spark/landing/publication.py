@@ -110,7 +110,7 @@ class Publisher:
             StorageError: Files cannot be written, or another program has committed the batch. This attempt publishes
                 nothing then.
         """
-        path = joined(self.work.batches, _record_name(self.query_id, batch_id))
+        path = joined(self.work.batches, f"{self.query_id}-{batch_id}.json")
         is_new = not self.storage.exists(path)
         record = self._write(batch_id, path, write) if is_new else BatchRecord.from_text(self.storage.read(path))
         finish(self.storage, record)
@@ -118,10 +118,11 @@ class Publisher:
         return record, is_new
 
     def _write(self, batch_id: int, path: str, write: Callable[[str], BatchCounts]) -> BatchRecord:
-        for folder in {_staging_of(file.path, self.work) for file in self.storage.files(self.work.staging)}:
+        staging = self.work.staging
+        for folder in {relative_to(file.path, staging).partition("/")[0] for file in self.storage.files(staging)}:
             if folder.startswith(f"{self.query_id}-"):
-                self.storage.remove(joined(self.work.staging, folder))
-        staged = joined(self.work.staging, f"{self.query_id}-{batch_id}-{uuid.uuid4().hex}")
+                self.storage.remove(joined(staging, folder))
+        staged = joined(staging, f"{self.query_id}-{batch_id}-{uuid.uuid4().hex}")
         written = write(staged)
         moves = []
         files_bytes = 0
@@ -226,11 +227,3 @@ def _stored_records(storage: Storage, work: WorkFolder, query_id: str | None = N
     found = ((file.path, _RECORD.fullmatch(file.path.rpartition("/")[2])) for file in storage.files(work.batches))
     known = [_StoredRecord(name["query"], int(name["batch"]), path, bool(name["new"])) for path, name in found if name]
     return [record for record in known if query_id in {None, record.query_id}]
-
-
-def _record_name(query_id: str, batch_id: int) -> str:
-    return f"{query_id}-{batch_id}.json"
-
-
-def _staging_of(path: str, work: WorkFolder) -> str:
-    return relative_to(path, work.staging).partition("/")[0]

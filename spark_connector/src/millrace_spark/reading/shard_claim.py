@@ -36,6 +36,8 @@ class ShardView:
     """The id of the channel."""
     epoch: int
     """The epoch of the claim."""
+    lease_seconds: float
+    """The lease of the claim."""
     first_sequence: int
     """The sequence of the oldest event."""
     next_sequence: int
@@ -82,7 +84,6 @@ class ShardClaim:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shard = shard
-        self.lease_seconds = claim.lease_seconds
         self._claim = claim
         self._changed = changed
         self._clock = clock
@@ -93,6 +94,7 @@ class ShardClaim:
         self.view = ShardView(
             channel_id=claim.channel_id,
             epoch=claim.epoch,
+            lease_seconds=claim.lease_seconds,
             first_sequence=claim.first_sequence,
             next_sequence=claim.next_sequence,
         )
@@ -151,7 +153,7 @@ class ShardClaim:
 
     @property
     def _seconds_between_calls(self) -> float:
-        return min(self.lease_seconds / _CALLS_PER_LEASE, POLL_SECONDS_MAX)
+        return min(self.view.lease_seconds / _CALLS_PER_LEASE, POLL_SECONDS_MAX)
 
     def _is_over(self) -> bool:
         return self._is_released or self.view.lost is not None or self.view.fault is not None

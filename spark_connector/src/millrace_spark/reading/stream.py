@@ -292,7 +292,7 @@ class Stream:
             epoch=view.epoch,
             first_sequence=offset.from_sequence,
             next_sequence=offset.to_sequence,
-            lease_seconds=self._claims.lease_seconds[shard],
+            lease_seconds=view.lease_seconds,
             is_held=True,
         )
 

@@ -69,12 +69,6 @@ class StreamClaims:
         with self.changed:
             return {shard: claim.view for shard, claim in self._claims.items()}
 
-    @property
-    def lease_seconds(self) -> dict[Shard, float]:
-        """The lease of each claim."""
-        with self.changed:
-            return {shard: claim.lease_seconds for shard, claim in self._claims.items()}
-
     def request(self, requests: Mapping[Shard, ShardRequest]) -> None:
         """Replaces the current requests of shards."""
         with self.changed:

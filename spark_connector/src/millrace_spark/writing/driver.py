@@ -91,14 +91,11 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     if stored:
         message += f". The rows for {', '.join(stored)} are stored"
         if commit.is_repeatable and not commit.is_streaming:
-            message += f"; saving again to the same endpoints with {_repeat_options(commit)} stores only the rest"
+            options = f'option("producerId", "{commit.producer_id}")'
+            if commit.number:
+                options += f'.option("batchNumber", {commit.number})'
+            message += f"; saving again to the same endpoints with {options} stores only the rest"
     raise MillraceSparkError(message)
-
-
-def _repeat_options(commit: BatchCommit) -> str:
-    """Returns the options that make another save a repeat of this one."""
-    options = f'option("producerId", "{commit.producer_id}")'
-    return f'{options}.option("batchNumber", {commit.number})' if commit.number else options
 
 
 def _check_txn_count(puts: ShardPuts) -> None:

@@ -87,20 +87,11 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
     values = OptionValues(_own(options, is_streaming=is_streaming), WRITE_OPTIONS)
     if not values.text("endpoints"):
         raise OptionError(f"option endpoints: is missing; give {WRITE_OPTIONS['endpoints']}")
-    if "batchNumber" in values:
-        if is_streaming:
-            raise OptionError(
-                "option batchNumber: is for batch saves; remove it, since Spark numbers the batches of a stream"
-            )
-        if "producerId" not in values:
-            raise OptionError("option batchNumber: needs producerId; set both, or neither")
-    if "batchNumbersRise" in values:
-        if is_streaming:
-            raise OptionError(
-                "option batchNumbersRise: is for batch saves; remove it, since those of a stream always increase"
-            )
-        if "batchNumber" not in values:
-            raise OptionError("option batchNumbersRise: needs batchNumber; set both, or neither")
+    for name, needed in (("batchNumber", "producerId"), ("batchNumbersRise", "batchNumber")):
+        if name in values and is_streaming:
+            raise OptionError(f"option {name}: is for batch saves; remove it, since Spark numbers a stream's batches")
+        if name in values and needed not in values:
+            raise OptionError(f"option {name}: needs {needed}; set both, or neither")
     return WriteOptions(
         endpoints=tuple(sorted(parse_endpoints(values.text("endpoints")))),
         channel=values.text("channel"),

@@ -9,7 +9,7 @@ from millrace_spark.reading.shard_claim import ShardView
 from millrace_spark.shards import Shard
 
 SHARD = Shard("orders", "a:1")
-VIEW = ShardView(channel_id="id", epoch=1, first_sequence=10, next_sequence=20)
+VIEW = ShardView(channel_id="id", lease_seconds=30.0, epoch=1, first_sequence=10, next_sequence=20)
 
 
 @pytest.mark.parametrize("sequence", [10, 15, 20])
