@@ -1,8 +1,8 @@
-"""Columns: the form in which events travel between Millrace's own programs, are stored, and become Arrow.
+"""Columns: the form in which Millrace's own programs exchange and store events, and from which Arrow is created.
 
 A message `EventColumns` holds all bodies of a batch in one bytes field and each header in another, with their sizes
-beside them, so that neither a server nor a wire touches single events. This module makes columns out of events
-(`columns_from_events`), checks columns that a stranger made (`check_columns`), and cuts them (`ColumnsCutter`).
+beside them, so that neither a server nor the wire touches single events. This module creates columns from events
+(`columns_from_events`), checks columns from other programs (`check_columns`), and splits them (`ColumnsCutter`).
 """
 
 from bisect import bisect_right
@@ -13,10 +13,10 @@ from itertools import accumulate
 from millrace.v1 import event_pb2
 
 HEADER_KEYS_MAX = 256
-"""Most header keys of one batch."""
+"""The most header keys of one batch."""
 
 HEADER_CELLS_MAX = 1_000_000
-"""Most sizes (keys times events) that `columns_from_events` makes for one batch: it bounds what sparse headers cost."""
+"""The most sizes (keys times events) of one batch from `columns_from_events`; bounds the cost of sparse headers."""
 
 # Upper bounds of what protobuf adds: to a size in a packed field, to a message with its few fields, to a row or one
 # header of a row with their tags and lengths.
@@ -28,21 +28,21 @@ _CONTINUATION_BYTES = range(0x80, 0xC0)
 
 
 class ColumnsError(ValueError):
-    """Returned when columns contradict themselves; says which field, what it was, what is allowed."""
+    """Raised when columns are inconsistent; the message says which field, its value and what is allowed."""
 
 
 def check_columns(columns: event_pb2.EventColumns) -> None:
-    """Makes sure that columns hold together, so that cutting them and making rows of them cannot fail.
+    """Checks that columns are consistent, so that splitting them and creating rows cannot fail.
 
-    Costs some microseconds for a thousand events: sums and lengths are compared, no event is touched.
+    Takes some microseconds for a thousand events: it compares sums and lengths, and touches no event.
 
     Args:
-        columns: What to check.
+        columns: The columns to check.
 
     Raises:
-        ColumnsError: A sum does not hold, a key comes twice, there are too many keys, or values are not UTF-8.
+        ColumnsError: A sum is wrong, a key is repeated, there are too many keys, or values are not UTF-8.
     """
-    # As lists: protobuf's own sequences are several times as slow to walk along.
+    # As lists: iterating protobuf's own sequences is several times slower.
     count, body_sizes, headers = columns.count, columns.body_sizes[:], columns.headers[:]
     if len(body_sizes) != count:
         raise ColumnsError(f"columns.body_sizes: has {len(body_sizes)} entries; columns.count is {count}")
@@ -58,15 +58,15 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
 
 
 def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None:
-    """Does the same for one header of so many events.
+    """Checks one header of so many events.
 
     Args:
-        index: Which one it is.
-        header: What to check.
-        count: How many events have it, or might.
+        index: Its index in the columns.
+        header: The header to check.
+        count: The number of events.
 
     Raises:
-        ColumnsError: A sum does not hold, or values are not UTF-8.
+        ColumnsError: A sum is wrong, or values are not UTF-8.
     """
     sizes = header.sizes[:]
     values = header.values
@@ -87,21 +87,21 @@ def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None
         values.decode()
     except UnicodeDecodeError as error:
         raise ColumnsError(f"columns.headers[{index}].values: is not UTF-8 at byte {error.start}") from None
-    # The whole is UTF-8, so each value is, unless a border between two values splits a character.
+    # The whole is UTF-8, so each value is, unless a boundary between two values splits a character.
     ends = accumulate(max(size - 1, 0) for size in sizes[:-1])
     if any(end < len(values) and values[end] in _CONTINUATION_BYTES for end in ends):
         raise ColumnsError(f"columns.headers[{index}].values: a value ends inside a UTF-8 character")
 
 
 def columns_from_events(events: Iterable[tuple[Mapping[str, str], bytes]]) -> list[event_pb2.EventColumns]:
-    """Turns rows into columns.
+    """Converts rows to columns.
 
     Args:
         events: For each event its headers and its body, as `event_pb2.Event` has them.
 
     Returns:
-        The same events in order. One batch, but several where the events have more than `HEADER_KEYS_MAX` different
-        keys, or so many sparse ones that the table of sizes would pass `HEADER_CELLS_MAX`. None for no events.
+        The same events in order. One batch, or several if the events have more than `HEADER_KEYS_MAX` different keys,
+        or so many sparse ones that the table of sizes would exceed `HEADER_CELLS_MAX`. Empty without events.
 
     Raises:
         ColumnsError: One event alone has more than `HEADER_KEYS_MAX` headers.
@@ -119,20 +119,20 @@ def columns_from_events(events: Iterable[tuple[Mapping[str, str], bytes]]) -> li
 
 
 class ColumnsBuilder:
-    """Gathers events straight into columns."""
+    """Collects events in columns."""
 
     def __init__(self) -> None:
         self._body_sizes: list[int] = []
         self._bodies: list[bytes] = []
-        self._headers: dict[str, _GatheredHeader] = {}
+        self._headers: dict[str, _HeaderBuilder] = {}
 
     @property
     def count(self) -> int:
-        """Events gathered so far."""
+        """Events added so far."""
         return len(self._bodies)
 
     def has_room_for(self, headers: Mapping[str, str]) -> bool:
-        """Tells whether an event with these headers may join. An empty builder takes any event that is legal."""
+        """Whether an event with these headers fits. An empty builder accepts any legal event."""
         if not self._bodies:
             return True
         known = self._headers
@@ -152,7 +152,7 @@ class ColumnsBuilder:
         for key, value in headers.items():
             header = known.get(key)
             if header is None:
-                header = known[key] = _GatheredHeader([], [])
+                header = known[key] = _HeaderBuilder([], [])
             encoded = value.encode()
             # Events since the last one with this key had no such header.
             if missing := index - len(header.sizes):
@@ -163,7 +163,7 @@ class ColumnsBuilder:
         self._body_sizes.append(len(body))
 
     def build(self) -> event_pb2.EventColumns:
-        """The columns of all that was added."""
+        """Returns the columns of all added events."""
         count = len(self._bodies)
         return event_pb2.EventColumns(
             count=count,
@@ -174,7 +174,7 @@ class ColumnsBuilder:
 
 
 @dataclass(slots=True)
-class _GatheredHeader:
+class _HeaderBuilder:
     sizes: list[int]
     values: list[bytes]
 
@@ -187,45 +187,45 @@ class _GatheredHeader:
 
 
 class ColumnsCutter:
-    """Cuts ranges out of checked columns, and makes rows of them.
+    """Cuts ranges out of checked columns, and converts them to rows.
 
-    Offsets are summed once, so that cutting a batch into many parts costs in all what cutting it once does. Indexes
+    Offsets are computed once, so that many cuts of a batch together cost as much as one. Indexes
     count the batch's events from 0; ranges include `start` and exclude `stop`.
     """
 
     def __init__(self, columns: event_pb2.EventColumns) -> None:
         self._columns = columns
-        # Reading a bytes field copies it: once, not for each cut.
+        # Reading a bytes field copies it: once here, not for each cut.
         self._bodies = columns.bodies
         self._body_ends = list(accumulate(columns.body_sizes, initial=0))
         self._headers: list[_HeaderCutter] | None = None
 
     @property
     def count(self) -> int:
-        """Events in the whole."""
+        """The number of all events."""
         return len(self._body_ends) - 1
 
     def body_bytes(self, start: int, stop: int) -> int:
-        """Bytes of the bodies in a range."""
+        """Returns the bytes of the bodies in a range."""
         return self._body_ends[stop] - self._body_ends[start]
 
     def stop_within(self, start: int, body_bytes_max: int) -> int:
-        """The furthest `stop` for which the bodies from `start` on have at most so many bytes."""
+        """Returns the largest `stop` for which the bodies from `start` on have at most so many bytes."""
         return bisect_right(self._body_ends, self._body_ends[start] + body_bytes_max) - 1
 
     def columns_bytes_bound(self, start: int, stop: int) -> int:
-        """At least as many bytes as the range's columns have when serialized."""
+        """Returns an upper bound of the serialized bytes of the range's columns."""
         count = stop - start
         headers = sum(header.columns_bytes_bound(start, stop) for header in self._header_cutters())
         return _MESSAGE_BYTES + count * _VARINT_BYTES + self.body_bytes(start, stop) + headers
 
     def rows_bytes_bound(self, start: int, stop: int) -> int:
-        """At least as many bytes as the range's events have when serialized one by one."""
+        """Returns an upper bound of the bytes of the range's events, serialized one by one."""
         headers = sum(header.rows_bytes_bound(start, stop) for header in self._header_cutters())
         return _MESSAGE_BYTES + (stop - start) * _ROW_BYTES + self.body_bytes(start, stop) + headers
 
     def cut(self, start: int, stop: int) -> event_pb2.EventColumns:
-        """The range as columns of its own."""
+        """Returns the range as columns."""
         if start == 0 and stop == self.count:
             return self._columns
         ends = self._body_ends
@@ -237,7 +237,7 @@ class ColumnsCutter:
         )
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[dict[str, str], bytes]]:
-        """For each event of the range its headers and its body."""
+        """Yields the headers and the body of each event of the range."""
         ends = self._body_ends
         bodies = self._bodies
         columns = [(header.key, header.strings(start, stop)) for header in self._header_cutters()]
@@ -279,7 +279,7 @@ class _HeaderCutter:
         return own + self._ends[stop] - self._ends[start]
 
     def cut(self, start: int, stop: int) -> event_pb2.HeaderColumn | None:
-        """The column of the range; None where no event of it has the header."""
+        """Returns the column of the range; None if no event of it has the header."""
         if self._is_constant:
             return event_pb2.HeaderColumn(key=self.key, sizes=self._sizes, values=self._values)
         sizes = self._sizes[start:stop]
@@ -289,7 +289,7 @@ class _HeaderCutter:
         return event_pb2.HeaderColumn(key=self.key, sizes=sizes, values=values)
 
     def strings(self, start: int, stop: int) -> Iterator[str | None]:
-        """The value of each event of the range; None where it has no such header."""
+        """Yields the value of each event of the range; None for an event without the header."""
         if self._is_constant:
             constant = self._values.decode()
             for _ in range(start, stop):

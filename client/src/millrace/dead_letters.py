@@ -1,16 +1,16 @@
-"""Dead letters on the wire: events whose headers tell why they could go no further."""
+"""Dead letters on the wire: events with headers about their rejection."""
 
 from enum import StrEnum
 
 DEAD_LETTER_PREFIX = "millrace.dead_letter."
-"""What the headers that tell of an event's rejection begin with."""
+"""The prefix of the headers about an event's rejection."""
 
 
 class DeadLetterField(StrEnum):
-    """What such headers tell; the value is the end of the header's name. Not every dead letter has each of them."""
+    """The headers; the value is the name without the prefix. Not every dead letter has all of them."""
 
     REASON = "reason"
-    """Why, for people."""
+    """Why it was rejected, for people."""
     TIME = "time"
     """When it was set aside, in ISO 8601."""
     SINK = "sink"
@@ -18,15 +18,15 @@ class DeadLetterField(StrEnum):
     SOURCE = "source"
     """The source that could not store it."""
     CHANNEL = "channel"
-    """The channel that a sink had it from, or that a source had it for."""
+    """The channel that a sink took it from, or that a source wanted to put it into."""
     SEQUENCE = "sequence"
-    """Its sequence in the channel that a sink had it from."""
+    """Its sequence in the channel that a sink took it from."""
     DELIVERIES = "deliveries"
-    """How often the sink had it."""
+    """How often it was delivered to the sink."""
     STEP = "step"
-    """What refused it on its way through a source, such as `interceptors[0]`."""
+    """The step of the source that refused it, such as `interceptors[0]`."""
 
     @property
     def header(self) -> str:
-        """The header's whole name."""
+        """The full name of the header."""
         return DEAD_LETTER_PREFIX + self

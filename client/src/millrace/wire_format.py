@@ -1,8 +1,8 @@
-"""The pieces of protobuf's wire format that are written and read by hand: fields that hold bytes or a message.
+"""The parts of protobuf's wire format that are written and read without protobuf: fields with bytes or a message.
 
-Columns are passed on as the bytes that they are. Having protobuf parse them only to write the same bytes again would
-cost more than all else, so messages that hold columns are put together: their other fields, the head of the field that
-holds the columns, the columns. And they are taken apart likewise.
+Columns are passed on as bytes. Parsing them with protobuf only to serialize the same bytes again would cost more than
+everything else. So messages with columns are assembled from their other fields, the tag and length of the columns, and
+the columns; and they are taken apart in the same way.
 """
 
 from functools import lru_cache
@@ -21,34 +21,34 @@ _WORTH_IT_BYTES = 16 * 1024
 
 
 Buffer: TypeAlias = bytes | memoryview
-"""Bytes, or a view on some of them."""
+"""Bytes, or a view of them."""
 
 
 class Place(NamedTuple):
-    """Where a field lies in an encoded message."""
+    """The position of a field in an encoded message."""
 
     head: int
-    """Where it begins, with its number and wire type."""
+    """The offset of its tag."""
 
     content: int
-    """Where the bytes that it holds begin."""
+    """The offset of its content."""
 
     end: int
-    """One past the last of them."""
+    """The offset after its content."""
 
 
 def field_head(number: int, length: int) -> bytes:
-    """What stands before a field's bytes: its number and wire type, and their length."""
+    """Returns the tag and length that precede a field's content."""
     return _varint(number << _WIRE_TYPE_BITS | _LENGTH_DELIMITED) + _varint(length)
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field that holds bytes, text or a message; nothing where it is empty, as protobuf has it."""
+    """Encodes a field with bytes, text or a message; returns nothing for empty content, as protobuf does."""
     return field_head(number, len(content)) + content if content else b""
 
 
 def packed(numbers: list[int]) -> bytes:
-    """What a packed field of these holds, none of them below 0. Fast where all are the same, or all are below 128."""
+    """Returns the content of a packed field of non-negative numbers. Fast if all are equal, or all are below 128."""
     if not numbers:
         return b""
     if numbers.count(numbers[0]) == len(numbers):
@@ -59,7 +59,7 @@ def packed(numbers: list[int]) -> bytes:
 
 
 def repeated_number(content: bytes) -> tuple[int, int] | None:
-    """The number that a packed field holds again and again, and how often; None where it holds different ones."""
+    """Returns the number that a packed field repeats, and how often; None if it holds different numbers."""
     try:
         number, length = _read_varint(content, 0)
     except IndexError:
@@ -69,12 +69,11 @@ def repeated_number(content: bytes) -> tuple[int, int] | None:
 
 
 def place_of(number: int, message: Buffer) -> Place | None:
-    """Finds a field that holds bytes or a message.
+    """Finds a field with bytes or a message.
 
     Returns:
-        None where the message has no such field, or several of that number, or others than ours have, or is not whole.
-        Protobuf must parse it then, which knows what all of that means. None also where protobuf is faster: with a
-        small message, or many fields.
+        None if the message has no such field or several, has unexpected fields, or is truncated: then protobuf must
+        parse it. None also if protobuf is faster: for a small message, or for many fields.
     """
     message_bytes = len(message)
     if message_bytes < _WORTH_IT_BYTES:
@@ -91,7 +90,7 @@ def place_of(number: int, message: Buffer) -> Place | None:
             if wire_type == _LENGTH_DELIMITED:
                 content, end = end, end + value
                 if tag >> _WIRE_TYPE_BITS == number:
-                    # A length that takes more bytes than it need may be more than protobuf understands.
+                    # Protobuf may reject a length that is encoded in more bytes than necessary.
                     if place is not None or (content > head + 2 and not message[content - 1]):
                         return None
                     place = Place(head, content, end)
@@ -99,13 +98,13 @@ def place_of(number: int, message: Buffer) -> Place | None:
                 return place
             head = end
     except IndexError:
-        # It is not whole.
+        # The message is truncated.
         return None
     return None
 
 
 def _read_varint(message: Buffer, position: int) -> tuple[int, int]:
-    """A number, and where the next thing begins."""
+    """Returns a number and the offset after it."""
     byte = message[position]
     if byte < _MORE_FOLLOW:
         return byte, position + 1

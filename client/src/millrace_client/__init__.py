@@ -10,8 +10,8 @@
                 for event in batch:
                     print(event.sequence, event.body)
 
-`millrace_client.aio` is the same for asyncio. What may go wrong is in `millrace_client.errors`, one class a reason, and
-all of them are `MillraceError`s.
+`millrace_client.aio` is the same for asyncio. `millrace_client.errors` has one class for each reason of an error, all
+of them `MillraceError`s.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -192,26 +192,10 @@ __all__ = [
     "connect",
 ]
 
-_OF_PRODUCER = {
-    "Overflow",
-    "Producer",
-    "ProducerCloseReport",
-    "ProducerConfig",
-    "ProducerHooks",
-    "ProducerMetrics",
-    "ProducerRates",
-    "Routing",
-    "SendAttempt",
-    "SendFuture",
-    "SendFutures",
-    "SendResult",
-    "SendSummary",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """What the producer's module has, which needs asyncio, and half as long to import as all the rest."""
-    if name not in _OF_PRODUCER:
+    """Imports the producer's module on demand: it needs asyncio and takes half as long as everything else."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from millrace_client import producer
 

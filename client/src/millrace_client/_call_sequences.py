@@ -1,7 +1,7 @@
-"""What takes several calls, written once for both faces.
+"""Operations of several calls, written once for both APIs.
 
-A flow is a generator: it yields calls, gets their results sent in or their errors thrown in, and returns what the user
-gets. Each face drives sequences in its own way, by waiting or by awaiting.
+A call sequence is a generator: it yields calls, receives their results or errors, and returns the operation's result.
+Each API drives it in its own way, by waiting or by awaiting.
 """
 
 from collections.abc import Generator, Sequence
@@ -30,7 +30,7 @@ T = TypeVar("T")
 CallSequence: TypeAlias = Generator[Call[Any], Any, T]
 
 REQUEST_HEAD_BYTES_MAX = 4096
-"""What a request holds beside its columns: names, ids and a stamp, all short."""
+"""The most bytes of a request beside its columns: names, ids and a stamp."""
 
 
 def append(
@@ -40,7 +40,7 @@ def append(
     numbering: Numbering,
     txn_id: str,
 ) -> CallSequence[Receipt]:
-    """Stores events, all or none: in one call, or where they do not fit into one in a transaction."""
+    """Stores events, all or none: in one call if they fit, otherwise in a transaction."""
     event_count = sum(columns.count for columns in batches)
     if not event_count:
         raise BadArgumentError("events: there are none; at least one is needed", channel=channel)
@@ -73,7 +73,7 @@ def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: 
 def encoded_parts(
     batches: Sequence[event_pb2.EventColumns], bytes_max: int = REQUEST_BYTES_MAX - REQUEST_HEAD_BYTES_MAX
 ) -> list[bytes]:
-    """Encodes batches; one that is larger than a request may be is cut until its parts are not.
+    """Encodes batches; splits those that are larger than a request may be.
 
     Raises:
         EventTooLargeError: One event alone is too large.
@@ -97,11 +97,11 @@ def _parts_within(columns: event_pb2.EventColumns, bytes_max: int) -> list[bytes
 
 
 class TxnCalls:
-    """One transaction, as far as its client knows.
+    """The state of one transaction, and its calls.
 
-    A put or take whose answer never came may have been done all the same. gRPC has repeated it before, so this is rare;
-    but committing then could store what the user believes lost, or remove what the user never saw. So such a
-    transaction refuses to commit. A take can be made good by taking again, which brings the same events.
+    A put or take that was not answered may have been executed. gRPC has repeated it already, so this is rare; but a
+    commit could then store events that the caller believes lost, or remove events that the caller never saw. So such a
+    transaction refuses to commit. Another take resolves the doubt, since it returns the same events.
     """
 
     def __init__(self, channel: str, txn_id: str, lease_seconds: float | None) -> None:
@@ -116,24 +116,24 @@ class TxnCalls:
         self._is_take_in_doubt = False
 
     def begin(self) -> CallSequence[None]:
-        """Opens it on the server."""
+        """Begins the transaction."""
         self.lease_seconds = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
 
     def put(self, parts: Sequence[bytes]) -> CallSequence[int]:
-        """Puts encoded columns; gives the events put so far."""
-        self._refuse_doubts(take=False)
+        """Puts encoded columns; returns the number of events put so far."""
+        self._check_known(take=False)
         for index, part in enumerate(parts):
             try:
                 self.put_count = yield _calls.put(self.channel, self.txn_id, part, self.put_count)
             except BaseException as error:
-                # With a part of the events put, trying all of them again would put that part twice.
+                # If a part of the events was put, repeating all of them would put that part twice.
                 self._is_put_in_doubt = index > 0 or not _is_refusal(error)
                 raise
         return self.put_count
 
     def take(self, limits: TakeLimits) -> CallSequence[list[Batch]]:
-        """Takes events; what a lost answer held comes again."""
-        self._refuse_doubts(take=False)
+        """Takes events; returns the events of a lost answer again."""
+        self._check_known(take=False)
         try:
             taken = yield _calls.take(self.channel, self.txn_id, limits, self.take_count)
         except BaseException as error:
@@ -145,13 +145,13 @@ class TxnCalls:
         return batches
 
     def renew(self) -> CallSequence[float]:
-        """Renews the lease; gives it."""
+        """Renews the lease; returns it."""
         self.lease_seconds = yield _calls.renew_txn(self.channel, self.txn_id)
         return self.lease_seconds
 
     def commit(self, stamp: Stamp | None) -> CallSequence[Receipt]:
-        """Commits; a repeat gives the same receipt."""
-        self._refuse_doubts(take=True)
+        """Commits; a repeat returns the same receipt."""
+        self._check_known(take=True)
         try:
             receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
         except MillraceError as error:
@@ -167,9 +167,9 @@ class TxnCalls:
         self.has_ended = True
 
     def leave(self, error: BaseException | None) -> CallSequence[None]:
-        """Ends it where its block is left: commits, or rolls back where there is an error already.
+        """Ends the transaction after its block: commits, or rolls back if the block raised.
 
-        The first error is the one that is seen; what goes wrong while rolling back becomes a note of it.
+        The first error is raised; an error of the rollback becomes a note of it.
         """
         if self.has_ended:
             return
@@ -191,22 +191,23 @@ class TxnCalls:
             yield from self.rollback()
         except MillraceError as rollback_error:
             if rollback_error.reason == TxnStateError.default_reason:
-                error.add_note(f"transaction {self.txn_id} had been committed all the same")
+                error.add_note(f"transaction {self.txn_id} had been committed already")
             elif rollback_error.advice is not RetryAdvice.LOST:
                 error.add_note(f"rolling back transaction {self.txn_id} failed too: {rollback_error}")
 
-    def _refuse_doubts(self, *, take: bool) -> None:
+    def _check_known(self, *, take: bool) -> None:
         what = "put" if self._is_put_in_doubt else "take" if take and self._is_take_in_doubt else None
         if what:
             raise TxnStateError(
-                f"the transaction's last {what} failed, and may have been done all the same; roll back and begin anew",
+                f"the transaction's last {what} failed, but the server may have executed it; roll back and begin a new "
+                "transaction",
                 channel=self.channel,
                 txn_id=self.txn_id,
             )
 
 
 class ClaimCalls:
-    """One claim, as far as its client knows."""
+    """The state of one claim, and its calls."""
 
     def __init__(self, channel: str, reader_id: str, lease_seconds: float | None, grant: ClaimGrant) -> None:
         self.channel = channel
@@ -216,7 +217,7 @@ class ClaimCalls:
         self._is_released = False
 
     def renew(self, wait_seconds: float) -> CallSequence[float]:
-        """Renews the lease; gives it."""
+        """Renews the lease; returns it."""
         try:
             self.grant = yield _calls.renew_claim(
                 self.channel, self.grant, self.reader_id, self._lease_seconds, wait_seconds
@@ -233,7 +234,7 @@ class ClaimCalls:
         self._is_released = True
 
     def leave(self, error: BaseException | None) -> CallSequence[None]:
-        """Ends the claim where its block is left, unless it was before; the first error is the one that is seen."""
+        """Ends the claim after its block, unless it has ended; the first error is raised."""
         if self._is_released:
             return
         try:
@@ -245,5 +246,5 @@ class ClaimCalls:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Tells whether the server has said that it did nothing."""
+    """Whether it is known that the server did nothing."""
     return isinstance(error, MillraceError) and error.is_outcome_known

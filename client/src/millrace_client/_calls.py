@@ -1,6 +1,6 @@
-"""The calls that the client makes: what is sent, how long an answer may take, what becomes of it.
+"""The calls of the client: their requests, how long an answer may take, and how answers are decoded.
 
-Nothing here waits; both faces carry out the same calls.
+Nothing here does I/O; both APIs execute the same calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ from millrace_client.errors import BadArgumentError
 from millrace_client.events import Batch, Receipt, Stamp
 
 KEEP_ALIVE_SECONDS = 60.0
-"""How long the server may wait where that is up to the channel: the longest keep-alive that needs no longer timeout."""
+"""How long the server may wait if the channel decides: the longest keep-alive that needs no longer timeout."""
 SERVER_WAIT_SECONDS_MAX = 3_600.0
-"""The server waits no longer than this, whatever it is asked."""
+"""The longest wait at the server."""
 
 _UINT32_MAX = (1 << 32) - 1
 _UINT64_MAX = (1 << 64) - 1
@@ -44,32 +44,34 @@ class Call(Generic[T]):
     method: Method[Any, Any]
     request: Any
     decode: Callable[[Any], T]
-    """Makes what the user gets of an answer."""
+    """Returns the result for an answer."""
     wait_seconds: float | None = 0.0
     """How long the server may wait before it answers, beyond the client's timeout; on a stream before each answer.
-    None: as long as it likes."""
+    None: without a limit."""
     channel: str = ""
-    """What it is about, for errors."""
+    """The channel, for errors."""
     txn_id: str = ""
-    """Likewise."""
+    """The transaction, for errors."""
 
 
 def begin_txn(channel: str, txn_id: str, lease_seconds: float | None) -> Call[float]:
-    """Opens a transaction; gives the lease."""
-    request = _made(pb.BeginTxnRequest, channel=channel, txn_id=txn_id, lease=_duration("lease_seconds", lease_seconds))
+    """Begins a transaction; the result is its lease."""
+    request = _message(
+        pb.BeginTxnRequest, channel=channel, txn_id=txn_id, lease=_duration("lease_seconds", lease_seconds)
+    )
     return Call(_methods.BEGIN_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
 
 
 def put(channel: str, txn_id: str, columns: bytes, put_offset: int) -> Call[int]:
-    """Puts encoded columns; gives the events put so far."""
-    head = _made(pb.PutRequest, txn_id=txn_id, put_offset=put_offset)
+    """Puts encoded columns; the result is the number of events put so far."""
+    head = _message(pb.PutRequest, txn_id=txn_id, put_offset=put_offset)
     request = _with_columns(head, pb.PutRequest.COLUMNS_FIELD_NUMBER, columns)
     return Call(_methods.PUT, request, _put_count, channel=channel, txn_id=txn_id)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeLimits:
-    """How much to take and how long to wait; see `Transaction.take`."""
+    """The limits of a take; see `Transaction.take`."""
 
     max_events: int = 0
     max_bytes: int = 0
@@ -78,7 +80,7 @@ class TakeLimits:
 
 def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Call[Taken]:
     """Takes events."""
-    request = _made(
+    request = _message(
         pb.TakeRequest,
         txn_id=txn_id,
         max_events=_within("max_events", limits.max_events, _UINT32_MAX),
@@ -93,34 +95,34 @@ def take(channel: str, txn_id: str, limits: TakeLimits, take_offset: int) -> Cal
 
 def commit(channel: str, txn_ids: Sequence[str], stamp: Stamp | None) -> Call[Receipt]:
     """Commits transactions, all or none."""
-    request = _made(pb.CommitRequest, txn_ids=txn_ids, stamp=_stamp(stamp))
-    # Of several, an error of the server names the one that it is about.
+    request = _message(pb.CommitRequest, txn_ids=txn_ids, stamp=_stamp(stamp))
+    # For several transactions, the server's error names the one that it concerns.
     txn_id = txn_ids[0] if len(txn_ids) == 1 else ""
     return Call(_methods.COMMIT, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel, txn_id)
 
 
 def rollback(channel: str, txn_id: str) -> Call[None]:
     """Rolls a transaction back."""
-    request = _made(pb.RollbackRequest, txn_id=txn_id)
+    request = _message(pb.RollbackRequest, txn_id=txn_id)
     return Call(_methods.ROLLBACK, request, _decoding.nothing, channel=channel, txn_id=txn_id)
 
 
 def renew_txn(channel: str, txn_id: str) -> Call[float]:
-    """Renews a transaction's lease; gives it."""
-    request = _made(pb.RenewTxnRequest, txn_id=txn_id)
+    """Renews a transaction's lease; the result is the lease."""
+    request = _message(pb.RenewTxnRequest, txn_id=txn_id)
     return Call(_methods.RENEW_TXN, request, _lease_seconds, channel=channel, txn_id=txn_id)
 
 
 def append(channel: str, columns: bytes, stamp: Stamp) -> Call[Receipt]:
     """Appends encoded columns."""
-    head = _made(pb.AppendRequest, channel=channel, stamp=_stamp(stamp))
+    head = _message(pb.AppendRequest, channel=channel, stamp=_stamp(stamp))
     request = _with_columns(head, pb.AppendRequest.COLUMNS_FIELD_NUMBER, columns)
     return Call(_methods.APPEND, request, _decoding.receipt, KEEP_ALIVE_SECONDS, channel)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeLimits:
-    """How much to deliver at once, and when to end; see `Channel.consume`."""
+    """The limits of deliveries; see `Channel.consume`."""
 
     max_events: int = 0
     max_bytes: int = 0
@@ -130,7 +132,7 @@ class ConsumeLimits:
 
 def consume_start(channel: str, limits: ConsumeLimits) -> pb.ConsumeRequest:
     """The first message of a Consume stream."""
-    start = _made(
+    start = _message(
         pb.ConsumeRequest.Start,
         channel=channel,
         max_events=_within("max_events", limits.max_events, _UINT32_MAX),
@@ -143,7 +145,7 @@ def consume_start(channel: str, limits: ConsumeLimits) -> pb.ConsumeRequest:
 
 def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Call[ClaimGrant]:
     """Claims a channel, or renews the claim."""
-    request = _made(
+    request = _message(
         pb.ClaimRequest,
         channel=channel,
         reader_id=reader_id,
@@ -156,8 +158,8 @@ def claim(channel: str, reader_id: str, lease_seconds: float | None, *, takeover
 def renew_claim(
     channel: str, grant: ClaimGrant, reader_id: str, lease_seconds: float | None, wait_seconds: float
 ) -> Call[ClaimGrant]:
-    """Renews a claim that lives, and waits for events that its grant does not tell of."""
-    request = _made(
+    """Renews a living claim, and waits for events behind those of its grant."""
+    request = _message(
         pb.ClaimRequest,
         channel=channel,
         reader_id=reader_id,
@@ -171,7 +173,7 @@ def renew_claim(
 
 def read(channel: str, reader_id: str, from_sequence: int, to_sequence: int, epoch: int | None) -> Call[Batch]:
     """Reads a range; each answer is a batch."""
-    request = _made(
+    request = _message(
         pb.ReadRequest,
         channel=channel,
         reader_id=reader_id,
@@ -184,8 +186,8 @@ def read(channel: str, reader_id: str, from_sequence: int, to_sequence: int, epo
 
 
 def acknowledge(channel: str, reader_id: str, through_sequence: int, epoch: int | None) -> Call[int]:
-    """Removes what was read; gives the oldest sequence that is left."""
-    request = _made(
+    """Removes events; the result is the oldest sequence that is left."""
+    request = _message(
         pb.AcknowledgeRequest,
         channel=channel,
         reader_id=reader_id,
@@ -197,49 +199,51 @@ def acknowledge(channel: str, reader_id: str, through_sequence: int, epoch: int 
 
 def release(channel: str, reader_id: str, epoch: int | None) -> Call[None]:
     """Ends a claim."""
-    request = _made(pb.ReleaseRequest, channel=channel, reader_id=reader_id, epoch=_epoch(epoch))
+    request = _message(pb.ReleaseRequest, channel=channel, reader_id=reader_id, epoch=_epoch(epoch))
     return Call(_methods.RELEASE, request, _decoding.nothing, channel=channel)
 
 
 def create_channel(name: str, config: ChannelConfig) -> Call[ChannelInfo]:
-    """Makes a channel."""
-    request = _made(admin_pb.CreateChannelRequest, name=name, config=_config(config, config.type or ChannelType.MEMORY))
+    """Creates a channel."""
+    request = _message(
+        admin_pb.CreateChannelRequest, name=name, config=_config(config, config.type or ChannelType.MEMORY)
+    )
     return Call(_methods.CREATE_CHANNEL, request, _channel, channel=name)
 
 
 def update_channel(name: str, config: ChannelConfig) -> Call[ChannelUpdate]:
     """Changes a channel's limits."""
-    request = _made(admin_pb.UpdateChannelRequest, name=name, config=_config(config, config.type))
+    request = _message(admin_pb.UpdateChannelRequest, name=name, config=_config(config, config.type))
     return Call(_methods.UPDATE_CHANNEL, request, _decoding.channel_update, KEEP_ALIVE_SECONDS, name)
 
 
 def delete_channel(name: str, *, force: bool) -> Call[None]:
     """Deletes a channel."""
-    request = _made(admin_pb.DeleteChannelRequest, name=name, force=force)
+    request = _message(admin_pb.DeleteChannelRequest, name=name, force=force)
     return Call(_methods.DELETE_CHANNEL, request, _decoding.nothing, channel=name)
 
 
 def list_channels() -> Call[list[ChannelInfo]]:
-    """All channels."""
+    """Lists all channels."""
     return Call(_methods.LIST_CHANNELS, admin_pb.ListChannelsRequest(), _decoding.channel_infos)
 
 
 def get_channel(name: str) -> Call[ChannelInfo]:
-    """One channel."""
-    return Call(_methods.GET_CHANNEL, _made(admin_pb.GetChannelRequest, name=name), _channel, channel=name)
+    """Gets one channel."""
+    return Call(_methods.GET_CHANNEL, _message(admin_pb.GetChannelRequest, name=name), _channel, channel=name)
 
 
 def watch_channels(names: Sequence[str], interval_seconds: float) -> Call[list[ChannelInfo]]:
-    """Channels again and again; each answer is one look."""
-    request = _made(
+    """Watches channels; each answer has the states of all of them."""
+    request = _message(
         admin_pb.WatchChannelsRequest, names=names, interval=_duration("interval_seconds", interval_seconds)
     )
     return Call(_methods.WATCH_CHANNELS, request, _decoding.channel_infos, interval_seconds)
 
 
 def peek(channel: str, from_sequence: int, max_events: int, *, follow: bool) -> Call[Batch]:
-    """A look at events; each answer is a batch. A follower may see nothing for long."""
-    request = _made(
+    """Peeks at events; each answer is a batch. With `follow` answers may take long."""
+    request = _message(
         admin_pb.PeekEventsRequest,
         channel=channel,
         from_sequence=_within("from_sequence", from_sequence, _UINT64_MAX),
@@ -251,18 +255,18 @@ def peek(channel: str, from_sequence: int, max_events: int, *, follow: bool) -> 
 
 
 def purge_channel(name: str) -> Call[int]:
-    """Empties a channel; gives the number of events removed."""
-    return Call(_methods.PURGE_CHANNEL, _made(admin_pb.PurgeChannelRequest, name=name), _purged_count, channel=name)
+    """Empties a channel; the result is the number of removed events."""
+    return Call(_methods.PURGE_CHANNEL, _message(admin_pb.PurgeChannelRequest, name=name), _purged_count, channel=name)
 
 
 def list_components() -> Call[list[ComponentInfo]]:
-    """All components of the agent."""
+    """Lists all components of the agent."""
     return Call(_methods.LIST_COMPONENTS, admin_pb.ListComponentsRequest(), _decoding.component_infos)
 
 
 def watch_components(interval_seconds: float) -> Call[list[ComponentInfo]]:
-    """Components again and again; each answer is one look."""
-    request = _made(admin_pb.WatchComponentsRequest, interval=_duration("interval_seconds", interval_seconds))
+    """Watches components; each answer has the states of all of them."""
+    request = _message(admin_pb.WatchComponentsRequest, interval=_duration("interval_seconds", interval_seconds))
     return Call(_methods.WATCH_COMPONENTS, request, _decoding.component_infos, interval_seconds)
 
 
@@ -287,42 +291,42 @@ def _channel(answer: admin_pb.CreateChannelResponse | admin_pb.GetChannelRespons
 
 
 def _with_columns(head: pb.PutRequest | pb.AppendRequest, field_number: int, columns: bytes) -> bytes:
-    """The encoded request: its other fields, then the columns."""
+    """Returns the encoded request: its other fields, then the columns."""
     return b"".join((head.SerializeToString(), field_head(field_number, len(columns)), columns))
 
 
 def _stamp(stamp: Stamp | None) -> event_pb2.ProducerStamp | None:
     if stamp is None:
         return None
-    return _made(
+    return _message(
         event_pb2.ProducerStamp,
         producer_id=stamp.producer_id,
         first_sequence=_within("stamp.first_sequence", stamp.first_sequence, _UINT64_MAX),
         last_sequence=_within("stamp.last_sequence", stamp.last_sequence, _UINT64_MAX),
-        oldest_open_sequence=_within_if_said("stamp.oldest_open_sequence", stamp.oldest_open_sequence, _UINT64_MAX),
+        oldest_open_sequence=_within_or_none("stamp.oldest_open_sequence", stamp.oldest_open_sequence, _UINT64_MAX),
     )
 
 
 def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb.ChannelConfig:
     message = admin_pb.ChannelConfig(
         type=_number_of("type", channel_type, _decoding.CHANNEL_TYPES),
-        capacity=_within_if_said("capacity", config.capacity, _UINT64_MAX),
-        transaction_capacity=_within_if_said("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
-        byte_capacity=_within_if_said("byte_capacity", config.byte_capacity, _UINT64_MAX),
-        byte_capacity_buffer_percentage=_within_if_said(
+        capacity=_within_or_none("capacity", config.capacity, _UINT64_MAX),
+        transaction_capacity=_within_or_none("transaction_capacity", config.transaction_capacity, _UINT64_MAX),
+        byte_capacity=_within_or_none("byte_capacity", config.byte_capacity, _UINT64_MAX),
+        byte_capacity_buffer_percentage=_within_or_none(
             "byte_capacity_buffer_percentage", config.byte_capacity_buffer_percentage, _UINT32_MAX
         ),
         keep_alive=_duration("keep_alive_seconds", config.keep_alive_seconds),
         lease=_duration("lease_seconds", config.lease_seconds),
-        open_transactions_max=_within_if_said("open_transactions_max", config.open_transactions_max, _UINT64_MAX),
+        open_transactions_max=_within_or_none("open_transactions_max", config.open_transactions_max, _UINT64_MAX),
         checkpoint_interval=_duration("checkpoint_interval_seconds", config.checkpoint_interval_seconds),
-        segment_bytes_max=_within_if_said("segment_bytes_max", config.segment_bytes_max, _UINT64_MAX),
-        min_free_bytes=_within_if_said("min_free_bytes", config.min_free_bytes, _UINT64_MAX),
+        segment_bytes_max=_within_or_none("segment_bytes_max", config.segment_bytes_max, _UINT64_MAX),
+        min_free_bytes=_within_or_none("min_free_bytes", config.min_free_bytes, _UINT64_MAX),
         fsync=_number_of("fsync", config.fsync, _decoding.FSYNC_POLICIES),
         fsync_interval=_duration("fsync_interval_seconds", config.fsync_interval_seconds),
         compression=_number_of("compression", config.compression, _decoding.COMPRESSIONS),
-        memory_capacity=_within_if_said("memory_capacity", config.memory_capacity, _UINT64_MAX),
-        memory_byte_capacity=_within_if_said("memory_byte_capacity", config.memory_byte_capacity, _UINT64_MAX),
+        memory_capacity=_within_or_none("memory_capacity", config.memory_capacity, _UINT64_MAX),
+        memory_byte_capacity=_within_or_none("memory_byte_capacity", config.memory_byte_capacity, _UINT64_MAX),
     )
     if config.backup_checkpoint is not None:
         message.backup_checkpoint = config.backup_checkpoint
@@ -330,7 +334,7 @@ def _config(config: ChannelConfig, channel_type: ChannelType | None) -> admin_pb
 
 
 def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]) -> _NumberT | None:
-    """What the wire says for a word; None where nothing was said."""
+    """Returns the wire's number for a word; None for None."""
     if word is None:
         return None
     numbers = {other: number for number, other in words.items()}
@@ -339,11 +343,11 @@ def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]
     return numbers[word]
 
 
-def _made(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
-    """Makes a message.
+def _message(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
+    """Creates a message.
 
     Raises:
-        BadArgumentError: A text is not UTF-8.
+        BadArgumentError: A string is not UTF-8.
     """
     try:
         return kind(*args, **fields)
@@ -353,15 +357,15 @@ def _made(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fi
 
 
 def _epoch(epoch: int | None) -> int | None:
-    return _within_if_said("epoch", epoch, _UINT64_MAX)
+    return _within_or_none("epoch", epoch, _UINT64_MAX)
 
 
-def _within_if_said(field: str, value: int | None, maximum: int) -> int | None:
+def _within_or_none(field: str, value: int | None, maximum: int) -> int | None:
     return None if value is None else _within(field, value, maximum)
 
 
 def _within(field: str, value: int, maximum: int) -> int:
-    """The value, where the wire can carry it; what it may be beyond that, the server decides."""
+    """Returns a value that fits into the wire's type; the server checks all other limits."""
     if not 0 <= value <= maximum:
         raise BadArgumentError(f"{field}: is {value}; 0 to {maximum} are allowed")
     return value

@@ -1,4 +1,4 @@
-"""The synchronous way to a server."""
+"""The synchronous connection to a server."""
 
 import math
 import os
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Finishable(Protocol):
-    """A stream that is to end in order."""
+    """A stream that can end cleanly."""
 
     def finish(self) -> None:
-        """Ends it; waits until that is done, within the client's timeout."""
+        """Ends the stream; waits for that, within the client's timeout."""
 
 
 class _Opened:
-    """What belongs to one process."""
+    """The gRPC channel of one process, and what depends on it."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         FORKS.check_usable()
@@ -52,7 +52,7 @@ class _Opened:
 
     def unary(self, method: Method[Any, Any]) -> "grpc.UnaryUnaryMultiCallable[Any, Any]":
         if (known := self._unary.get(method)) is None:
-            # Two threads may both get here; then one of two equal objects is kept.
+            # If two threads get here, one of two equal objects is kept.
             known = self._unary[method] = self.channel.unary_unary(method.path, method.serialize, method.parse)
         return known
 
@@ -63,7 +63,7 @@ class _Opened:
 
 
 class Connection:
-    """Carries out calls. Opened by the first of them, in the process that makes it; safe to share by threads."""
+    """Executes calls. The first call opens it, in the process of the caller. Threads may share it."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
@@ -72,17 +72,17 @@ class Connection:
         self._opened: _Opened | None = None
         self._is_closed = False
         self.streams: set[Finishable] = set()
-        """Streams that are open, added and removed by themselves."""
-        # One token for each call. Threads may add to a set and take from it without a lock.
+        """The open streams, which add and remove themselves."""
+        # One token for each call. Threads may add to a set and remove from it without a lock.
         self._calls: set[object] = set()
         FORKS.watch(self)
 
     def opened(self) -> _Opened:
-        """What calls are made with.
+        """Returns the gRPC channel and what depends on it; opens it if necessary.
 
         Raises:
             ClientClosedError: The client is closed.
-            ClientForkedError: It belongs to the process that this one was forked from.
+            ClientForkedError: The client belongs to the parent process.
         """
         opened = self._opened
         if opened is None or self._is_closed:
@@ -101,11 +101,11 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls or streams are under way."""
+        """Whether calls or streams are in progress."""
         return bool(self._calls or self.streams)
 
     def run(self, call: Call[T]) -> T:
-        """Carries out a call with one answer."""
+        """Executes a call with one answer."""
         make = self.opened().unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         token = object()
@@ -121,7 +121,7 @@ class Connection:
         return call.decode(answer)
 
     def drive(self, sequence: CallSequence[T]) -> T:
-        """Carries out the calls of a sequence."""
+        """Executes the calls of a sequence, and returns its result."""
         try:
             call = next(sequence)
             while True:
@@ -136,7 +136,7 @@ class Connection:
             return outcome
 
     def stream(self, call: Call[T]) -> Iterator[T]:
-        """Carries out a call with many answers, from the first asked for until its iterator is closed or dropped."""
+        """Executes a call with many answers, until its iterator is closed or dropped."""
         opened = self.opened()
         try:
             answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
@@ -167,11 +167,11 @@ class Connection:
                 answers.cancel()
 
     def error_if_closed(self, error: ValueError) -> MillraceError | ValueError:
-        """What to raise where gRPC refused a call: it may have been closed by another thread meanwhile."""
+        """Returns the error for a call that gRPC refused: another thread may have closed the client meanwhile."""
         return ClientClosedError("the client is closed") if self._is_closed else error
 
     def close(self) -> None:
-        """Ends streams in order, then cuts off what is under way; in a forked process only forgets."""
+        """Ends streams cleanly, then cancels all other calls. Does nothing in a forked process."""
         for stream in tuple(self.streams):
             with suppress(MillraceError):
                 stream.finish()

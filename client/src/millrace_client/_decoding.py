@@ -1,4 +1,4 @@
-"""Answers of the wire, turned into what users see."""
+"""Decodes answers into the client's types."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -30,17 +30,15 @@ CHANNEL_TYPES = {
     admin_pb.CHANNEL_TYPE_FILE: ChannelType.FILE,
     admin_pb.CHANNEL_TYPE_SPILLABLE: ChannelType.SPILLABLE,
 }
-"""By their number on the wire."""
+"""Channel types by their number on the wire."""
 FSYNC_POLICIES = {
     admin_pb.FSYNC_POLICY_COMMIT: FsyncPolicy.COMMIT,
     admin_pb.FSYNC_POLICY_INTERVAL: FsyncPolicy.INTERVAL,
 }
-"""Likewise."""
 COMPRESSIONS = {
     admin_pb.COMPRESSION_NONE: Compression.NONE,
     admin_pb.COMPRESSION_ZSTD: Compression.ZSTD,
 }
-"""Likewise."""
 CHANNEL_STATES = {
     admin_pb.CHANNEL_STATE_OPEN: ChannelState.OPEN,
     admin_pb.CHANNEL_STATE_REPLAYING: ChannelState.REPLAYING,
@@ -48,13 +46,11 @@ CHANNEL_STATES = {
     admin_pb.CHANNEL_STATE_STALLED: ChannelState.STALLED,
     admin_pb.CHANNEL_STATE_CORRUPT: ChannelState.CORRUPT,
 }
-"""Likewise."""
 COMPONENT_KINDS = {
     admin_pb.COMPONENT_KIND_SOURCE: ComponentKind.SOURCE,
     admin_pb.COMPONENT_KIND_SINK: ComponentKind.SINK,
     admin_pb.COMPONENT_KIND_SINK_GROUP: ComponentKind.SINK_GROUP,
 }
-"""Likewise."""
 COMPONENT_STATES = {
     admin_pb.COMPONENT_STATE_STARTING: ComponentState.STARTING,
     admin_pb.COMPONENT_STATE_RUNNING: ComponentState.RUNNING,
@@ -63,7 +59,6 @@ COMPONENT_STATES = {
     admin_pb.COMPONENT_STATE_STOPPED: ComponentState.STOPPED,
     admin_pb.COMPONENT_STATE_STANDING_BY: ComponentState.STANDING_BY,
 }
-"""Likewise."""
 
 _NANOSECONDS = 1e-9
 _CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters, ComponentCounters)
@@ -71,7 +66,7 @@ _CountsT = TypeVar("_CountsT", ChannelGauges, ChannelCounters, ComponentCounters
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a Take brought."""
+    """The result of a Take."""
 
     batches: list[Batch]
     take_count: int
@@ -79,7 +74,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGrant:
-    """What a Claim brought."""
+    """The result of a Claim."""
 
     first_sequence: int
     next_sequence: int
@@ -89,31 +84,31 @@ class ClaimGrant:
 
 
 def seconds_of(duration: Duration) -> float:
-    """A duration of the wire."""
+    """Returns a duration in seconds."""
     return duration.seconds + duration.nanos * _NANOSECONDS
 
 
 def nothing(_answer: object) -> None:
-    """For answers that say nothing."""
+    """Decodes an empty answer."""
 
 
 def receipt(answer: pb.CommitResponse | pb.AppendResponse) -> Receipt:
-    """What was stored."""
+    """Decodes the receipt of an append or a commit."""
     return Receipt(answer.first_sequence, answer.last_sequence, answer.deduplicated)
 
 
 def batches(wire_batches: Iterable[event_pb2.EventBatch]) -> list[Batch]:
-    """Batches in columns."""
+    """Decodes batches in columns."""
     return [Batch(batch.first_sequence, batch.columns) for batch in wire_batches]
 
 
 def taken(answer: pb.TakeResponse) -> Taken:
-    """Taken events."""
+    """Decodes the result of a Take."""
     return Taken(batches(answer.batches), answer.take_count)
 
 
 def claim_grant(answer: pb.ClaimResponse) -> ClaimGrant:
-    """A claim."""
+    """Decodes the result of a Claim."""
     return ClaimGrant(
         first_sequence=answer.first_sequence,
         next_sequence=answer.next_sequence,
@@ -124,17 +119,17 @@ def claim_grant(answer: pb.ClaimResponse) -> ClaimGrant:
 
 
 def read_batch(answer: pb.ReadResponse) -> Batch:
-    """Events read through a claim."""
+    """Decodes a batch that was read."""
     return Batch(answer.batch.first_sequence, answer.batch.columns)
 
 
 def peeked_batch(answer: admin_pb.PeekEventsResponse) -> Batch:
-    """Events looked at."""
+    """Decodes a batch that was peeked at."""
     return Batch(answer.batch.first_sequence, answer.batch.columns, skipped_events=answer.skipped_events)
 
 
 def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
-    """A channel as it stands."""
+    """Decodes a channel."""
     return ChannelInfo(
         name=channel.name,
         channel_id=channel.channel_id,
@@ -150,17 +145,17 @@ def channel_info(channel: admin_pb.Channel) -> ChannelInfo:
 
 
 def channel_infos(answer: admin_pb.ListChannelsResponse | admin_pb.WatchChannelsResponse) -> list[ChannelInfo]:
-    """Channels as they stand, by name."""
+    """Decodes channels, ordered by name."""
     return [channel_info(channel) for channel in answer.channels]
 
 
 def channel_update(answer: admin_pb.UpdateChannelResponse) -> ChannelUpdate:
-    """What became of an update."""
+    """Decodes the result of an update."""
     return ChannelUpdate(channel=channel_info(answer.channel), applied=answer.applied, message=answer.message)
 
 
 def component_info(component: admin_pb.Component) -> ComponentInfo:
-    """A component as it stands."""
+    """Decodes a component."""
     return ComponentInfo(
         kind=COMPONENT_KINDS.get(component.kind, ComponentKind.UNKNOWN),
         name=component.name,
@@ -176,7 +171,7 @@ def component_info(component: admin_pb.Component) -> ComponentInfo:
 def component_infos(
     answer: admin_pb.ListComponentsResponse | admin_pb.WatchComponentsResponse,
 ) -> list[ComponentInfo]:
-    """Components as they stand, by kind and name."""
+    """Decodes components, ordered by kind and name."""
     return [component_info(component) for component in answer.components]
 
 

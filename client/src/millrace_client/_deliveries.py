@@ -1,4 +1,4 @@
-"""What deliveries are in both faces."""
+"""Deliveries and their settlements, for both APIs."""
 
 import queue
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ _SETTLEMENTS_MAX = 1_000
 
 
 class DeliveredEvents:
-    """Events that were delivered at once: one or more batches, with gaps between their sequences perhaps."""
+    """Events that were delivered together: one or more batches, possibly with gaps between their sequences."""
 
     __slots__ = ("_batches", "_delivery_id")
 
@@ -22,7 +22,7 @@ class DeliveredEvents:
 
     @property
     def delivery_id(self) -> int:
-        """Counts from 1 in each stream."""
+        """The delivery's number in its stream, from 1."""
         return self._delivery_id
 
     @property
@@ -32,21 +32,21 @@ class DeliveredEvents:
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the first event."""
+        """The sequence of the first event."""
         return self._batches[0].first_sequence
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last event, included."""
+        """The sequence of the last event."""
         return self._batches[-1].last_sequence
 
     @property
     def count(self) -> int:
-        """Number of events."""
+        """The number of events."""
         return sum(batch.count for batch in self._batches)
 
     def bodies(self) -> list[bytes]:
-        """All bodies in order, quicker than by way of events."""
+        """Returns all bodies in order, faster than by iteration."""
         return [body for batch in self._batches for body in batch.bodies()]
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class DeliveredEvents:
 
 
 class Settlement(NamedTuple):
-    """What is to become of a delivery."""
+    """An ack or a nack of a delivery."""
 
     delivery_id: int
     is_ack: bool
@@ -70,7 +70,7 @@ class Settlement(NamedTuple):
 def settlement_requests(
     start: pb.ConsumeRequest, settlements: "queue.SimpleQueue[Settlement | None]"
 ) -> Iterator[pb.ConsumeRequest]:
-    """All that is sent on a stream, with settlements that wait sent together; ends with the first None."""
+    """Yields all requests of a stream; sends waiting settlements together, and ends with the first None."""
     yield start
     has_more = True
     while has_more:
@@ -79,7 +79,7 @@ def settlement_requests(
 
 
 def settling_requests(settlements: Sequence[Settlement]) -> Iterator[pb.ConsumeRequest]:
-    """The messages that say so: none, one or two."""
+    """Yields the messages for settlements: none, one or two."""
     if acks := [settlement.delivery_id for settlement in settlements if settlement.is_ack]:
         yield pb.ConsumeRequest(ack=pb.ConsumeRequest.Ack(delivery_ids=acks))
     if nacks := [settlement.delivery_id for settlement in settlements if not settlement.is_ack]:
@@ -87,7 +87,7 @@ def settling_requests(settlements: Sequence[Settlement]) -> Iterator[pb.ConsumeR
 
 
 def _gather(settlements: "queue.SimpleQueue[Settlement | None]") -> tuple[list[Settlement], bool]:
-    """Waits for one settlement, then takes what is there; tells whether more may come."""
+    """Waits for one settlement, then takes all that are queued; returns whether more may follow."""
     gathered: list[Settlement] = []
     settlement = settlements.get()
     while settlement is not None:

@@ -1,4 +1,4 @@
-"""Sending log records on, beside the program: it never waits for them, and never hears of their troubles."""
+"""Sends log records to a channel in the background: the program never waits for them and sees no errors."""
 
 import atexit
 import contextlib
@@ -24,7 +24,7 @@ _HEADER_BYTES = 64
 
 
 class SendsEvents(Protocol):
-    """What records are sent by: a `Producer`, or anything of this shape."""
+    """A `Producer`, or any object with such a `send`."""
 
     def send(
         self,
@@ -33,27 +33,27 @@ class SendsEvents(Protocol):
         channel: str = "",
         callback: Callable[[Any], object] | None = None,
     ) -> object:
-        """Sends an event. It may wait, and may raise; else it calls back once, with what has `stored` of type bool."""
+        """Sends an event. May wait or raise; otherwise calls back once, with a result that has a bool `stored`."""
 
 
 ProducerSource: TypeAlias = "SendsEvents | Callable[[], SendsEvents]"
-"""A producer, or a function that makes one; see `MillraceHandler`."""
+"""A producer, or a function that creates one; see `MillraceHandler`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippingConfig:
-    """How much may wait to be sent, and for how long ends wait.
+    """The limits of waiting records, and how long flushing takes.
 
     Raises:
         BadArgumentError: A value is not allowed.
     """
 
     buffer_records_max: int = 10_000
-    """Records that may wait; one that finds no room is dropped, counted and reported."""
+    """The most waiting records; further records are dropped, counted and reported."""
     buffer_bytes_max: int = 8 << 20
-    """Bytes of records that may wait."""
+    """The most bytes of waiting records."""
     flush_seconds: float = 5.0
-    """How long `flush` and `close` wait, and the end of the program."""
+    """How long `flush`, `close` and the program's exit wait."""
 
     def __post_init__(self) -> None:
         for name in ("buffer_records_max", "buffer_bytes_max", "flush_seconds"):
@@ -63,19 +63,19 @@ class ShippingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippingMetrics:
-    """What became of the records of this process so far."""
+    """Counts of this process's log records."""
 
     waiting: int
-    """Records that wait to be sent, or are on their way."""
+    """Records that wait to be sent, or for their result."""
     stored: int
     dropped: int
-    """Records for which there was no room, or no way to send them."""
+    """Records that found no room, or could not be sent."""
     failed: int
-    """Records that were sent and not stored."""
+    """Records that were sent but not stored."""
 
 
-class _Ends(NamedTuple):
-    """What to count of an event, by what became of it."""
+class _Outcomes(NamedTuple):
+    """How to count an event, by its outcome."""
 
     stored: Callable[[], None]
     dropped: Callable[[], None]
@@ -83,7 +83,7 @@ class _Ends(NamedTuple):
 
 
 class LogSender:
-    """Sends events by a thread of its own, in the order that they came. Any thread may give it some.
+    """Sends events from a thread of its own, in order. For any thread.
 
     `ship` takes no lock that anybody holds while waiting, so that signal handlers and finalizers may log.
     """
@@ -93,19 +93,19 @@ class LogSender:
         self._channel = channel
         self._key = key
         self._config = config
-        self._begin_anew()
+        self._reset()
         _SENDERS.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
-    def _begin_anew(self) -> None:
-        """Begins as a new process does: what a parent has gathered, the parent sends."""
-        # Re-entrant: a signal handler may log while this thread counts. Held for counting alone.
+    def _reset(self) -> None:
+        """Starts without records, as in a forked process: the parent sends its own records."""
+        # Re-entrant: a signal handler may log while this thread counts. Held only to count.
         self._changed = threading.Condition(threading.RLock())
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._producer: SendsEvents | None = None
         self._is_closed = False
-        self._is_behind_producer = False
+        self._closes_before_producer = False
         self._is_adding = False
         self._interrupting: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._queued_count = 0
@@ -118,7 +118,7 @@ class LogSender:
 
     @property
     def metrics(self) -> ShippingMetrics:
-        """What became of the records so far."""
+        """The counts so far."""
         with self._changed:
             return ShippingMetrics(
                 waiting=self._queued_count + self._sent_count,
@@ -128,21 +128,21 @@ class LogSender:
             )
 
     def send(self, event: Event) -> None:
-        """Sends an event soon, or drops and counts it. Never waits, never raises."""
+        """Queues an event to be sent, or drops and counts it. Never waits, never raises."""
         with self._changed:
             if self._is_adding:
-                # A signal handler has interrupted this very thread here; its event is taken right after.
+                # A signal handler has interrupted this thread here; its event is queued right afterwards.
                 self._interrupting.put(event)
                 return
             self._is_adding = True
             try:
-                self._take_in(event)
+                self._enqueue(event)
                 while not self._interrupting.empty():
-                    self._take_in(self._interrupting.get())
+                    self._enqueue(self._interrupting.get())
             finally:
                 self._is_adding = False
 
-    def _take_in(self, event: Event) -> None:
+    def _enqueue(self, event: Event) -> None:
         byte_count = _byte_count(event)
         has_room = (
             not self._is_closed
@@ -157,14 +157,14 @@ class LogSender:
             self._dropped_count += 1
 
     def count_dropped(self) -> None:
-        """Counts a record that could not even be made an event."""
+        """Counts a record that could not be encoded."""
         with self._changed:
             self._dropped_count += 1
 
     def _has_thread(self) -> bool:
-        """Starts the thread with the first event; False where the program is so far at its end that it cannot."""
+        """Starts the thread with the first event; returns False if the program is exiting and cannot start one."""
         if self._thread is None:
-            # A daemon: flushing at the end of the program is bounded, and nothing else may hold it up.
+            # A daemon: only the bounded flush may delay the program's exit.
             thread = threading.Thread(target=self._run, name="millrace-log-sender", daemon=True)
             try:
                 thread.start()
@@ -179,23 +179,23 @@ class LogSender:
                 self._queued_count -= 1
                 self._queued_bytes -= _byte_count(event)
                 self._sent_count += 1
-            self._send(event, _Ends(self._note_stored, self._note_dropped, self._note_failed))
+            self._send(event, _Outcomes(self._note_stored, self._note_dropped, self._note_failed))
             if not self._queued_count:
                 # There is room again.
                 self._report()
 
-    def _send(self, event: Event, ends: "_Ends") -> None:
-        """Sends an event that is counted as sent; one of the ends is called, perhaps later."""
+    def _send(self, event: Event, outcomes: "_Outcomes") -> None:
+        """Sends an event that is counted as sent; counts its outcome, perhaps later."""
 
         def end(result: Any) -> None:
-            # Runs on one of the producer's threads, or at once.
-            self._end(ends.stored if result.stored else ends.failed)
+            # Runs in one of the producer's threads, or at once.
+            self._end(outcomes.stored if result.stored else outcomes.failed)
 
         try:
             self._the_producer().send(event, self._key, self._channel, end)
-            self._follow_producer_at_exit()
-        except Exception:  # noqa: BLE001 - whatever keeps a record from being sent, the program goes on
-            self._end(ends.dropped)
+            self._close_before_producer()
+        except Exception:  # noqa: BLE001 - whatever the error, the program must continue
+            self._end(outcomes.dropped)
 
     def _end(self, note: Callable[[], None]) -> None:
         with self._changed:
@@ -217,45 +217,43 @@ class LogSender:
             self._producer = self._source() if callable(self._source) else self._source
         return self._producer
 
-    def _follow_producer_at_exit(self) -> None:
-        """Has this close before its producer, which has begun by now, and may have registered its own end then."""
-        if not self._is_behind_producer:
-            self._is_behind_producer = True
-            # What is registered last runs first.
+    def _close_before_producer(self) -> None:
+        """Registers to close before the producer, which has started by now and registered its own exit handler."""
+        if not self._closes_before_producer:
+            self._closes_before_producer = True
+            # The exit handler that is registered last runs first.
             atexit.register(_close_at_exit, weakref.ref(self))
 
     def _report(self) -> None:
-        """Says in a record of its own how many were lost since the last report."""
+        """Sends a record with the number of records that were lost since the last report."""
         with self._changed:
             lost_count = self._dropped_count + self._failed_count
-            news_count = lost_count - self._reported_count
-            if not news_count:
+            new_count = lost_count - self._reported_count
+            if not new_count:
                 return
             self._reported_count = lost_count
             self._sent_count += 1
 
-        def take_back() -> None:
-            self._reported_count -= news_count
+        def undo() -> None:
+            self._reported_count -= new_count
 
         fields = {
-            "message": f"{news_count} log records were lost",
-            "lost_count": news_count,
+            "message": f"{new_count} log records were lost",
+            "lost_count": new_count,
             "lost_count_in_all": lost_count,
         }
-        self._send(
-            event_of("millrace_client.logging", "WARNING", time.time(), fields), _Ends(_nothing, take_back, take_back)
-        )
+        self._send(event_of("millrace_client.logging", "WARNING", time.time(), fields), _Outcomes(_ignore, undo, undo))
 
     def flush(self, seconds: float) -> bool:
-        """Waits until all that was given so far is stored or failed; False where that took too long."""
+        """Waits until all records so far are stored or have failed; returns False after the timeout."""
         if threading.current_thread() is self._thread:
             return False
         with self._changed:
             return self._changed.wait_for(lambda: not (self._queued_count or self._sent_count), seconds)
 
     def close(self, seconds: float) -> None:
-        """Sends what waits, within so long; takes nothing more. May be repeated."""
-        give_up_at = time.monotonic() + seconds
+        """Sends waiting records, within the timeout, and accepts no more. May be repeated."""
+        deadline = time.monotonic() + seconds
         with self._changed:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -263,15 +261,15 @@ class LogSender:
         self.flush(seconds)
         if self._thread is not None:
             self._report()
-            self.flush(max(give_up_at - time.monotonic(), 0.0))
+            self.flush(max(deadline - time.monotonic(), 0.0))
             self._queue.put(None)
         if callable(self._source) and (close := getattr(self._producer, "close", None)) is not None:
             with contextlib.suppress(Exception):
-                close(max(give_up_at - time.monotonic(), 0.0))
-        self._tell_loss()
+                close(max(deadline - time.monotonic(), 0.0))
+        self._print_loss()
 
-    def _tell_loss(self) -> None:
-        """Says on standard error what no record could say any more."""
+    def _print_loss(self) -> None:
+        """Prints to standard error how many records were lost since the last report."""
         with self._changed:
             waiting = self._queued_count + self._sent_count
             lost_count = self._dropped_count + self._failed_count - self._reported_count + waiting
@@ -280,39 +278,39 @@ class LogSender:
                 print(f"millrace: {lost_count} log records were lost", file=sys.stderr)  # noqa: T201 - nothing else is left
 
     def begin_in_child(self) -> None:
-        """Runs after a fork. The thread is not here, and the locks may be held for ever."""
-        self._begin_anew()
+        """Runs after a fork: the thread does not exist here, and the locks may be held for ever."""
+        self._reset()
 
 
 def is_own(logger_name: str) -> bool:
-    """Whether a record comes of the shipping itself: shipping it would never end."""
+    """Whether this package or gRPC logged a record: sending it would create further records without end."""
     if threading.current_thread().name.startswith(_OWN_THREADS):
         return True
     return any(logger_name == own or logger_name.startswith(f"{own}.") for own in _OWN_LOGGERS)
 
 
 def event_of(logger: str, level: str, created: float, body: Mapping[str, Any] | str) -> Event:
-    """The event of one record: fields as JSON, or a text."""
+    """Returns the event of one record: fields as JSON, or text."""
     moment = datetime.fromtimestamp(created, UTC).isoformat(timespec="microseconds")
     if isinstance(body, str):
         encoded = body.encode(errors="backslashreplace")
     else:
         fields = {"time": moment, "level": level, "logger": logger, **body}
-        # Only ASCII is written, so that no odd character can fail.
+        # Only ASCII is written, so that no character can fail to encode.
         encoded = json.dumps(fields, default=repr, separators=(",", ":"), skipkeys=True).encode()
     headers = {"logger": logger, "level": level, "time": moment, "host": _host(), "pid": str(os.getpid())}
     return Event(encoded, {name: _text(value) for name, value in headers.items()})
 
 
 def _host() -> str:
-    global _host_name  # noqa: PLW0603 - it does not change, and asking for it is a system call
+    global _host_name  # noqa: PLW0603 - it does not change, and reading it is a system call
     if _host_name is None:
         _host_name = socket.gethostname()
     return _host_name
 
 
 def _text(value: str) -> str:
-    """The text, with what UTF-8 does not know written out."""
+    """Returns the text with characters that UTF-8 cannot encode escaped."""
     return value.encode(errors="backslashreplace").decode()
 
 
@@ -320,8 +318,8 @@ def _byte_count(event: Event) -> int:
     return len(event.body) + _HEADER_BYTES * len(event.headers)
 
 
-def _nothing() -> None:
-    """What is counted for a report."""
+def _ignore() -> None:
+    """A report is not counted."""
 
 
 def _close_at_exit(reference: "weakref.ref[LogSender]") -> None:

@@ -1,4 +1,4 @@
-"""The one table of methods: where each is, what it takes and what it answers."""
+"""The table of gRPC methods: their paths, requests and answers."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -24,20 +24,20 @@ class Method(Generic[RequestT, AnswerT]):
 
     @property
     def path(self) -> str:
-        """Where it is, as HTTP/2 has it."""
+        """Its HTTP/2 path."""
         return f"/{self.service}/{self.name}"
 
     def serialize(self, request: RequestT | bytes) -> bytes:
-        """The request as gRPC sends it; one that is encoded already stays as it is."""
+        """Returns the encoded request; an encoded request is returned unchanged."""
         return request if isinstance(request, bytes) else request.SerializeToString()
 
     def parse(self, encoded: bytes) -> AnswerT:
-        """The answer that the bytes hold."""
+        """Returns the decoded answer."""
         return self.answer.FromString(encoded)
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether gRPC may repeat it: not where the client itself sends a stream."""
+        """Whether gRPC may repeat it: not if the client sends a stream."""
         return not _DESCRIPTORS[self.name].client_streaming
 
 
@@ -81,4 +81,4 @@ LIST_COMPONENTS = _method(admin_pb.ListComponentsRequest, admin_pb.ListComponent
 WATCH_COMPONENTS = _method(admin_pb.WatchComponentsRequest, admin_pb.WatchComponentsResponse)
 
 METHODS: tuple[Method[Any, Any], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Method))
-"""All of them."""
+"""All methods."""

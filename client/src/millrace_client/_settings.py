@@ -15,19 +15,19 @@ from millrace_client.events import Stamp
 MIB = 1 << 20
 
 REQUEST_BYTES_MAX = 64 * MIB
-"""Largest request that is sent; what is larger goes as several. The server's default limit."""
+"""The largest request; larger ones are split. The server's default limit."""
 ANSWER_BYTES_MAX = 65 * MIB
-"""Largest answer that is taken: the server's limit, and room for what does not count to it."""
+"""The largest answer: the server's limit, and room for fields that do not count towards it."""
 
 ATTEMPTS_MAX = 5
-"""How often a call is tried in all. gRPC allows no more."""
+"""The most attempts of a call. gRPC allows no more."""
 BACKOFF_SECONDS = 0.1
 BACKOFF_SECONDS_MAX = 2.0
 BACKOFF_FACTOR = 2
 
 _RECONNECT_MILLISECONDS = 100
 _RECONNECT_MILLISECONDS_MAX = 500
-"""Shorter than a call's attempts take together, so that a call finds a server that came back before it."""
+"""Shorter than all attempts of a call together, so that a call finds a server that has restarted."""
 _CONNECT_MILLISECONDS_MAX = 5_000
 _PING_MILLISECONDS = 30_000
 _PONG_MILLISECONDS = 10_000
@@ -37,9 +37,9 @@ _GAPS_MAX = 1_000
 
 
 def service_config() -> str:
-    """Repeats where the server could not be reached or the connection broke; every call is safe to repeat.
+    """Returns gRPC's service config: repeats calls if the server could not be reached or the connection broke.
 
-    Of streams, those that send one request are begun anew as long as nothing has come.
+    Every call is safe to repeat. Streams with one request are restarted as long as no answer has arrived.
     """
     names = [{"service": method.service, "method": method.name} for method in METHODS if method.is_repeatable]
     retry_policy = {
@@ -53,32 +53,32 @@ def service_config() -> str:
 
 
 def channel_options() -> list[tuple[str, str | int]]:
-    """Options of the gRPC channel."""
+    """Returns the options of the gRPC channel."""
     return [
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
-        # A call whose request does not fit into this is never repeated, without a word; the default is 256 KiB.
+        # gRPC silently never repeats a call whose request does not fit into this; the default is 256 KiB.
         ("grpc.per_rpc_retry_buffer_size", REQUEST_BYTES_MAX + MIB),
-        # A server that starts anew is found soon, and one that does not answer is given up within one call.
+        # A restarted server is found soon, and a server that does not answer is abandoned within one call.
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MILLISECONDS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MILLISECONDS_MAX),
         ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS_MAX),
-        # Streams may be silent for long; so a dead connection must show by itself.
+        # Streams may be silent for long, so pings must detect a dead connection.
         ("grpc.keepalive_time_ms", _PING_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", _PONG_MILLISECONDS),
         ("grpc.http2.max_pings_without_data", 0),
-        # Clients share no connection, least of all with one that a parent process made before a fork.
+        # Clients share no connection, in particular not with one that a parent process made before a fork.
         ("grpc.use_local_subchannel_pool", 1),
-        # Millrace servers are reached directly, whatever proxy the environment names for the web.
+        # Millrace servers are reached directly, even if the environment configures a web proxy.
         ("grpc.enable_http_proxy", 0),
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Says how to reach a server; see `connect`."""
+    """How to reach a server; see `connect`."""
 
     endpoint: str
     timeout_seconds: float
@@ -91,15 +91,15 @@ class ConnectionSettings:
             raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
 
     def all_options(self) -> list[tuple[str, str | int]]:
-        """The client's own options and the user's, which win."""
+        """Returns the client's own options and the user's, which override them."""
         return [*channel_options(), *self.options]
 
 
 def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
-    """The endpoints as a list without repeats.
+    """Returns the endpoints without repeats.
 
     Raises:
-        BadArgumentError: There is none, or one has no port: gRPC would take one that is nobody's here, and wait.
+        BadArgumentError: There are none, or one has no port: gRPC would use a default port and wait.
     """
     listed = tuple(dict.fromkeys([endpoints] if isinstance(endpoints, str) else endpoints))
     if not listed:
@@ -111,15 +111,15 @@ def check_endpoints(endpoints: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class Numbering:
-    """Numbers events for each channel apart, for one client in one process. Safe to share by threads.
+    """Numbers the events of each channel separately, for one client in one process. Threads may share it.
+
+    A channel remembers a producer's numbers as intervals and accepts a limited number of gaps. So channels do not share
+    numbers, and after many failed appends a new producer id begins; the numbers of a failed append are never used
+    again, since it is seldom certain that none of its events was stored.
 
     Args:
-        producer_id: Under which name. None: one that nobody else has.
-        first_number: What each channel's numbers begin with.
-
-    A channel remembers a producer's numbers as intervals and bears only so many gaps. So numbers are not shared by
-    channels, and where appends have failed often, a new producer begins; what a failed append took is never used again,
-    since it is seldom certain that nothing of it was stored.
+        producer_id: The producer id. None: a random one.
+        first_number: The first number of each channel.
     """
 
     def __init__(self, producer_id: str | None = None, first_number: int = 1) -> None:
@@ -129,7 +129,7 @@ class Numbering:
         self._lock = threading.Lock()
 
     def next_stamp(self, channel: str, event_count: int) -> Stamp:
-        """The next numbers for a channel, one for each event."""
+        """Returns the next numbers for a channel, one for each event."""
         if event_count < 1:
             raise BadArgumentError(f"event_count: is {event_count}; it must be above 0")
         with self._lock:
@@ -141,7 +141,7 @@ class Numbering:
         return Stamp(series.producer_id, first, first + event_count - 1)
 
     def note_gap(self, channel: str) -> None:
-        """Counts numbers of a channel that were perhaps not stored."""
+        """Counts numbers of a channel that may not have been stored."""
         with self._lock:
             self._series[channel].gap_count += 1
 
@@ -154,7 +154,7 @@ class _Series:
 
 
 def new_txn_id() -> str:
-    """An id that nobody else has."""
+    """Returns a random id."""
     return _new_id()
 
 

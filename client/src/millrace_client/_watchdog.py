@@ -1,4 +1,4 @@
-"""Deadlines for single answers of a stream, which gRPC does not have in its synchronous face."""
+"""Deadlines for single answers of a stream, which gRPC's synchronous API does not have."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ _IDLE_SECONDS = 60.0
 
 
 class Watch:
-    """One wait at a time. Disarming and closing take no lock, so that they may run in a finalizer."""
+    """A timer for one wait at a time. `disarm` and `close` take no lock, so that a finalizer may call them."""
 
     __slots__ = ("_alarm", "_watchdog", "deadline", "has_fired", "is_closed")
 
@@ -21,7 +21,7 @@ class Watch:
         self.is_closed = False
 
     def arm(self, seconds: float) -> None:
-        """Lets the alarm go off after so long, unless it is disarmed or armed anew before."""
+        """Calls the alarm after so long, unless it is disarmed or armed again before."""
         self.deadline = time.monotonic() + seconds
         self._watchdog.wake_for(self.deadline)
 
@@ -30,29 +30,29 @@ class Watch:
         self.deadline = math.inf
 
     def close(self) -> None:
-        """Ends the watch for good."""
+        """Removes the timer."""
         self.deadline = math.inf
         self.is_closed = True
 
     def fire(self) -> None:
-        """Raises the alarm."""
+        """Calls the alarm."""
         self.deadline = math.inf
         self.has_fired = True
         self._alarm()
 
 
 class Watchdog:
-    """Raises alarms from a thread of its own, which lives while there is anything to watch. Threads may share it."""
+    """Calls alarms from a thread of its own, which lives while there are timers. Threads may share it."""
 
     def __init__(self) -> None:
-        # Guards the list and the thread. Alarms go off without it.
+        # Guards the list and the thread. Not held while alarms run.
         self._changed = threading.Condition(threading.Lock())
         self._watches: list[Watch] = []
         self._thread: threading.Thread | None = None
         self._wakes_at = math.inf
 
     def watch(self, alarm: Callable[[], object]) -> Watch:
-        """A new watch, not armed yet. The alarm runs on the watchdog's thread and must not block."""
+        """Returns a new timer that is not armed. The alarm runs on the watchdog's thread and must not block."""
         watch = Watch(self, alarm)
         with self._changed:
             self._watches = [*self._open_watches(), watch]
@@ -62,7 +62,7 @@ class Watchdog:
         return watch
 
     def wake_for(self, deadline: float) -> None:
-        """Makes sure that the thread looks at this deadline in time."""
+        """Wakes the thread if it would miss this deadline."""
         if deadline < self._wakes_at:
             with self._changed:
                 self._changed.notify()
@@ -74,10 +74,10 @@ class Watchdog:
                     watch.fire()
 
     def _sleep_until_due(self) -> bool:
-        """Returns when a deadline has passed; with False, and the thread signed off, where nothing is left to watch."""
+        """Waits for the next deadline. Returns False if no timer is left, and then the thread ends."""
         with self._changed:
             while self._watches:
-                # Whoever arms from here on waits for the lock, so that no deadline is missed.
+                # A thread that arms a timer from here on waits for the lock, so that no deadline is missed.
                 self._wakes_at = math.inf
                 now = time.monotonic()
                 next_deadline = min((watch.deadline for watch in self._watches), default=math.inf)

@@ -1,4 +1,4 @@
-"""A channel, synchronously."""
+"""A channel, for threads."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,7 +14,7 @@ from millrace_client.transaction import Transaction
 
 
 class Channel:
-    """A handle on one channel; makes no call by itself. Threads may share it."""
+    """A handle on one channel. Creating it makes no call. Threads may share it."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -29,22 +29,21 @@ class Channel:
         """Stores events: all of them or none. Waits for room up to the channel's keep-alive.
 
         Args:
-            events: At least one; a string is stored as its UTF-8. As many as the channel's transaction capacity allows.
-                What does not fit into one message, or has more than 256 different headers, is stored all the same, by
-                way of a transaction.
-            stamp: Makes the append repeatable by hand. None: the client takes its own next numbers, which make the
-                repeats that gRPC does safe.
+            events: At least one, at most the channel's transaction capacity; a string is stored as UTF-8. Events that
+                do not fit into one message, or have more than 256 different headers, are stored in a transaction.
+            stamp: Makes the append repeatable by the caller. None: the client uses its own next numbers, so that
+                gRPC's repeats are safe.
 
         Raises:
-            ChannelFullError, BytesFullError: There was no room in time.
-            TxnCapacityError: They are more than the channel takes at once.
-            MillraceError: Anything else, such as ChannelNotFoundError. Where `is_outcome_known` is false the events may
+            ChannelFullError, BytesFullError: The channel had no room in time.
+            TxnCapacityError: There are more events than the channel accepts at once.
+            MillraceError: Anything else, such as ChannelNotFoundError. If `is_outcome_known` is false, the events may
                 be stored all the same.
         """
         return self._append(columns_of(events), stamp)
 
     def append_columns(self, columns: event_pb2.EventColumns, stamp: Stamp | None = None) -> Receipt:
-        """Stores events that are in columns already, as `append` does, without touching any."""
+        """Stores events in columns, as `append` does, without touching single events."""
         return self._append([columns], stamp)
 
     def _append(self, batches: list[event_pb2.EventColumns], stamp: Stamp | None) -> Receipt:
@@ -52,69 +51,73 @@ class Channel:
         return self._connection.drive(_call_sequences.append(self._name, batches, stamp, numbering, new_txn_id()))
 
     def next_stamp(self, event_count: int) -> Stamp:
-        """The next numbers of this client's own numbering, as `append` would take them; makes no call.
+        """Returns the next numbers of this client, as `append` would use them; makes no call.
 
-        With it an append can be repeated by hand, such as after a DeadlineError, and is stored once.
+        With this stamp the caller can repeat an append, for example after a DeadlineError, and store it once.
         """
         return self._connection.opened().numbering.next_stamp(self._name, event_count)
 
     def transaction(self, lease_seconds: float | None = None, txn_id: str | None = None) -> Transaction:
-        """A transaction, for a `with` statement: begins with the block, commits at its end, rolls back on an error.
+        """Returns a transaction for a `with` statement: commits at the end of the block, rolls back on an error.
 
         Args:
-            lease_seconds: How long the transaction lives without a call. None: as the channel says.
-            txn_id: An id of the caller's own, 1 to 128 printable ASCII characters. None: the client makes one.
+            lease_seconds: How long the transaction lives without a call. None: the channel's default.
+            txn_id: An id of the caller, 1 to 128 printable ASCII characters. None: the client creates one.
         """
         return Transaction(self._connection, self._name, lease_seconds, txn_id or new_txn_id())
 
     def commit(self, txn_ids: Sequence[str], stamp: Stamp | None = None) -> Receipt:
-        """Commits transactions of this channel that were filled elsewhere, perhaps by several processes: all or none.
+        """Commits transactions of this channel that other clients may have filled: all or none.
 
-        What they put is stored in the order of their ids. A repeat gives the same receipt.
+        Their events are stored in the order of `txn_ids`. A repeat returns the same receipt.
 
         Args:
-            txn_ids: 1 to 1,000 transactions, none twice.
-            stamp: Makes what is stored repeatable beyond these transactions. None: only this commit is.
+            txn_ids: 1 to 1,000 different transactions.
+            stamp: Identifies the stored events beyond these transactions. None: only the commit is repeatable.
 
         Raises:
-            ChannelFullError, BytesFullError: There was no room in time; they stay open.
-            TxnCapacityError: They would not fit the channel if it were empty; they stay open.
-            LeaseExpiredError, TxnNotFoundError: One of them has ended; the others stay open.
+            ChannelFullError, BytesFullError: The channel had no room in time; the transactions stay open.
+            TxnCapacityError: The events would not fit even into an empty channel; the transactions stay open.
+            LeaseExpiredError, TxnNotFoundError: One of the transactions has ended; the others stay open.
         """
         return self._connection.run(_calls.commit(self._name, txn_ids, stamp))
 
     def rollback(self, txn_id: str) -> None:
-        """Rolls back a transaction of this channel that was begun elsewhere; a repeat does nothing."""
+        """Rolls back a transaction of this channel that another client may have begun; a repeat does nothing."""
         self._connection.run(_calls.rollback(self._name, txn_id))
 
     def consume(
         self, max_events: int = 0, max_bytes: int = 0, prefetch: int = 0, idle_seconds: float | None = None
     ) -> Deliveries:
-        """Deliveries as events come, each to be acknowledged: `for delivery in channel.consume(): ...; delivery.ack()`.
+        """Returns deliveries as they arrive, each to be acknowledged.
 
-        Leaving the loop by `break` or by an error ends the stream: acks are done, and what was not acknowledged returns
-        to the channel. That happens in the background as soon as Python drops the iterator. To have it done when the
-        next line runs, and to be told if it failed, use the deliveries as a context manager:
-        `with channel.consume() as deliveries: for delivery in deliveries: ...`. Where the iterator has a name of its
-        own, only that, or `close`, ends it while the name lives.
+            for delivery in channel.consume():
+                ...
+                delivery.ack()
+
+        Leaving the loop by `break` or by an error ends the stream: acks take effect, and events that were not
+        acknowledged return to the channel. That happens in the background when Python drops the iterator. To wait for
+        it, and to see an error, use the deliveries as a context manager:
+        `with channel.consume() as deliveries: for delivery in deliveries: ...`. An iterator that a variable refers to
+        ends only by that or by `close`.
 
         Args:
-            max_events: Most events of a delivery. 0: the channel's transaction capacity.
-            max_bytes: Most bytes of bodies of a delivery; a first event that is larger comes alone. 0: no limit.
-            prefetch: How many deliveries may be out and not acknowledged, at most 1,000. 0: 8.
-            idle_seconds: End the loop when nothing has come for so long. None: wait for ever. A connection that dies
-                meanwhile is noticed and raised.
+            max_events: The most events of a delivery. 0: the channel's transaction capacity.
+            max_bytes: The most bytes of bodies of a delivery; a larger first event is delivered alone. 0: no limit.
+            prefetch: The most deliveries that are not acknowledged, at most 1,000. 0: 8.
+            idle_seconds: End the loop when nothing was delivered for so long. None: wait for ever. A broken connection
+                is detected and raised meanwhile.
         """
         limits = ConsumeLimits(max_events, max_bytes, prefetch, idle_seconds)
         return Deliveries(self._connection, self._name, limits)
 
     def claim(self, reader_id: str, lease_seconds: float | None = None, *, takeover: bool = False) -> Claim:
-        """Claims the channel for a reader, now. In a `with` statement the claim is released when the block is left.
+        """Claims the channel for a reader, at once. A `with` statement releases the claim at the end of its block.
 
         Args:
-            reader_id: Who reads: 1 to 128 printable ASCII characters. The same reader's living claim is renewed.
-            lease_seconds: How long the claim lives without a call. None: as the channel says.
-            takeover: End a living claim, another reader's or this reader's own, and begin a new epoch.
+            reader_id: The reader: 1 to 128 printable ASCII characters. Renews the same reader's claim, if it lives.
+            lease_seconds: How long the claim lives without a call. None: the channel's default.
+            takeover: End a living claim, of any reader, and begin a new epoch.
 
         Raises:
             ChannelClaimedError: Another reader has claimed it.
@@ -126,40 +129,40 @@ class Channel:
     def read(
         self, reader_id: str, from_sequence: int = 0, to_sequence: int = 0, epoch: int | None = None
     ) -> Iterator[Batch]:
-        """Reads a range of a channel that this reader has claimed, perhaps elsewhere. Calls when iterated.
+        """Reads a range of a channel that this reader has claimed, possibly in another process. Calls when iterated.
 
         Args:
-            reader_id: Who holds the claim.
-            from_sequence: First, included. 0: the oldest that is not acknowledged.
-            to_sequence: End, excluded. 0: all that is committed now.
-            epoch: The claim's; refused where a newer one has begun. None: not checked.
+            reader_id: The reader that holds the claim.
+            from_sequence: The first sequence, inclusive. 0: the oldest that is not acknowledged.
+            to_sequence: The end, exclusive. 0: everything committed now.
+            epoch: The claim's epoch; refused if a newer claim exists. None: not checked.
 
         Raises:
-            SequenceGoneError: A part of the range is acknowledged, or not there yet.
-            NotClaimedError: The claim does not live.
+            SequenceGoneError: A part of the range is acknowledged already, or not stored yet.
+            NotClaimedError: The claim has ended.
         """
         return self._connection.stream(_calls.read(self._name, reader_id, from_sequence, to_sequence, epoch))
 
     def acknowledge(self, reader_id: str, through_sequence: int, epoch: int | None = None) -> int:
-        """Removes all events up to a sequence, included, from a channel that this reader has claimed.
+        """Removes all events up to a sequence, inclusive, from a channel that this reader has claimed.
 
         Returns:
-            The oldest sequence that is left; the next one to come where none is.
+            The oldest sequence that is left; the next sequence if none is left.
         """
         return self._connection.run(_calls.acknowledge(self._name, reader_id, through_sequence, epoch))
 
     def release(self, reader_id: str, epoch: int | None = None) -> None:
-        """Ends this reader's claim; what is not acknowledged stays where it is."""
+        """Ends this reader's claim; events that are not acknowledged keep their places."""
         self._connection.run(_calls.release(self._name, reader_id, epoch))
 
     def peek(self, from_sequence: int = 0, max_events: int = 0, *, follow: bool = False) -> Iterator[Batch]:
-        """Shows events without taking them. Calls when iterated.
+        """Reads events without taking them. Calls when iterated.
 
         Args:
-            from_sequence: First to show. 0: the oldest in the queue, or with `follow` the next to be committed.
-            max_events: Most events. 0: 10, or no limit with `follow`.
-            follow: Go on with each event as it is committed, until the iterator is closed or dropped. Where it is
-                slower than the channel, a batch's `skipped_events` says how many were left out before it.
+            from_sequence: The first sequence. 0: the oldest in the queue, or with `follow` the next to be committed.
+            max_events: The most events. 0: 10, or no limit with `follow`.
+            follow: Continue with each event as it is committed, until the iterator is closed or dropped. If the caller
+                is slower than the channel, a batch's `skipped_events` counts the events left out before it.
         """
         return self._connection.stream(_calls.peek(self._name, from_sequence, max_events, follow=follow))
 

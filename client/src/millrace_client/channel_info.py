@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class ChannelType(StrEnum):
-    """What keeps a channel's events."""
+    """Where a channel keeps its events."""
 
     MEMORY = "memory"
-    """Memory: fast, gone with the process."""
+    """In memory: fast, but lost with the process."""
     FILE = "file"
-    """A write-ahead log: survives crashes."""
+    """In a write-ahead log: survives crashes."""
     SPILLABLE = "spillable"
-    """Memory up to a limit, then a log; what is in memory is lost in a crash."""
+    """In memory up to a limit, then in a log; a crash loses the events in memory."""
 
 
 class FsyncPolicy(StrEnum):
@@ -22,84 +22,83 @@ class FsyncPolicy(StrEnum):
     COMMIT = "commit"
     """Before a commit is answered."""
     INTERVAL = "interval"
-    """At an interval: a power cut loses what was committed since the last one."""
+    """At an interval: a power failure loses the commits since the last sync."""
 
 
 class Compression(StrEnum):
-    """What packs a channel's records before they are written."""
+    """How a channel's records are compressed."""
 
     NONE = "none"
-    """Nothing."""
+    """Not at all."""
     ZSTD = "zstd"
     """Zstandard."""
 
 
 class ChannelState(StrEnum):
-    """How a channel is."""
+    """The state of a channel."""
 
     UNKNOWN = "unknown"
-    """The server is older or newer than this client, and says nothing that it knows."""
+    """The server reports a state that this client does not know."""
     OPEN = "open"
     """It serves."""
     REPLAYING = "replaying"
-    """It reads its log, and opens when it has done so."""
+    """It is replaying its log and opens afterwards."""
     LOG_FAILED = "log_failed"
-    """Its log could not be written or synced; the server must open it again."""
+    """Its log could not be written or synced; the server must reopen it."""
     CORRUPT = "corrupt"
     """Its files are damaged."""
     STALLED = "stalled"
-    """Its disk does not answer, and commits wait for it."""
+    """Its disk does not respond, and commits wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelConfig:
-    """Limits to ask for. None means the server's default where a channel is made, and no change where it is updated.
+    """Requested limits. None means the server's default for a new channel, and no change for an update.
 
-    From `backup_checkpoint` on they are limits of channels with a log, which a memory channel refuses; the last two are
-    those of spillable channels only.
+    The limits from `backup_checkpoint` on are for channels with a log, and the last two for spillable channels only.
     """
 
     type: ChannelType | None = None
-    """What keeps the events; None for a new channel: memory. Cannot be changed."""
+    """Where the events are kept; None for a new channel: in memory. Cannot be changed."""
     capacity: int | None = None
-    """Events that the channel holds, taken ones included until their commit."""
+    """The most events in the channel, including taken events until their commit."""
     transaction_capacity: int | None = None
-    """Puts, and apart from them takes, that one transaction holds."""
+    """The most puts, and separately the most takes, of one transaction."""
     byte_capacity: int | None = None
-    """Bytes for bodies and headers."""
+    """The most bytes of bodies and headers."""
     byte_capacity_buffer_percentage: int | None = None
-    """Percentage of `byte_capacity` that is set aside for headers, 0 to 99."""
+    """The percentage of `byte_capacity` that is reserved for headers, 0 to 99."""
     keep_alive_seconds: float | None = None
     """How long a commit waits for room, and a take for an event; at most 3,600."""
     lease_seconds: float | None = None
     """How long a transaction or claim lives without a call; at most 3,600."""
     open_transactions_max: int | None = None
-    """Transactions that may be open at once."""
+    """The most open transactions."""
     backup_checkpoint: bool | None = None
-    """Keep the checkpoint before the newest one too. Cannot be changed."""
+    """Whether to keep the checkpoint before the newest one. Cannot be changed."""
     checkpoint_interval_seconds: float | None = None
-    """How long after one checkpoint the next one begins, where anything has changed; 0.1 to 3,600."""
+    """The time between checkpoints, if anything has changed; 0.1 to 3,600."""
     segment_bytes_max: int | None = None
-    """A segment of this size is ended and the next one begun."""
+    """The size at which a new segment is started."""
     min_free_bytes: int | None = None
-    """Bytes that puts leave free on each disk."""
+    """The bytes that puts leave free on each disk."""
     fsync: FsyncPolicy | None = None
     """When the log is synced."""
     fsync_interval_seconds: float | None = None
-    """How much a power cut may lose where `fsync` is `INTERVAL`; 0.01 to 3,600."""
+    """The interval between syncs if `fsync` is `INTERVAL`; 0.01 to 3,600."""
     compression: Compression | None = None
-    """What packs records from now on."""
+    """How records are compressed from now on."""
     memory_capacity: int | None = None
-    """Events that are kept in memory only, taken ones included."""
+    """The most events kept in memory only, including taken events."""
     memory_byte_capacity: int | None = None
-    """Bytes for their bodies and headers."""
+    """The most bytes of their bodies and headers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelLimits(ChannelConfig):
-    """Limits in force; None for what the channel's type does not have.
+    """The limits in force; None for limits that the channel's type does not have.
 
-    They are a configuration too: another channel can be made with them, though not with the key.
+    They can be used as the configuration of another channel, except for the key.
     """
 
     type: ChannelType
@@ -111,12 +110,12 @@ class ChannelLimits(ChannelConfig):
     lease_seconds: float
     open_transactions_max: int
     active_key: str = ""
-    """Id of the key that records are encrypted with; empty where they are not. Keys are the server's own business."""
+    """The id of the key that encrypts records; empty if they are not encrypted. Only the server has the keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelGauges:
-    """How a channel stands."""
+    """The current contents of a channel."""
 
     queued_events: int
     """Events in the channel that no transaction has taken."""
@@ -155,13 +154,13 @@ class ChannelCounters:
     event_put_success_count: int
     """Events stored by commits."""
     event_take_attempt_count: int
-    """Events asked for: those handed out, and one for each take that found none or was refused."""
+    """Events requested: those taken, and one for each take that found none or was refused."""
     event_take_success_count: int
     """Events removed by commits, acks and acknowledgements."""
     commit_count: int
     """Transactions committed."""
     rollback_count: int
-    """Transactions rolled back, for whatever reason."""
+    """Transactions rolled back for any reason."""
     lease_expired_count: int
     """Transactions rolled back because their lease ran out."""
     deduplicated_count: int
@@ -170,49 +169,49 @@ class ChannelCounters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimStatus:
-    """The claim that lives on a channel."""
+    """The living claim on a channel."""
 
     reader_id: str
-    """Who holds it."""
+    """The reader that holds it."""
     epoch: int
     """Its epoch."""
     remaining_seconds: float
-    """How long it lives on without a call."""
+    """How long it lives without another call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelInfo:
-    """A channel at one moment."""
+    """The state of a channel at one moment."""
 
     name: str
     """Its name."""
     channel_id: str
-    """Names this making of the channel."""
+    """Its unique id, which changes if the channel is deleted and created again."""
     config: ChannelLimits
     """The limits in force."""
     gauges: ChannelGauges
-    """How it stands."""
+    """Its current contents."""
     counters: ChannelCounters
-    """What it counted."""
+    """Its counters."""
     claim: ClaimStatus | None
-    """The living claim; None where there is none."""
+    """The living claim; None if there is none."""
     start_time: datetime
     """When the server process opened the channel, UTC."""
     state: ChannelState
-    """Whether it serves."""
+    """Its state."""
     fault: str
-    """What is wrong with it and what to do, in a sentence; empty while nothing is."""
+    """The fault and what to do about it, in a sentence; empty if there is none."""
     replayed_fraction: float
-    """How much of its log it has read, 0 to 1, while it is replaying; otherwise 1."""
+    """How much of its log it has replayed, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelUpdate:
-    """What came of an update."""
+    """The result of an update."""
 
     channel: ChannelInfo
-    """The channel as it stands, changed or not."""
+    """The channel's state, changed or not."""
     applied: bool
-    """False where shrinking found no room in time; then nothing was changed."""
+    """False if shrinking found no free room in time; then nothing was changed."""
     message: str
-    """Why nothing was changed, in a sentence; empty where it was."""
+    """Why nothing was changed, in a sentence; empty if the update was applied."""

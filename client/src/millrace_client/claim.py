@@ -1,4 +1,4 @@
-"""A claim, synchronously."""
+"""A claim, for threads."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -59,9 +59,9 @@ class GrantedClaim:
 
 
 class Claim(GrantedClaim):
-    """One reader's exclusive right to a channel; threads may share it. Released when its `with` block is left.
+    """One reader's exclusive right to a channel. Threads may share it. Released at the end of its `with` block.
 
-    It lives as long as calls come within its lease; a claim that is dropped without `release` ends by that.
+    It lives as long as calls are made within its lease; without `release` its lease ends it.
     """
 
     def __init__(self, connection: Connection, sequences: ClaimCalls) -> None:
@@ -69,33 +69,31 @@ class Claim(GrantedClaim):
         self._connection = connection
 
     def read(self, from_sequence: int = 0, to_sequence: int = 0) -> Iterator[Batch]:
-        """Reads a range, as often as one likes; see `Channel.read`."""
+        """Reads a range, also repeatedly; see `Channel.read`."""
         call = _calls.read(self.channel, self.reader_id, from_sequence, to_sequence, self.epoch)
         return self._connection.stream(call)
 
     def acknowledge(self, through_sequence: int) -> int:
-        """Removes all events up to a sequence, included; see `Channel.acknowledge`."""
+        """Removes all events up to a sequence, inclusive; see `Channel.acknowledge`."""
         return self._connection.run(_calls.acknowledge(self.channel, self.reader_id, through_sequence, self.epoch))
 
     def renew(self, wait_seconds: float = 0.0) -> float:
-        """Begins the lease anew, as every other call does too, and looks what there is.
-
-        `first_sequence` and `next_sequence` are up to date then.
+        """Renews the lease, as every other call does, and updates `first_sequence` and `next_sequence`.
 
         Args:
-            wait_seconds: How long the answer may wait for an event beyond `next_sequence`. The lease does not run
+            wait_seconds: How long the server may wait for an event beyond `next_sequence`. The lease does not run
                 meanwhile.
 
         Returns:
             The lease in seconds.
 
         Raises:
-            LeaseExpiredError: The claim has ended; somebody else may have read since.
+            LeaseExpiredError: The claim has ended; another reader may have read since.
         """
         return self._connection.drive(self._sequences.renew(wait_seconds))
 
     def release(self) -> None:
-        """Ends the claim; what is not acknowledged stays where it is."""
+        """Ends the claim; events that are not acknowledged keep their places."""
         self._connection.drive(self._sequences.release())
 
     def __enter__(self) -> Self:

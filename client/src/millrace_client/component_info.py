@@ -6,83 +6,83 @@ from enum import StrEnum
 
 
 class ComponentKind(StrEnum):
-    """What a component does."""
+    """The kind of a component."""
 
     UNKNOWN = "unknown"
-    """The server is older or newer than this client, and says nothing that it knows."""
+    """The server reports a value that this client does not know."""
     SOURCE = "source"
-    """It brings events into channels."""
+    """It puts events into channels."""
     SINK = "sink"
-    """It takes events out of a channel to somewhere else."""
+    """It takes events from a channel to another system."""
     SINK_GROUP = "sink_group"
-    """It shares out a channel's events to several sinks."""
+    """It distributes a channel's events to several sinks."""
 
 
 class ComponentState(StrEnum):
-    """How a component is."""
+    """The state of a component."""
 
     UNKNOWN = "unknown"
-    """The server is older or newer than this client, and says nothing that it knows."""
+    """The server reports a value that this client does not know."""
     STARTING = "starting"
-    """It gets ready, or waits for its channels to open."""
+    """It is starting, or waits for its channels to open."""
     RUNNING = "running"
-    """It does its work."""
+    """It is working."""
     BACKING_OFF = "backing_off"
-    """It could not do its work, and tries again by itself."""
+    """It has failed, and retries automatically."""
     FAILED = "failed"
-    """It cannot do its work until somebody changes something."""
+    """It has failed, and an operator must change something."""
     STOPPED = "stopped"
-    """It has ended: its work is done, or the server stops."""
+    """It has ended: its work is done, or the server is stopping."""
     STANDING_BY = "standing_by"
-    """A sink of a group: it is well, and another one of the group works."""
+    """A healthy sink of a group in which another sink is working."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentCounters:
-    """What a component has counted since it was started."""
+    """The counters of a component since it was started."""
 
     event_count: int
-    """Events that a source has stored, or that have left by a sink."""
+    """Events that a source has stored, or that a sink has delivered."""
     batch_count: int
     """Batches of these."""
     body_bytes: int
     """Bytes of their bodies."""
     failure_count: int
-    """Times that it could not do its work."""
+    """Failures of its work."""
     filtered_count: int
-    """Events of a source that an interceptor dropped, as it is told to."""
+    """Events of a source that an interceptor dropped, as configured."""
     unrouted_count: int
     """Events of a source for which its selector has no channel."""
     dead_lettered_count: int
     """Events that were set aside in a dead-letter channel."""
     dropped_count: int
-    """Events that should have been set aside, where no dead-letter channel could take them; they are lost."""
+    """Events that no dead-letter channel could accept; they are lost."""
     missed_count: int
-    """Events of a source that an optional channel did not take."""
+    """Events of a source that an optional channel did not accept."""
 
     @property
     def lost_count(self) -> int:
-        """Events that are nowhere, or not everywhere, where they were meant to be."""
+        """Events that are missing in at least one of their channels."""
         return self.unrouted_count + self.dropped_count + self.missed_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentInfo:
-    """A source, a sink or a sink group at one moment."""
+    """The state of a source, a sink or a sink group at one moment."""
 
     kind: ComponentKind
-    """What it does; names are unique within a kind."""
+    """Its kind; names are unique within a kind."""
     name: str
     """Its name in the server's configuration."""
     type: str
-    """Its type there, such as `taildir`."""
+    """Its configured type, such as `taildir`."""
     state: ComponentState
-    """How it is."""
+    """Its state."""
     reason: str
-    """Why it backs off, has failed or has stopped, in a sentence; empty where there is nothing to say."""
+    """Why it backs off, has failed or has stopped, in a sentence; may be empty."""
     since: datetime
-    """When it came to its state, UTC."""
+    """When it entered its state, UTC."""
     counters: ComponentCounters
-    """What it counted."""
+    """Its counters."""
     progress_age_seconds: float | None
-    """How long ago it last did a batch of its work; None where it never did."""
+    """How long ago it completed its last batch; None if it never did."""

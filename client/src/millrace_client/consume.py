@@ -1,4 +1,4 @@
-"""Deliveries, synchronously."""
+"""Deliveries of one channel, for threads."""
 
 import contextlib
 import math
@@ -20,9 +20,9 @@ from millrace_client.errors import MillraceError, StreamEndedError
 
 
 class Delivery(DeliveredEvents):
-    """Events to work on, then to `ack` or `nack` as a whole. May be handed to another thread.
+    """Events to process, then to `ack` or `nack` together. May be passed to another thread.
 
-    Iterating gives `Event`s, oldest first; `bodies()` gives the bare bodies quicker.
+    Iteration yields `Event`s, oldest first; `bodies()` returns the bodies faster.
     """
 
     __slots__ = ("_stream",)
@@ -32,24 +32,24 @@ class Delivery(DeliveredEvents):
         self._stream = stream
 
     def ack(self) -> None:
-        """Removes the events from the channel. Returns at once; repeating it is harmless.
+        """Removes the events from the channel. Returns at once; may be repeated.
 
         Raises:
-            StreamEndedError: Too late: the events have returned to the channel.
+            StreamEndedError: It is too late: the events have returned to the channel.
         """
         self._stream.settle(Settlement(self.delivery_id, is_ack=True))
 
     def nack(self) -> None:
-        """Returns the events to their places in the channel; they will be delivered again, here or elsewhere.
+        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
 
         Raises:
-            StreamEndedError: Too late: they have returned already.
+            StreamEndedError: It is too late: they have returned already.
         """
         self._stream.settle(Settlement(self.delivery_id, is_ack=False))
 
 
 class Deliveries:
-    """Deliveries as they come: an iterator of `Delivery`, and a context manager. See `Channel.consume`."""
+    """Deliveries as they arrive: an iterator of `Delivery` and a context manager. See `Channel.consume`."""
 
     def __init__(self, connection: Connection, channel: str, limits: ConsumeLimits) -> None:
         self._connection = connection
@@ -57,14 +57,14 @@ class Deliveries:
         self._limits = limits
         self._stream: ConsumeStream | None = None
         self._is_closed = False
-        # Says at once what is wrong with the limits.
+        # Validates the limits at once.
         self._start = _calls.consume_start(channel, limits)
 
     def close(self) -> None:
-        """Ends the stream: acks that were made are done, what was not acknowledged returns to the channel.
+        """Ends the stream: acks take effect, and events that were not acknowledged return to the channel.
 
         Raises:
-            MillraceError: The server could not be told in time; then it finds out by itself.
+            MillraceError: The server did not confirm the end in time; it will notice by itself.
         """
         self._is_closed = True
         if self._stream is not None:
@@ -97,7 +97,7 @@ class Deliveries:
             error.add_note(f"ending the deliveries failed too: {close_error}")
 
     def __del__(self) -> None:
-        # Deliveries hold the stream, not this object: so a loop that is left drops it, whatever is kept of its events.
+        # Deliveries refer to the stream, not to this object: leaving a loop drops it even if its deliveries are kept.
         if (stream := getattr(self, "_stream", None)) is not None:
             stream.abandon()
 
@@ -105,8 +105,8 @@ class Deliveries:
 class ConsumeStream:
     """One Consume stream.
 
-    One thread at a time reads; any may settle. A stream is ended by closing the sending side: then the server does what
-    was acknowledged, returns the rest, and ends the stream from its side.
+    One thread at a time reads; any thread may settle. Closing the sending side ends the stream: the server executes the
+    acks, returns all other events, and then ends the stream.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ConsumeStream:
         self._is_over = False
         self._has_ended = False
         self._has_settled = False
-        # A SimpleQueue may be put into by a finalizer.
+        # A finalizer may put into a SimpleQueue.
         self._settlements: queue.SimpleQueue[Settlement | None] = queue.SimpleQueue()
         opened = connection.opened()
         self._process_id = opened.process_id
@@ -136,14 +136,16 @@ class ConsumeStream:
             self._note_over()
 
     def settle(self, settlement: Settlement) -> None:
-        """Tells the server what is to become of a delivery."""
+        """Sends an ack or nack to the server."""
         if self._is_ending or self._is_over:
-            raise StreamEndedError("the deliveries have ended; what was not acknowledged has returned to the channel")
+            raise StreamEndedError(
+                "the stream has ended; events that were not acknowledged have returned to the channel"
+            )
         self._has_settled = True
         self._settlements.put(settlement)
 
     def next_answer(self) -> pb.ConsumeResponse | None:
-        """The next delivery; None where the stream has ended, or is ending: then what still comes is left alone."""
+        """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         with self._reading:
             while not self._has_ended:
                 answer = self._read()
@@ -168,7 +170,7 @@ class ConsumeStream:
             self._watch.disarm()
 
     def finish(self) -> None:
-        """Ends the stream in order, within the client's timeout."""
+        """Ends the stream cleanly, within the client's timeout."""
         if self._has_ended or self._process_id != os.getpid():
             return
         self.end_sending(self._timeout_seconds)
@@ -176,25 +178,25 @@ class ConsumeStream:
             pass
 
     def end_sending(self, seconds: float) -> None:
-        """Ends this side of the stream; whoever reads finds its end when the server has done what was acknowledged.
+        """Closes the sending side; the reader finds the end of the stream once the server has executed the acks.
 
         Args:
-            seconds: The stream is cut off where its end does not come within so long.
+            seconds: The stream is cancelled if it has not ended after so long.
         """
         self._timeout_seconds = seconds
         self._close_sending()
         self._watch.arm(seconds)
 
     def abandon(self) -> None:
-        """Ends the stream from a finalizer, which may run anywhere and must not wait."""
+        """Ends the stream. For a finalizer, which may run in any thread and must not wait."""
         if self._is_over or self._is_ending or self._process_id != os.getpid():
             return
         if sys.is_finalizing():
-            # gRPC's threads stand still, perhaps in the middle of a lock. The end of the process ends the stream.
+            # gRPC's threads have stopped, perhaps while they held a lock. The end of the process ends the stream.
             return
         if self._has_settled:
             with contextlib.suppress(RuntimeError):
-                # Not a daemon: the interpreter waits for it, so that acks are not lost when a program ends.
+                # Not a daemon: the interpreter waits for it, so that no ack is lost when the program exits.
                 threading.Thread(target=self._finish_quietly, name="millrace-consume-end").start()
                 return
         self._call.cancel()
@@ -208,7 +210,7 @@ class ConsumeStream:
         self._settlements.put(None)
 
     def _expire(self) -> None:
-        """Runs when nothing came for too long: ends the stream in order, and where that does not help, cuts it off."""
+        """Runs when nothing was delivered for too long: ends the stream cleanly, or cancels it if that fails."""
         if self._is_ending:
             self._call.cancel()
         else:
@@ -217,9 +219,9 @@ class ConsumeStream:
             self._watch.arm(self._timeout_seconds)
 
     def _note_over(self) -> None:
-        """Runs when the call is over, though what came before that may still be read."""
+        """Runs when the call has ended; deliveries that arrived before may still be read."""
         self._is_over = True
-        # Lets go the thread with which gRPC reads requests.
+        # Releases gRPC's thread, which waits for requests.
         self._settlements.put(None)
         self._watch.close()
         self._connection.streams.discard(self)

@@ -1,7 +1,6 @@
 """The errors that a call may raise, one class for each reason, and what a client should do about each."""
 
 import enum
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import grpc
@@ -37,6 +36,10 @@ _FINAL_CODES = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", 
 """gRPC codes of errors that a repeat cannot help, where no reason says more, such as those of a proxy."""
 
 
+ERRORS_BY_REASON: "dict[str, type[MillraceError]]" = {}
+"""Reason to class, for each reason that this client knows."""
+
+
 class MillraceError(Exception):
     """Base of all errors. An error whose reason this client does not know is raised as this class itself.
 
@@ -54,6 +57,11 @@ class MillraceError(Exception):
     """The advice for the class's reason; read `advice` instead, which also knows the code."""
     is_outcome_known: ClassVar[bool] = False
     """True if the server did nothing. False if the server may or may not have done what it was asked."""
+
+    def __init_subclass__(cls, *, reason: str = "", advice: RetryAdvice = RetryAdvice.UNKNOWN) -> None:
+        if reason:
+            cls.default_reason, cls.default_advice = reason, advice
+            ERRORS_BY_REASON[reason] = cls
 
     def __init__(  # noqa: PLR0913 - the attributes that callers decide by
         self,
@@ -95,300 +103,182 @@ class RefusedError(MillraceError):
 # Malformed or impossible requests.
 
 
-class BadArgumentError(RefusedError):
+class BadArgumentError(RefusedError, reason="BAD_ARGUMENT", advice=RetryAdvice.CORRECT):
     """Raised when an argument is malformed; the message says which one, its value and what is allowed."""
 
-    default_reason = "BAD_ARGUMENT"
-    default_advice = RetryAdvice.CORRECT
 
-
-class BadNameError(RefusedError):
+class BadNameError(RefusedError, reason="BAD_NAME", advice=RetryAdvice.CORRECT):
     """Raised when a channel's name is not allowed."""
 
-    default_reason = "BAD_NAME"
-    default_advice = RetryAdvice.CORRECT
 
-
-class OffsetGapError(RefusedError):
+class OffsetGapError(RefusedError, reason="OFFSET_GAP", advice=RetryAdvice.NEVER):
     """Raised when a put or take offset lies beyond what the transaction holds: another client uses the transaction.
 
     Also raised when a stamp requires an earlier number that the channel has not accepted.
     """
 
-    default_reason = "OFFSET_GAP"
-    default_advice = RetryAdvice.NEVER
 
-
-class TxnCapacityError(RefusedError):
+class TxnCapacityError(RefusedError, reason="TXN_CAPACITY", advice=RetryAdvice.SMALLER):
     """Raised when a transaction or append would hold more than the channel's transaction capacity."""
 
-    default_reason = "TXN_CAPACITY"
-    default_advice = RetryAdvice.SMALLER
 
-
-class EventTooLargeError(RefusedError):
+class EventTooLargeError(RefusedError, reason="EVENT_TOO_LARGE", advice=RetryAdvice.SMALLER):
     """Raised when one event alone is larger than the channel or a message can hold."""
 
-    default_reason = "EVENT_TOO_LARGE"
-    default_advice = RetryAdvice.SMALLER
 
-
-class MessageTooLargeError(MillraceError):
+class MessageTooLargeError(MillraceError, reason="MESSAGE_TOO_LARGE", advice=RetryAdvice.SMALLER):
     """Raised when a message exceeds a limit of the client or the server.
 
     The message may be the answer to a call that succeeded.
     """
 
-    default_reason = "MESSAGE_TOO_LARGE"
-    default_advice = RetryAdvice.SMALLER
-
 
 # Names.
 
 
-class ChannelNotFoundError(RefusedError):
+class ChannelNotFoundError(RefusedError, reason="CHANNEL_NOT_FOUND", advice=RetryAdvice.NEVER):
     """Raised when no channel has the name."""
 
-    default_reason = "CHANNEL_NOT_FOUND"
-    default_advice = RetryAdvice.NEVER
 
-
-class ChannelExistsError(RefusedError):
+class ChannelExistsError(RefusedError, reason="CHANNEL_EXISTS", advice=RetryAdvice.NEVER):
     """Raised when the name is in use."""
 
-    default_reason = "CHANNEL_EXISTS"
-    default_advice = RetryAdvice.NEVER
 
-
-class TxnNotFoundError(RefusedError):
+class TxnNotFoundError(RefusedError, reason="TXN_NOT_FOUND", advice=RetryAdvice.LOST):
     """Raised when the server does not know the transaction, for example after a restart."""
-
-    default_reason = "TXN_NOT_FOUND"
-    default_advice = RetryAdvice.LOST
 
 
 # State.
 
 
-class TxnStateError(RefusedError):
+class TxnStateError(RefusedError, reason="TXN_STATE", advice=RetryAdvice.LOST):
     """Raised when a transaction has ended, or belongs to another channel."""
 
-    default_reason = "TXN_STATE"
-    default_advice = RetryAdvice.LOST
 
-
-class TxnsOpenError(RefusedError):
+class TxnsOpenError(RefusedError, reason="TXNS_OPEN", advice=RetryAdvice.LATER):
     """Raised when a channel cannot be claimed because open transactions have taken events."""
 
-    default_reason = "TXNS_OPEN"
-    default_advice = RetryAdvice.LATER
 
-
-class ChannelClaimedError(RefusedError):
+class ChannelClaimedError(RefusedError, reason="CHANNEL_CLAIMED", advice=RetryAdvice.LOST):
     """Raised when another reader has claimed the channel."""
 
-    default_reason = "CHANNEL_CLAIMED"
-    default_advice = RetryAdvice.LOST
 
-
-class NotClaimedError(RefusedError):
+class NotClaimedError(RefusedError, reason="NOT_CLAIMED", advice=RetryAdvice.LOST):
     """Raised when the caller's claim has ended."""
 
-    default_reason = "NOT_CLAIMED"
-    default_advice = RetryAdvice.LOST
 
-
-class ChannelNotEmptyError(RefusedError):
+class ChannelNotEmptyError(RefusedError, reason="CHANNEL_NOT_EMPTY", advice=RetryAdvice.NEVER):
     """Raised when a channel to be deleted still holds events or transactions."""
 
-    default_reason = "CHANNEL_NOT_EMPTY"
-    default_advice = RetryAdvice.NEVER
 
-
-class LeaseExpiredError(RefusedError):
+class LeaseExpiredError(RefusedError, reason="LEASE_EXPIRED", advice=RetryAdvice.LOST):
     """Raised when the transaction was rolled back because its lease expired."""
 
-    default_reason = "LEASE_EXPIRED"
-    default_advice = RetryAdvice.LOST
 
-
-class StaleEpochError(RefusedError):
+class StaleEpochError(RefusedError, reason="STALE_EPOCH", advice=RetryAdvice.LOST):
     """Raised when a claim newer than the caller's exists."""
 
-    default_reason = "STALE_EPOCH"
-    default_advice = RetryAdvice.LOST
 
-
-class SequenceGoneError(RefusedError):
+class SequenceGoneError(RefusedError, reason="SEQUENCE_GONE", advice=RetryAdvice.NEVER):
     """Raised when a part of a range is acknowledged already, or not stored yet."""
-
-    default_reason = "SEQUENCE_GONE"
-    default_advice = RetryAdvice.NEVER
 
 
 # Limits that may pass with time.
 
 
-class ChannelFullError(RefusedError):
+class ChannelFullError(RefusedError, reason="CHANNEL_FULL", advice=RetryAdvice.FULL):
     """Raised when the channel had no room for the events within its keep-alive."""
 
-    default_reason = "CHANNEL_FULL"
-    default_advice = RetryAdvice.FULL
 
-
-class BytesFullError(RefusedError):
+class BytesFullError(RefusedError, reason="BYTES_FULL", advice=RetryAdvice.FULL):
     """Raised when the channel had no room for the bytes of the bodies within its keep-alive."""
 
-    default_reason = "BYTES_FULL"
-    default_advice = RetryAdvice.FULL
 
-
-class DiskFullError(RefusedError):
+class DiskFullError(RefusedError, reason="DISK_FULL", advice=RetryAdvice.FULL):
     """Raised when the server's disk has no room for puts."""
 
-    default_reason = "DISK_FULL"
-    default_advice = RetryAdvice.FULL
 
-
-class TooManyTxnsError(RefusedError):
+class TooManyTxnsError(RefusedError, reason="TOO_MANY_TXNS", advice=RetryAdvice.FULL):
     """Raised when the server or the channel has its maximum of open transactions."""
 
-    default_reason = "TOO_MANY_TXNS"
-    default_advice = RetryAdvice.FULL
 
-
-class OverloadedError(RefusedError):
+class OverloadedError(RefusedError, reason="OVERLOADED", advice=RetryAdvice.FULL):
     """Raised when the requests in progress at the server hold their maximum of bytes."""
 
-    default_reason = "OVERLOADED"
-    default_advice = RetryAdvice.FULL
 
-
-class DrainingError(RefusedError):
+class DrainingError(RefusedError, reason="DRAINING", advice=RetryAdvice.LATER):
     """Raised when the server is shutting down and accepts no new work."""
-
-    default_reason = "DRAINING"
-    default_advice = RetryAdvice.LATER
 
 
 # Restarts, damage and bugs.
 
 
-class ReplayingError(MillraceError):
+class ReplayingError(MillraceError, reason="REPLAYING", advice=RetryAdvice.LATER):
     """Raised when the channel is still replaying its log after a restart of the server.
 
     An earlier attempt of the same call, which gRPC repeats, may have reached the server before the restart.
     """
 
-    default_reason = "REPLAYING"
-    default_advice = RetryAdvice.LATER
 
-
-class LogFailedError(MillraceError):
+class LogFailedError(MillraceError, reason="LOG_FAILED", advice=RetryAdvice.RESTART):
     """Raised when the channel's log has failed; the server must be restarted."""
 
-    default_reason = "LOG_FAILED"
-    default_advice = RetryAdvice.RESTART
 
-
-class CorruptError(MillraceError):
+class CorruptError(MillraceError, reason="CORRUPT", advice=RetryAdvice.NEVER):
     """Raised when the channel's log is damaged."""
 
-    default_reason = "CORRUPT"
-    default_advice = RetryAdvice.NEVER
 
-
-class InternalError(MillraceError):
+class InternalError(MillraceError, reason="INTERNAL"):
     """Raised when the server has a bug; its log has the details."""
-
-    default_reason = "INTERNAL"
 
 
 # Errors that the client finds.
 
 
-class UnavailableError(MillraceError):
+class UnavailableError(MillraceError, reason="UNAVAILABLE", advice=RetryAdvice.UNREACHABLE):
     """Raised when the server cannot be reached, or the connection broke. The server may have done what it was asked."""
 
-    default_reason = "UNAVAILABLE"
-    default_advice = RetryAdvice.UNREACHABLE
 
-
-class DeadlineError(MillraceError):
+class DeadlineError(MillraceError, reason="DEADLINE", advice=RetryAdvice.UNREACHABLE):
     """Raised when no answer came in time. The server may have done what it was asked."""
 
-    default_reason = "DEADLINE"
-    default_advice = RetryAdvice.UNREACHABLE
 
-
-class CancelledError(MillraceError):
+class CancelledError(MillraceError, reason="CANCELLED", advice=RetryAdvice.UNREACHABLE):
     """Raised when the client cancelled a call, for example because another thread closed the client."""
 
-    default_reason = "CANCELLED"
-    default_advice = RetryAdvice.UNREACHABLE
 
-
-class ClientClosedError(RefusedError):
+class ClientClosedError(RefusedError, reason="CLIENT_CLOSED", advice=RetryAdvice.NEVER):
     """Raised when a closed client is used."""
 
-    default_reason = "CLIENT_CLOSED"
-    default_advice = RetryAdvice.NEVER
 
-
-class ClientForkedError(RefusedError):
+class ClientForkedError(RefusedError, reason="CLIENT_FORKED", advice=RetryAdvice.NEVER):
     """Raised when a forked process uses its parent's client; the process must connect itself."""
 
-    default_reason = "CLIENT_FORKED"
-    default_advice = RetryAdvice.NEVER
 
-
-class StreamEndedError(RefusedError):
+class StreamEndedError(RefusedError, reason="STREAM_ENDED", advice=RetryAdvice.LOST):
     """Raised when a delivery is settled after its stream has ended: its events are back in the channel."""
-
-    default_reason = "STREAM_ENDED"
-    default_advice = RetryAdvice.LOST
 
 
 # Errors of a producer.
 
 
-class BufferFullError(RefusedError):
+class BufferFullError(RefusedError, reason="BUFFER_FULL", advice=RetryAdvice.FULL):
     """Raised when a producer's buffer has no room for an event, or had none in time; the event was not accepted."""
 
-    default_reason = "BUFFER_FULL"
-    default_advice = RetryAdvice.FULL
 
-
-class ProducerClosedError(RefusedError):
+class ProducerClosedError(RefusedError, reason="PRODUCER_CLOSED", advice=RetryAdvice.NEVER):
     """Raised when a producer is closed, or was closed before it could send an event."""
 
-    default_reason = "PRODUCER_CLOSED"
-    default_advice = RetryAdvice.NEVER
 
-
-class EventDroppedError(RefusedError):
+class EventDroppedError(RefusedError, reason="EVENT_DROPPED", advice=RetryAdvice.NEVER):
     """Raised when a producer dropped an event to make room for newer ones."""
 
-    default_reason = "EVENT_DROPPED"
-    default_advice = RetryAdvice.NEVER
 
-
-class SendFailedError(MillraceError):
+class SendFailedError(MillraceError, reason="SEND_FAILED"):
     """Raised by a producer's future when the event is not stored; has the reason of the cause.
 
     Attributes:
         result: All that is known about the event, its attempts included.
     """
 
-    default_reason = "SEND_FAILED"
     result: "SendResult | None" = None
-
-
-def _classes(base: type[MillraceError]) -> Iterator[type[MillraceError]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _classes(kind)
-
-
-ERRORS_BY_REASON = {kind.default_reason: kind for kind in _classes(MillraceError) if "default_reason" in vars(kind)}
-"""Reason to class, for each reason that this client knows."""

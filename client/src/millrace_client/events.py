@@ -1,4 +1,4 @@
-"""Events: as producers give them, as channels give them back, and what stands beside them."""
+"""Events, their batches, stamps and receipts."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,48 +21,48 @@ class Event:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Header name to value; at most 256."""
     sequence: int | None = None
-    """The number that the channel gave it; None where it is not stored yet. Not sent."""
+    """Its sequence in the channel; None if it is not stored yet. Not sent."""
 
 
 Events: TypeAlias = Iterable[Event | bytes | str]
-"""What can be stored: events, or bodies alone. Text becomes UTF-8."""
+"""Events, or bodies alone. Text becomes UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Names, in the producer's own numbering, what a call stores, so that a repeat stores nothing twice.
+    """The producer's own numbers of the events of a call, so that a repeat stores nothing twice.
 
-    A stamp that spans as many numbers as there are events numbers each event, and those that the channel has accepted
-    before are dropped one by one. Any other stamp covers the whole, all or nothing.
+    A stamp with as many numbers as events numbers each event, and the channel drops single events that it has accepted
+    before. Any other stamp covers all events together.
     """
 
     producer_id: str
-    """Who numbers: 1 to 128 printable ASCII characters."""
+    """The producer's id: 1 to 128 printable ASCII characters."""
     first_sequence: int
-    """First number, included; may be 0."""
+    """The first number; may be 0."""
     last_sequence: int
-    """Last number, included."""
+    """The last number, inclusive."""
     oldest_open_sequence: int | None = None
-    """The producer never sends a number below this one any more, so that the channel need not remember which of those
-    it has had; at most `first_sequence`. None: nothing is said."""
+    """The producer will send no number below this one again, so that the channel need not remember them; at most
+    `first_sequence`. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was stored."""
+    """The result of an append or a commit."""
 
     first_sequence: int
-    """Sequence of the first stored event; 0 where none was stored."""
+    """The sequence of the first stored event; 0 if none was stored."""
     last_sequence: int
-    """Sequence of the last stored event; 0 where none was stored."""
+    """The sequence of the last stored event; 0 if none was stored."""
     deduplicated: bool
-    """True where the stamp showed that some of the events were stored before; those were dropped."""
+    """Whether some of the events were stored before, by the stamp; those were dropped."""
 
 
 class Batch:
     """Events with contiguous sequences, oldest first.
 
-    They stay in the columns that they came in: iterating makes `Event` objects one by one, each time anew.
+    They stay in the columns in which they arrived: each iteration creates `Event` objects one by one.
     """
 
     __slots__ = ("columns", "first_sequence", "skipped_events")
@@ -71,13 +71,13 @@ class Batch:
         self.first_sequence = first_sequence
         """Sequence of the first event."""
         self.columns = columns
-        """The events as they travelled; see `millrace.columns`."""
+        """The events in columns; see `millrace.columns`."""
         self.skipped_events = skipped_events
         """Events left out just before this batch, because a follower was slower than the channel; only in peeks."""
 
     @property
     def count(self) -> int:
-        """Events in the batch."""
+        """The number of events."""
         return self.columns.count
 
     @property
@@ -94,7 +94,7 @@ class Batch:
             yield Event(body, headers, sequence)
 
     def bodies(self) -> list[bytes]:
-        """All bodies, without making events: several times as fast as iterating."""
+        """Returns all bodies; several times faster than iteration."""
         bodies = self.columns.bodies
         ends = accumulate(self.columns.body_sizes, initial=0)
         return [bodies[start:end] for start, end in pairwise(ends)]
@@ -104,11 +104,11 @@ class Batch:
 
 
 def columns_of(events: Events) -> list[event_pb2.EventColumns]:
-    """All events, in one batch but for those that one batch cannot hold; none for no events.
+    """Returns events in columns: one batch, or several if one cannot hold them; empty without events.
 
     Raises:
-        BadArgumentError: An event has more than 256 headers, or a text is not UTF-8.
-        TypeError: Something is no event.
+        BadArgumentError: An event has more than 256 headers, or a string is not UTF-8.
+        TypeError: An element is not an event.
     """
     try:
         return columns_from_events(_rows(events))
@@ -118,7 +118,7 @@ def columns_of(events: Events) -> list[event_pb2.EventColumns]:
 
 def _rows(events: Events) -> Iterator[tuple[Mapping[str, str], bytes]]:
     if isinstance(events, (str, bytes, bytearray)):
-        # Its letters, or its bytes as numbers, would be taken for events.
+        # Its characters, or its bytes as numbers, would be used as events.
         raise TypeError(f"events: is one {type(events).__name__}; give a list of events")
     for event in events:
         if isinstance(event, bytes):
@@ -132,7 +132,7 @@ def _rows(events: Events) -> Iterator[tuple[Mapping[str, str], bytes]]:
 
 
 def _checked(event: Event) -> tuple[Mapping[str, str], bytes]:
-    # Whoever does without a type checker is to hear which event is wrong, not where the encoding stumbled over it.
+    # Without a type checker, the error should name the malformed event rather than the place where encoding fails.
     body: object = event.body
     headers: Mapping[Any, object] = event.headers
     if not isinstance(body, bytes):

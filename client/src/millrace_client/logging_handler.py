@@ -1,4 +1,4 @@
-"""Log records, shipped to a channel."""
+"""A logging handler that sends log records to a channel."""
 
 import logging
 from typing import Any, Literal
@@ -6,29 +6,29 @@ from typing import Any, Literal
 from millrace_client._log_sender import LogSender, ProducerSource, ShippingConfig, ShippingMetrics, event_of, is_own
 from millrace_client.errors import BadArgumentError
 
-# What a record has before anybody adds to it.
+# The fields that every record has.
 _USUAL_FIELDS = {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 
 
 class MillraceHandler(logging.Handler):
-    """Ships log records to a channel, without ever blocking or breaking the program.
+    """Sends log records to a channel, without blocking or breaking the program.
 
         producer = millrace_client.Producer(["localhost:7070"])
         logging.getLogger().addHandler(MillraceHandler(producer, "logs"))
 
-    A record becomes an event as it is logged, and is sent by a thread. Where more wait than the buffer holds, or
-    sending fails, records are dropped and counted, and a later record tells how many. What this package and gRPC log
-    themselves is passed over, since shipping it would never end.
+    A record becomes an event when it is logged, and a thread sends it. If the buffer is full or sending fails, records
+    are dropped and counted, and a later record reports their number. Records of this package and of gRPC are ignored,
+    since sending them would create further records without end.
 
     The event's headers are `logger`, `level`, `time`, `host` and `pid`. Its body is a JSON object with these and
-    `message`, `module`, `function`, `line`, `thread`, `exception`, `stack` and whatever was given as `extra`; or the
-    text that the handler's formatter makes.
+    `message`, `module`, `function`, `line`, `thread`, `exception`, `stack` and all `extra` fields; or the text of the
+    handler's formatter.
 
-    The end of the program, and `close`, send what waits, within `flush_seconds`. After a fork the child begins with an
-    empty buffer; a producer that was made before does not work there, so give a function that makes one.
+    `close` and the program's exit send waiting records, within `flush_seconds`. After a fork the child starts with an
+    empty buffer; a producer from before the fork does not work there, so pass a function that creates one.
     """
 
-    def __init__(  # noqa: PLR0913 - one less would be an object around the other options
+    def __init__(  # noqa: PLR0913 - all but two have defaults
         self,
         producer: ProducerSource,
         channel: str,
@@ -41,17 +41,16 @@ class MillraceHandler(logging.Handler):
         """Sends nothing yet.
 
         Args:
-            producer: A `Producer`, or anything with such a `send`, which stays the caller's to close; or a
-                function that makes one, called by the thread that sends, once in each process; that one is closed with
-                the handler.
-            channel: Where records go.
-            key: The producer's key for all records; one key keeps their order where there are many servers.
-            body: What the body is.
-            level: The least level that is shipped.
-            config: Limits. None: the defaults.
+            producer: A `Producer`, or any object with such a `send`, which the caller closes; or a function that
+                creates one: the sending thread calls it once in each process, and the handler closes the result.
+            channel: The channel of the records.
+            key: The producer's key for all records; one key keeps their order with several servers.
+            body: The form of the event's body.
+            level: The lowest level that is sent.
+            config: The limits. None: the defaults.
 
         Raises:
-            BadArgumentError: `body` is neither of the two.
+            BadArgumentError: `body` is neither "json" nor "text".
         """
         super().__init__(level)
         if body not in ("json", "text"):
@@ -62,11 +61,11 @@ class MillraceHandler(logging.Handler):
 
     @property
     def metrics(self) -> ShippingMetrics:
-        """What became of the records so far."""
+        """The counts of the records so far."""
         return self._sender.metrics
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Ships a record; see the class."""
+        """Sends a record; see the class."""
         try:
             if not is_own(record.name):
                 body = self.format(record) if self._is_text else self._fields_of(record)
@@ -94,11 +93,11 @@ class MillraceHandler(logging.Handler):
         return fields
 
     def flush(self) -> None:
-        """Waits until what was logged is stored, but not longer than `flush_seconds`."""
+        """Waits until all records are stored, at most `flush_seconds`."""
         self._sender.flush(self._config.flush_seconds)
 
     def close(self) -> None:
-        """Sends what waits, within `flush_seconds`; takes nothing more."""
+        """Sends waiting records, within `flush_seconds`, and accepts no more."""
         self._sender.close(self._config.flush_seconds)
         super().close()
 

@@ -1,4 +1,4 @@
-"""Structlog's events, shipped to a channel. Structlog itself is not needed: a processor is a function of three."""
+"""A structlog processor that sends log entries to a channel. It does not import structlog."""
 
 import time
 import traceback
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from millrace_client._log_sender import LogSender, ProducerSource, ShippingConfig, ShippingMetrics, event_of, is_own
 
 EntryT = TypeVar("EntryT")
-"""An entry: a mapping, or behind a renderer its text."""
+"""An entry: a mapping, or after a renderer its text."""
 
 
 class MillraceProcessor:
-    """Ships what passes it to a channel, and passes it on as it was; see `MillraceHandler` for all that holds here too.
+    """Sends each entry to a channel, and passes it on unchanged; see `MillraceHandler` for the rest.
 
         structlog.configure(processors=[
             structlog.processors.add_log_level,
@@ -21,8 +21,8 @@ class MillraceProcessor:
             structlog.dev.ConsoleRenderer(),
         ])
 
-    The event's headers are `logger`, `level`, `time`, `host` and `pid`. Its body is a JSON object of all that the
-    processors before have gathered; behind a renderer it is the rendered text.
+    The event's headers are `logger`, `level`, `time`, `host` and `pid`. Its body is a JSON object of the entry;
+    after a renderer it is the rendered text.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class MillraceProcessor:
 
     @property
     def metrics(self) -> ShippingMetrics:
-        """What became of the entries so far."""
+        """The counts of the entries so far."""
         return self._sender.metrics
 
     def __call__(self, logger: Any, method_name: str, entry: EntryT) -> EntryT:
-        """Ships an entry; a processor."""
+        """Sends an entry, and returns it."""
         try:
             fields = entry if isinstance(entry, Mapping) else {}
             name = str(fields.get("logger") or getattr(logger, "name", None) or "")
@@ -50,11 +50,11 @@ class MillraceProcessor:
         return entry
 
     def flush(self) -> None:
-        """Waits until what was logged is stored, but not longer than `flush_seconds`."""
+        """Waits until all entries are stored, at most `flush_seconds`."""
         self._sender.flush(self._config.flush_seconds)
 
     def close(self) -> None:
-        """Sends what waits, within `flush_seconds`; takes nothing more."""
+        """Sends waiting entries, within `flush_seconds`, and accepts no more."""
         self._sender.close(self._config.flush_seconds)
 
 
@@ -67,7 +67,7 @@ def _body_of(entry: object) -> Mapping[str, Any] | str:
 
 
 def _traceback_of(exc_info: object) -> str:
-    """The traceback of whatever structlog takes for `exc_info`."""
+    """Returns the traceback of any `exc_info` that structlog accepts."""
     match exc_info:
         case BaseException():
             lines = traceback.format_exception(exc_info)

@@ -1,4 +1,4 @@
-"""A transaction, synchronously."""
+"""A transaction, for threads."""
 
 from collections.abc import Iterable
 from types import TracebackType
@@ -14,9 +14,9 @@ from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
 class Transaction:
     """Puts and takes that commit or roll back together. For one thread at a time.
 
-    As a context manager it begins with the block, commits when the block is left, and rolls back where it is left by an
-    error, which goes on; what goes wrong in rolling back is a note of that error, never in its place. A commit that
-    fails is rolled back too. A block that ended the transaction itself is left as it is.
+    As a context manager it begins with the block, commits at its end, and rolls back if the block raises; an error of
+    the rollback becomes a note of the block's error. A commit that fails is rolled back, too. If the block ended the
+    transaction itself, nothing more happens.
     """
 
     def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
@@ -30,34 +30,34 @@ class Transaction:
 
     @property
     def lease_seconds(self) -> float | None:
-        """How long the transaction lives without a call; before it begins, what is asked for."""
+        """How long the transaction lives without a call; before it begins, the requested time."""
         return self._sequences.lease_seconds
 
     @property
     def receipt(self) -> Receipt | None:
-        """What the commit stored; None before it."""
+        """The commit's receipt; None before the commit."""
         return self._sequences.receipt
 
     def begin(self) -> Self:
-        """Opens the transaction; a `with` statement does so by itself."""
+        """Begins the transaction; a `with` statement does so automatically."""
         self._connection.drive(self._sequences.begin())
         return self
 
     def put(self, events: Iterable[Event | bytes | str]) -> int:
-        """Puts events, invisible to everybody until the commit.
+        """Puts events, which are invisible until the commit.
 
         Returns:
-            Events put into the transaction so far.
+            The number of events put so far.
 
         Raises:
-            TxnCapacityError: The transaction would hold too many. It stays usable, without these events.
-            LeaseExpiredError: It was rolled back, because no call came for too long.
-            TxnStateError: It has ended, or an earlier put failed in a way that leaves open what it holds.
+            TxnCapacityError: The transaction would hold too many events. It stays usable, without these events.
+            LeaseExpiredError: The transaction was rolled back because its lease expired.
+            TxnStateError: The transaction has ended, or it is unknown whether an earlier put was executed.
         """
         return self._put(columns_of(events))
 
     def put_columns(self, columns: event_pb2.EventColumns) -> int:
-        """Puts events that are in columns already, as `put` does, without touching any."""
+        """Puts events in columns, as `put` does, without touching single events."""
         return self._put([columns])
 
     def _put(self, batches: list[event_pb2.EventColumns]) -> int:
@@ -66,46 +66,42 @@ class Transaction:
     def take(self, max_events: int = 0, max_bytes: int = 0, wait_seconds: float | None = None) -> list[Batch]:
         """Takes events, oldest first; the commit removes them, a rollback returns them.
 
-        Answers as soon as there is any event. Taking again after a failure brings what the lost answer held.
+        Returns as soon as there is an event. A take after a failed one returns the events of the lost answer.
 
         Args:
-            max_events: Most events. 0: as many as the transaction may still take.
-            max_bytes: Most bytes of bodies; a first event that is larger comes alone. 0: no limit.
+            max_events: The most events. 0: as many as the transaction may still take.
+            max_bytes: The most bytes of bodies; a larger first event is taken alone. 0: no limit.
             wait_seconds: How long to wait for an event, at most 3,600. None: the channel's keep-alive; 0: not at all.
 
         Returns:
-            Batches of contiguous sequences; none where no event came in time.
+            Batches of contiguous sequences; empty if there was no event in time.
 
         Raises:
-            TxnCapacityError: The transaction holds as many takes as it may.
+            TxnCapacityError: The transaction already holds the most events that it may take.
             ChannelClaimedError: A reader has claimed the channel.
-            LeaseExpiredError: The transaction was rolled back, because no call came for too long.
+            LeaseExpiredError: The transaction was rolled back because its lease expired.
         """
         return self._connection.drive(self._sequences.take(TakeLimits(max_events, max_bytes, wait_seconds)))
 
     def renew(self) -> float:
-        """Begins the lease anew, as every other call does too.
-
-        Returns:
-            The lease in seconds.
-        """
+        """Renews the lease, as every other call does; returns it in seconds."""
         return self._connection.drive(self._sequences.renew())
 
     def commit(self, stamp: Stamp | None = None) -> Receipt:
         """Commits now. Waits for room up to the channel's keep-alive.
 
         Args:
-            stamp: Makes what is stored repeatable beyond this transaction. None: only this commit is.
+            stamp: Identifies the stored events beyond this transaction. None: only the commit is repeatable.
 
         Raises:
-            ChannelFullError, BytesFullError: There was no room in time; the transaction stays open.
-            LeaseExpiredError: It was rolled back, because no call came for too long.
-            TxnStateError: It was rolled back, or a put or take failed in a way that leaves open what it holds.
+            ChannelFullError, BytesFullError: The channel had no room in time; the transaction stays open.
+            LeaseExpiredError: The transaction was rolled back because its lease expired.
+            TxnStateError: The transaction was rolled back, or it is unknown whether a put or take was executed.
         """
         return self._connection.drive(self._sequences.commit(stamp))
 
     def rollback(self) -> None:
-        """Rolls back now: puts are dropped, taken events return to their places."""
+        """Rolls back now: puts are dropped, and taken events return to their places."""
         self._connection.drive(self._sequences.rollback())
 
     def __enter__(self) -> Self:

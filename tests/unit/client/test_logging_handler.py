@@ -287,7 +287,7 @@ def test_record_logged_by_an_interruption_is_taken_after(producer: FakeProducer)
     """A signal handler may log while its thread is just counting a record."""
     handler = MillraceHandler(producer, "logs")
     sender = handler._sender
-    take_in = sender._take_in
+    take_in = sender._enqueue
 
     def interrupted(event: Event) -> None:
         if not producer.entered.is_set():
@@ -295,7 +295,7 @@ def test_record_logged_by_an_interruption_is_taken_after(producer: FakeProducer)
             sender.send(Event(b'{"message": "interruption"}'))
         take_in(event)
 
-    sender._take_in = interrupted  # type: ignore[method-assign]  # stands for a signal at that very moment
+    sender._enqueue = interrupted  # type: ignore[method-assign]  # stands for a signal at that very moment
     sender.send(Event(b'{"message": "record"}'))
     handler.flush()
     assert producer.messages() == ["record", "interruption"]

@@ -1,4 +1,4 @@
-"""The way to a server for asyncio."""
+"""The asyncio connection to a server."""
 
 import asyncio
 import os
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class Finishable(Protocol):
-    """A stream that is to end in order."""
+    """A stream that can end cleanly."""
 
     async def finish(self) -> None:
-        """Ends it; waits until that is done, within the client's timeout."""
+        """Ends the stream; waits for that, within the client's timeout."""
 
 
 class _Opened:
-    """What belongs to one process and one event loop."""
+    """The gRPC channel of one process and event loop, and what depends on it."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         FORKS.check_usable()
@@ -60,24 +60,24 @@ class _Opened:
 
 
 class Connection:
-    """Carries out calls. Opened by the first of them, in the event loop that makes it, and bound to that."""
+    """Executes calls. The first call opens it and binds it to its event loop."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
         self.errors = ErrorTranslator(settings.endpoint)
         self._opened: _Opened | None = None
         self._is_closed = False
-        self._apart: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self.streams: set[Finishable] = set()
-        """Streams that are open, added and removed by themselves."""
+        """The open streams, which add and remove themselves."""
         FORKS.watch(self)
 
     def opened(self) -> _Opened:
-        """What calls are made with.
+        """Returns the gRPC channel and what depends on it; opens it if necessary.
 
         Raises:
             ClientClosedError: The client is closed.
-            ClientForkedError: It belongs to the process that this one was forked from.
+            ClientForkedError: The client belongs to the parent process.
         """
         if self._is_closed:
             raise ClientClosedError("the client is closed")
@@ -89,11 +89,11 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is open: a thread of grpc.aio polls for all connections, calls or no calls."""
+        """Whether it is open: a thread of grpc.aio polls for all connections, even without calls."""
         return self._opened is not None and not self._is_closed
 
     async def run(self, call: Call[T]) -> T:
-        """Carries out a call with one answer."""
+        """Executes a call with one answer."""
         make = self.opened().unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         try:
@@ -101,18 +101,18 @@ class Connection:
         except grpc.RpcError as failure:
             raise self.errors.from_rpc(failure, call.channel, call.txn_id) from None
         except asyncio.CancelledError:
-            raise self.error_if_cut_off(call.channel, call.txn_id) from None
+            raise self.cancelled_error(call.channel, call.txn_id) from None
         return call.decode(answer)
 
     async def drive(self, sequence: CallSequence[T]) -> T:
-        """Carries out the calls of a sequence."""
+        """Executes the calls of a sequence, and returns its result."""
         try:
             call = next(sequence)
             while True:
                 try:
                     result = await self.run(call)
                 except GeneratorExit:
-                    # Whoever waited is gone, so nothing can be awaited any more.
+                    # The caller is gone, so nothing can be awaited any more.
                     sequence.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - the sequence decides, and raises it again
@@ -123,21 +123,21 @@ class Connection:
             outcome: T = end.value
             return outcome
 
-    def finish_apart(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Carries work out in a task of its own, which goes on where whoever asked for it is cancelled."""
+    def run_in_background(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Runs a coroutine in a task of its own, which continues if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
-        self._apart.add(task)
-        task.add_done_callback(self._note_apart)
+        self._background.add(task)
+        task.add_done_callback(self._note_background_end)
         return task
 
-    def _note_apart(self, task: "asyncio.Task[Any]") -> None:
-        self._apart.discard(task)
+    def _note_background_end(self, task: "asyncio.Task[Any]") -> None:
+        self._background.discard(task)
         if not task.cancelled():
-            # Whoever waits is told; where nobody does, asyncio must not complain that nobody looked.
+            # The caller sees the exception; without a caller, asyncio must not report it as never retrieved.
             task.exception()
 
     async def stream(self, call: Call[T]) -> AsyncGenerator[T]:
-        """Carries out a call with many answers, from the first asked for until its iterator is closed or dropped."""
+        """Executes a call with many answers, until its iterator is closed or dropped."""
         opened = self.opened()
         answers = opened.streaming(call.method)(call.request, wait_for_ready=self.settings.wait_for_ready)
         seconds = None if call.wait_seconds is None else self.settings.timeout_seconds + call.wait_seconds
@@ -152,7 +152,7 @@ class Connection:
     async def read(
         self, answers: "aio.UnaryStreamCall[Any, T] | aio.StreamStreamCall[Any, T]", seconds: float | None, channel: str
     ) -> T | None:
-        """The next answer of a stream, within so long; None once it has ended."""
+        """Returns the next answer of a stream, within so long; None once the stream has ended."""
         try:
             async with asyncio.timeout(seconds):
                 answer = await answers.read()
@@ -161,18 +161,18 @@ class Connection:
         except grpc.RpcError as failure:
             raise self.errors.from_rpc(failure, channel) from None
         except asyncio.CancelledError:
-            raise self.error_if_cut_off(channel) from None
+            raise self.cancelled_error(channel) from None
         return None if answer is aio.EOF else cast("T", answer)
 
-    def error_if_cut_off(self, channel: str, txn_id: str = "") -> BaseException:
-        """What to raise where an await was cancelled: closing the client cancels too, and that is no task's end."""
+    def cancelled_error(self, channel: str, txn_id: str = "") -> BaseException:
+        """Returns the error for a cancelled await: closing the client cancels calls, but not their task."""
         task = asyncio.current_task()
         if self._is_closed and not (task and task.cancelling()):
             return self.errors.cancelled(channel, txn_id)
         return asyncio.CancelledError()
 
     async def close(self) -> None:
-        """Ends streams in order, then cuts off what is under way; in a forked process only forgets."""
+        """Ends streams cleanly, then cancels all other calls. Does nothing in a forked process."""
         for stream in tuple(self.streams):
             with suppress(MillraceError):
                 await stream.finish()

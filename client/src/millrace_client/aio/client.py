@@ -23,7 +23,7 @@ def connect(
     credentials: grpc.ChannelCredentials | None = None,
     options: tuple[tuple[str, str | int], ...] = (),
 ) -> "Client":
-    """Makes a client; see `millrace_client.connect`. The event loop of its first call is its own from then on."""
+    """Creates a client; see `millrace_client.connect`. It belongs to the event loop of its first call."""
     return Client(
         ConnectionSettings(
             endpoint=endpoint,
@@ -36,64 +36,55 @@ def connect(
 
 
 class Admin:
-    """What operators do with channels; see `millrace_client.Admin`."""
+    """Administration of channels. The methods are those of `millrace_client.Admin`, to be awaited."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def create_channel(self, name: str, config: ChannelConfig | None = None) -> ChannelInfo:
-        """Makes a channel; see `millrace_client.Admin.create_channel`."""
         return await self._connection.run(_calls.create_channel(name, config or ChannelConfig()))
 
     async def update_channel(self, name: str, config: ChannelConfig) -> ChannelUpdate:
-        """Changes limits of a channel in use; see `millrace_client.Admin.update_channel`."""
         return await self._connection.run(_calls.update_channel(name, config))
 
     async def delete_channel(self, name: str, *, force: bool = False) -> None:
-        """Deletes a channel; see `millrace_client.Admin.delete_channel`."""
         await self._connection.run(_calls.delete_channel(name, force=force))
 
     async def list_channels(self) -> list[ChannelInfo]:
-        """All channels, by name."""
         return await self._connection.run(_calls.list_channels())
 
     async def get_channel(self, name: str) -> ChannelInfo:
-        """One channel."""
         return await self._connection.run(_calls.get_channel(name))
 
     def watch_channels(
         self, names: Sequence[str] = (), interval_seconds: float = 1.0
     ) -> AsyncGenerator[list[ChannelInfo]]:
-        """Channels as they stand, again and again; see `millrace_client.Admin.watch_channels`."""
         return self._connection.stream(_calls.watch_channels(names, interval_seconds))
 
     async def purge_channel(self, name: str) -> int:
-        """Removes all events that no open transaction has taken; returns how many."""
         return await self._connection.run(_calls.purge_channel(name))
 
     async def list_components(self) -> list[ComponentInfo]:
-        """All components of the server's agent; see `millrace_client.Admin.list_components`."""
         return await self._connection.run(_calls.list_components())
 
     def watch_components(self, interval_seconds: float = 1.0) -> AsyncGenerator[list[ComponentInfo]]:
-        """Components as they stand, again and again; see `millrace_client.Admin.watch_components`."""
         return self._connection.stream(_calls.watch_components(interval_seconds))
 
 
 class Client:
     """A connection to one server, for the tasks of one event loop; see `millrace_client.Client`.
 
-    Made by `connect`; best used in an `async with` statement, which closes it.
+    Created by `connect`; best used in an `async with` statement, which closes it.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._connection = Connection(settings)
         self.admin = Admin(self._connection)
-        """Making, changing, watching and emptying channels."""
+        """Creates, changes, watches and empties channels."""
 
     @property
     def endpoint(self) -> str:
-        """Where the server is, as it was given."""
+        """The server's address, as given to `connect`."""
         return self._connection.settings.endpoint
 
     @property
@@ -102,11 +93,11 @@ class Client:
         return self._connection.settings.timeout_seconds
 
     def channel(self, name: str) -> Channel:
-        """A handle on a channel. Makes no call, and does not make the channel."""
+        """Returns a handle on a channel. Makes no call, and does not create the channel."""
         return Channel(self._connection, name)
 
     async def close(self) -> None:
-        """Ends deliveries in order, cuts off whatever else is under way, and disconnects. May be repeated."""
+        """Ends deliveries cleanly, cancels all other calls, and disconnects. May be repeated."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Deliveries for asyncio."""
+"""Deliveries of one channel, for asyncio."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from millrace_client.errors import DeadlineError, MillraceError, StreamEndedErro
 
 
 class Delivery(DeliveredEvents):
-    """Events to work on, then to `ack` or `nack` as a whole; see `millrace_client.Delivery`."""
+    """Events to process, then to `ack` or `nack` together; see `millrace_client.Delivery`."""
 
     __slots__ = ("_stream",)
 
@@ -26,10 +26,10 @@ class Delivery(DeliveredEvents):
         self._stream = stream
 
     async def ack(self) -> None:
-        """Removes the events from the channel; waits until that is sent. Repeating it is harmless.
+        """Removes the events from the channel; waits until that is sent. May be repeated.
 
         Raises:
-            StreamEndedError: Too late: the events have returned to the channel.
+            StreamEndedError: It is too late: the events have returned to the channel.
         """
         await self._stream.settle(Settlement(self.delivery_id, is_ack=True))
 
@@ -37,13 +37,13 @@ class Delivery(DeliveredEvents):
         """Returns the events to their places in the channel; waits until that is sent.
 
         Raises:
-            StreamEndedError: Too late: they have returned already.
+            StreamEndedError: It is too late: they have returned already.
         """
         await self._stream.settle(Settlement(self.delivery_id, is_ack=False))
 
 
 class Deliveries:
-    """Deliveries as they come: an asynchronous iterator of `Delivery`, and a context manager. See `Channel.consume`."""
+    """Deliveries as they arrive: an async iterator of `Delivery` and a context manager. See `Channel.consume`."""
 
     def __init__(self, connection: Connection, channel: str, limits: ConsumeLimits) -> None:
         self._connection = connection
@@ -51,14 +51,14 @@ class Deliveries:
         self._limits = limits
         self._stream: ConsumeStream | None = None
         self._is_closed = False
-        # Says at once what is wrong with the limits.
+        # Validates the limits at once.
         self._start = _calls.consume_start(channel, limits)
 
     async def aclose(self) -> None:
-        """Ends the stream: acks that were made are done, what was not acknowledged returns to the channel.
+        """Ends the stream: acks take effect, and events that were not acknowledged return to the channel.
 
         Raises:
-            MillraceError: The server could not be told in time; then it finds out by itself.
+            MillraceError: The server did not confirm the end in time; it will notice by itself.
         """
         self._is_closed = True
         if self._stream is not None:
@@ -92,7 +92,7 @@ class Deliveries:
             error.add_note(f"ending the deliveries failed too: {close_error}")
 
     def __del__(self) -> None:
-        # Deliveries hold the stream, not this object: so a loop that is left drops it, whatever is kept of its events.
+        # Deliveries refer to the stream, not to this object: leaving a loop drops it even if its deliveries are kept.
         if (stream := getattr(self, "_stream", None)) is not None:
             stream.abandon()
 
@@ -108,7 +108,7 @@ class ConsumeStream:
         self._is_ending = False
         self._has_ended = False
         self._settlements: list[Settlement] = []
-        # gRPC sends one message at a time; settlements that gather meanwhile go together.
+        # gRPC sends one message at a time; settlements that arrive meanwhile are sent together.
         self._sending = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._answer: asyncio.Task[pb.ConsumeResponse | None] | None = None
@@ -120,35 +120,37 @@ class ConsumeStream:
 
     async def start(self, start: pb.ConsumeRequest) -> None:
         """Sends the first message."""
-        # Where it cannot be sent, reading tells why.
+        # If it cannot be sent, reading raises the reason.
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(start)
 
     async def settle(self, settlement: Settlement) -> None:
-        """Tells the server what is to become of a delivery."""
+        """Sends an ack or nack to the server."""
         if self._is_ending or self._has_ended:
-            raise StreamEndedError("the deliveries have ended; what was not acknowledged has returned to the channel")
+            raise StreamEndedError(
+                "the stream has ended; events that were not acknowledged have returned to the channel"
+            )
         self._settlements.append(settlement)
-        # gRPC ends the whole stream where a write is cancelled; whoever waits for this one may be.
+        # Cancelling a write makes gRPC cancel the stream, and the caller may be cancelled.
         await asyncio.shield(self._loop.create_task(self._send_settlements()))
 
     async def _send_settlements(self) -> None:
         async with self._sending:
             gathered, self._settlements = self._settlements, []
             for request in settling_requests(gathered):
-                # A stream that breaks here shows in the next read.
+                # The next read raises the reason if the stream broke.
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(request)
 
     async def next_answer(self) -> pb.ConsumeResponse | None:
-        """The next delivery; None where the stream has ended, or is ending: then what still comes is left alone."""
+        """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""
         async with self._reading:
             while not self._has_ended:
                 try:
                     answer = await self._read(self._timeout_seconds if self._is_ending else self._idle_seconds)
                 except TimeoutError:
                     if self._is_ending:
-                        raise self._cut_off() from None
+                        raise self._cancel() from None
                     await self._close_sending()
                 else:
                     if answer is not None and not self._is_ending:
@@ -156,7 +158,7 @@ class ConsumeStream:
         return None
 
     async def _read(self, seconds: float | None) -> pb.ConsumeResponse | None:
-        # Cancelling gRPC's read would cancel the stream; so the read is a task that outlives whoever waits for it.
+        # Cancelling gRPC's read would cancel the stream; so the read is a task that outlives its caller.
         if self._answer is None:
             reading = self._connection.read(self._call, None, self._channel)
             self._answer = self._loop.create_task(reading)
@@ -168,7 +170,7 @@ class ConsumeStream:
             answer = answered.result()
         except BaseException:
             self._note_end()
-            # Where gRPC itself failed the call may live on, and would keep what was delivered.
+            # If gRPC itself failed, the call may live on and keep its deliveries.
             self._call.cancel()
             raise
         if answer is None:
@@ -176,7 +178,7 @@ class ConsumeStream:
         return answer
 
     async def finish(self, timeout_seconds: float | None = None) -> None:
-        """Ends the stream in order, within so long, or within the client's timeout; cuts it off where that fails."""
+        """Ends the stream cleanly within the timeout, by default the client's; otherwise cancels it."""
         if self._has_ended or self._process_id != os.getpid():
             return
         if timeout_seconds is not None:
@@ -187,14 +189,14 @@ class ConsumeStream:
                 while await self.next_answer() is not None:
                     pass
         except TimeoutError:
-            raise self._cut_off() from None
+            raise self._cancel() from None
 
     def abandon(self) -> None:
-        """Ends the stream from a finalizer, which may run anywhere and cannot await."""
+        """Ends the stream. For a finalizer, which may run in any thread and cannot await."""
         if self._has_ended or self._is_ending or self._process_id != os.getpid():
             return
         self._is_ending = True
-        # A loop that is closed has ended its streams.
+        # A closed loop has ended its streams.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._finish_in_background)
 
@@ -210,7 +212,7 @@ class ConsumeStream:
         async with self._sending:
             await self._call.done_writing()
 
-    def _cut_off(self) -> DeadlineError:
+    def _cancel(self) -> DeadlineError:
         self._call.cancel()
         self._note_end()
         return self._connection.errors.deadline(self._channel)
