@@ -649,5 +649,7 @@ def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_has_all(
 def test_log_files_are_those_of_the_format(a: Path) -> None:
     """The names that are removed are the ones that FORMAT.md lists."""
     page = (Path(segment_name.__code__.co_filename).parent / "FORMAT.md").read_text()
-    named = set(re.findall(r"^\| `([^`]+)` \| (?:one of the data|the same|the checkpoint) director", page, re.MULTILINE))
+    named = set(
+        re.findall(r"^\| `([^`]+)` \| (?:one of the data|the same|the checkpoint) director", page, re.MULTILINE)
+    )
     assert named == {name.replace("2", "1") for name in LOG_FILES}

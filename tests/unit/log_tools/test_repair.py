@@ -136,8 +136,8 @@ def test_repair_says_exactly_what_is_given_up(home: Path) -> None:
     # The damaged PUT's own COMMIT can be read, with its 10 events; 24 were taken behind it.
     assert steps[-1] == (
         "give up 13 commits that can still be read, which put 61 events and took 24, and whatever was damaged; "
-        "sequences 11 to 71 are gone and are not granted again; events that they took are delivered once more, where "
-        "they are still there"
+        "sequences 11 to 71 are gone and are not granted again; events that they took are delivered again, if "
+        "they still exist"
     )
 
 

@@ -1,4 +1,4 @@
-"""When a channel's checkpoints are made, and which segments may go then."""
+"""Writes a channel's checkpoints, and removes the segments that they make unnecessary."""
 
 import asyncio
 from contextlib import suppress
@@ -17,20 +17,16 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class Checkpointing:
-    """Makes checkpoints at an interval and with each new segment, where anything has changed.
+    """Writes checkpoints at an interval and with each new segment, if anything has changed.
 
-    So replay reads a little more than one segment, however many events are queued. The channel goes on meanwhile: it is
-    seen at one moment how it stands, and all writing is another thread's.
-
-    What was consumed goes once no checkpoint needs it, the one before included. So where that one holds anything back
-    another one follows, though nothing has changed, and at once where the disk has no room.
+    Replay therefore reads little more than one segment, however many events are queued.
 
     Args:
         name: The channel's name, for the server's log.
-        journal: Tells how the channel stands.
-        files: Where checkpoints go.
-        log: The log, whose segments go when no checkpoint needs them.
-        needed_before: The oldest segment that the checkpoint on the disk needs; 0 where there is none.
+        journal: Takes snapshots of the channel.
+        files: The checkpoints.
+        log: The log, whose segments are removed when no checkpoint needs them.
+        needed_before: The oldest segment that the checkpoint on the disk needs; 0 if there is none.
     """
 
     def __init__(
@@ -45,24 +41,30 @@ class Checkpointing:
         self._journal = journal
         self._files = files
         self._log = log
+        # The oldest segment that the newest checkpoint needs, which is the previous one after the next write.
         self._needed_before = needed_before
+        # The journal's change count in the newest checkpoint. -1 differs from every count.
         self._seen_count = -1
+        # Whether only the previous checkpoint still needs the oldest segments. Then another checkpoint frees them,
+        # though nothing has changed.
         self._holds_back = False
         self._is_failing = False
         self._nudge = asyncio.Event()
+        # One at a time: both write the same temporary file, and the second must know what the first has removed.
         self._making = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to make checkpoints."""
+        """Starts to write checkpoints."""
         self._journal.on_new_segment = self._nudge.set
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Makes none by itself any more. One that is being written is finished."""
+        """Stops writing checkpoints by itself. One that is being written is finished."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        # The task was cancelled, but not the checkpoint that it waited for.
         async with self._making:
             pass
 
@@ -73,25 +75,29 @@ class Checkpointing:
                     await self._nudge.wait()
             self._nudge.clear()
             if self._journal.fault:
+                # A failed log takes no barrier, so no snapshot can be proven to be on the disk.
                 return
+            # Shielded: a stop must not abandon a checkpoint between its renames and the removal of segments.
             await asyncio.shield(asyncio.ensure_future(self.make()))
 
     def _seconds_to_next(self) -> float:
         interval_seconds = self._journal.config.checkpoint_interval_seconds
+        # A full disk waits for the segments that the previous checkpoint holds back, so the next one follows at once.
         had_room_for = asyncio.get_running_loop().time() - self._journal.disk_full_at
         return 0.0 if self._holds_back and had_room_for < interval_seconds else interval_seconds
 
     async def make(self) -> None:
-        """Makes a checkpoint where there is anything to tell or to free since the last one.
-
-        A failure is logged, and no more.
-        """
+        """Writes a checkpoint if anything has changed since the last one, or can be freed. Logs a failure."""
         async with self._making:
+            # Read before the snapshot: a change in between leads to one more checkpoint, not to one too few.
             count = self._journal.change_count
             if count == self._seen_count and not self._holds_back:
                 return
             try:
+                # Once this returns, the log is synced up to the snapshot's position. A checkpoint must never be ahead
+                # of its log: replay takes its position as proof of a sync.
                 snapshot = await self._journal.snapshot()
+                # On a thread, from an immutable snapshot: the channel goes on meanwhile.
                 await asyncio.to_thread(self._write, snapshot)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next one must be tried
                 if not self._is_failing:
@@ -102,18 +108,20 @@ class Checkpointing:
                         exc_info=not isinstance(error, MillraceError | OSError),
                     )
                 self._is_failing = True
-                # Once more, but not at once: what could not be done now cannot be in the next moment.
+                # Tried again at the next interval, not at once: what failed now will fail in the next moment too.
                 self._holds_back, self._seen_count = False, -1
                 return
             self._seen_count = count
             self._is_failing = False
 
     def _write(self, snapshot: Snapshot) -> None:
-        """Writes a checkpoint, then removes what neither it nor the one before needs."""
+        """Writes a checkpoint, then removes the segments that neither it nor the previous one needs."""
         batches = sorted(snapshot.batches, key=lambda batch: batch.first_sequence)
         message = pb.Checkpoint(state=snapshot.state, batches=batches_message(batches))
+        # Durable once this returns. Only then may segments go that the older checkpoints needed.
         self._files.write(Checkpoint(snapshot.position, message.SerializeToString()))
         needed = first_needed_segment(message, snapshot.position)
+        # The previous checkpoint is of use only with its segments, in case the newest is damaged.
         needed_by_both = min(needed, self._needed_before) if self._journal.config.backup_checkpoint else needed
         self._needed_before = needed
         self._log.remove_before(needed_by_both)

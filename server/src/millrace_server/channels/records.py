@@ -1,6 +1,6 @@
-"""What a channel writes into its log: the payloads of its records, and the state of its checkpoints.
+"""Payloads of a channel's log records and the state in its checkpoints: encoding and decoding.
 
-`protos/storage/v1/records.proto` has the messages, FORMAT.md beside the log what records are.
+`protos/storage/v1/records.proto` specifies the messages, FORMAT.md in the `wal` package the records.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _COMMITTED_FROM = 2
 
 
 def commit_records(commit: Commit) -> list[Record]:
-    """The records of a prepared commit; the COMMIT, which makes the others count, comes last."""
+    """Returns the records of a prepared commit. The COMMIT, which gives the others effect, comes last."""
     records: list[Record] = []
     message = pb.Commit(
         txn_ids=commit.txn_ids, first_sequence=commit.first_sequence, is_deduplicated=commit.receipt.is_deduplicated
@@ -48,7 +48,7 @@ def commit_records(commit: Commit) -> list[Record]:
 
 
 def put_records(stored: Iterable[StoredColumns]) -> list[Record]:
-    """The records of columns that are put."""
+    """Returns the PUT records of columns."""
     return [(Kind.PUT, [columns.raw]) for columns in stored]
 
 
@@ -62,17 +62,17 @@ def _take_payload(takes: Iterable[StoredBatch]) -> bytes:
 
 
 def rollback_record(txn_id: str, *, has_expired: bool) -> Record:
-    """The record of a rollback."""
+    """Returns the record of a rollback."""
     return Kind.ROLLBACK, [pb.Rollback(txn_id=txn_id, has_expired=has_expired).SerializeToString()]
 
 
 def claim_record(claim: ClaimRecord) -> Record:
-    """The record of a claim that begins or ends."""
+    """Returns the record of a claim that begins or ends."""
     return Kind.CLAIM, [_claim_message(claim).SerializeToString()]
 
 
 def state_record(state: pb.State) -> Record:
-    """The first record of a segment."""
+    """Returns the first record of a segment."""
     return Kind.STATE, [state.SerializeToString()]
 
 
@@ -83,26 +83,26 @@ def _claim_message(claim: ClaimRecord) -> pb.Claim:
 
 
 def restore_claim(message: pb.Claim) -> ClaimRecord:
-    """What a CLAIM record or a state says of a claim."""
+    """Returns the claim in a CLAIM record or a state."""
     return ClaimRecord(message.reader_id, message.epoch, message.lease_seconds, message.has_ended)
 
 
 def stamps_of(commit: pb.Commit) -> list[Stamp]:
-    """What a COMMIT record stores of its producer's numbers."""
+    """Returns the producer's numbers that a COMMIT record stores."""
     stamps = [commit.stamp, *commit.more_stamps] if commit.HasField("stamp") else []
     return [Stamp(stamp.producer_id, stamp.first, stamp.last) for stamp in stamps]
 
 
 def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
-    """The record of what is to last of a channel with events in memory only; those that are kept are put before it.
+    """Returns the MEMORY_STATE record that persists the state, and some events, of a channel with events in memory.
 
     Args:
-        state: How the channel stands.
+        state: The channel's state.
         stored: The columns of the PUT records before it.
-        batches: What of them is in the channel.
+        batches: The part of them that is still in the channel.
     """
     indexes = {id(columns): index for index, columns in enumerate(stored)}
-    keep = pb.MemoryState(
+    message = pb.MemoryState(
         state=state,
         put_counts=[columns.count for columns in stored],
         put_body_bytes=[columns.body_bytes for columns in stored],
@@ -113,20 +113,24 @@ def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batche
         stops=[batch.window.stop for batch in batches],
         body_bytes=[batch.window.body_bytes for batch in batches],
     )
-    return Kind.MEMORY_STATE, [keep.SerializeToString()]
+    return Kind.MEMORY_STATE, [message.SerializeToString()]
 
 
-def persisted_batches(keep: pb.MemoryState, puts: Sequence[Location], source: ColumnsSource) -> Iterator[StoredBatch]:
-    """The events that a KEEP record has written.
+def persisted_batches(
+    message: pb.MemoryState, puts: Sequence[Location], source: ColumnsSource
+) -> Iterator[StoredBatch]:
+    """Yields the events that a MEMORY_STATE record has persisted.
 
     Args:
-        keep: The record.
-        puts: Where its PUT records lie.
+        message: The record's payload.
+        puts: The locations of its PUT records.
         source: Reads their columns.
     """
-    sizes = zip(keep.put_counts, keep.put_body_bytes, keep.put_raw_bytes, strict=True)
+    sizes = zip(message.put_counts, message.put_body_bytes, message.put_raw_bytes, strict=True)
     stored = [StoredColumns.in_log(put, source, *size) for put, size in zip(puts, sizes, strict=True)]
-    windows = zip(keep.first_sequences, keep.put_indexes, keep.starts, keep.stops, keep.body_bytes, strict=True)
+    windows = zip(
+        message.first_sequences, message.put_indexes, message.starts, message.stops, message.body_bytes, strict=True
+    )
     for first_sequence, index, start, stop, body_bytes in windows:
         yield StoredBatch(first_sequence, Window(stored[index], start, stop, body_bytes))
 
@@ -141,14 +145,14 @@ def state_message(
     claim: ClaimRecord | None,
     reserved_sequence: int = 0,
 ) -> pb.State:
-    """How a channel stands, but for its events.
+    """Returns a channel's state, without its events.
 
     Args:
         next_sequence: The sequence that the next event put gets.
-        ledger: What was accepted of whom.
-        ended: The ended transactions that are remembered, beginning with the one that ended first.
+        ledger: The accepted numbers of each producer.
+        ended: The ended transactions that are remembered, in the order in which they ended.
         claim: The newest claim, if there was any.
-        reserved_sequence: Sequences below it may be given to events of which the log does not tell.
+        reserved_sequence: Sequences below it may be assigned to events in memory, which the log does not mention.
     """
     return pb.State(
         next_sequence=next_sequence,
@@ -170,7 +174,7 @@ def _producers_message(ledger: StampLedger) -> pb.Producers:
 
 
 def restore_ledger(message: pb.Producers) -> StampLedger:
-    """The ledger that a state holds."""
+    """Returns the ledger in a state."""
     ledger = StampLedger()
     intervals = zip(message.firsts, message.lasts, strict=True)
     for producer_id, count in zip(message.producer_ids, message.interval_counts, strict=True):
@@ -198,7 +202,7 @@ def _ended_message(ended: Iterable[tuple[str, Outcome]]) -> pb.EndedTxns:
 
 
 def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
-    """Remembers the ended transactions that a state holds."""
+    """Adds the ended transactions in a state to `ended`."""
     receipts = [
         Receipt(*fields)
         for fields in zip(message.first_sequences, message.last_sequences, message.are_deduplicated, strict=True)
@@ -214,7 +218,7 @@ def restore_ended(message: pb.EndedTxns, ended: EndedTxns) -> None:
 
 
 def batches_message(batches: Sequence[StoredBatch]) -> pb.Batches:
-    """Batches that all lie in the log, by sequence."""
+    """Returns the message of batches that all lie in the log, ordered by sequence."""
     places = [_located(batch) for batch in batches]
     stored = [batch.window.stored for batch in batches]
     return pb.Batches(
@@ -243,10 +247,10 @@ def _located(batch: StoredBatch) -> Location:
 
 
 def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[StoredBatch]:
-    """The batches of a checkpoint, in its order, neighbours in one PUT record joined.
+    """Yields the batches of a checkpoint in order, and joins neighbours in one PUT record.
 
-    They may be apart because a transaction had taken some of them; the log behind the checkpoint takes them together
-    where it rolled back.
+    They may be separate because a transaction had taken some of them. If it rolled back, the log behind the checkpoint
+    may take them as one range.
 
     Args:
         message: The checkpoint's batches.

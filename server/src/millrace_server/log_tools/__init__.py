@@ -1,1 +1,1 @@
-"""Tools that read, mend, copy and bring back the log of a file channel, without a server."""
+"""Tools that verify, dump, repair, back up and restore the log of a file channel, without a server."""

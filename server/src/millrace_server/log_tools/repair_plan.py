@@ -128,10 +128,10 @@ def _plan_lossless(view: LogView, scan: LogScan, plan: Plan, loss: Damage | None
 def _plan_removal_in_front(view: LogView, report: Report, codec: PayloadCodec, plan: Plan) -> bool:
     """Plans to remove the damage with the segments up to it, if nothing needs them."""
     last_loss = max(damage.segment_id for damage in report.scan.damages if damage.kind not in LOSSLESS)
-    there = {segment.segment_id for segment in view.segments}
+    ids = {segment.segment_id for segment in view.segments}
     for one in report.checkpoints:
         needed = one.first_needed_segment
-        if one.state is not CheckpointState.GOOD or needed <= last_loss or needed not in there:
+        if one.state is not CheckpointState.GOOD or needed <= last_loss or needed not in ids:
             continue
         front = [segment for segment in view.segments if segment.segment_id < needed]
         trial = Plan(headers=plan.headers, lengths=plan.lengths, segments=[segment.path for segment in front])
@@ -222,7 +222,7 @@ def _loss_phrase(totals: Totals, plan: Plan) -> str:
         first, last = plan.recovered.next_sequence, plan.next_sequence - 1
         parts.append(f"sequences {first} to {last} are gone and are not granted again")
     if totals.taken_count:
-        parts.append("events that they took are delivered once more, where they are still there")
+        parts.append("events that they took are delivered again, if they still exist")
     return "; ".join(parts)
 
 

@@ -56,7 +56,7 @@ class WriteAheadLog:
         self._files = files
         self._codec = codec or PayloadCodec()
         # Shared with the writer's thread, which adds, and with readers on any thread. Single dict operations are
-        # atomic, so no lock is needed; whoever iterates takes a copy.
+        # atomic, so no lock is needed; code that iterates copies it first.
         self._segments: dict[int, Segment] = {}
         self._reader = RecordReader(self._segments, self._codec)
         self._writer: LogWriter | None = None
@@ -114,7 +114,7 @@ class WriteAheadLog:
             UnknownVersionError: Another version of Millrace wrote a part of the log.
         """
         assert self._writer is None, "a log that was started is not replayed"
-        # Headers first: they tell, before any record is used, whether all segments exist and have their full length.
+        # Headers first: before any record is used, they show whether all segments exist and have their full length.
         segments = self._files.find(writable=not read_only)
         self._end, self._is_writable = _EMPTY, False
         # Updated in place, since the reader shares the dict. A replay that failed may have left segments in it.

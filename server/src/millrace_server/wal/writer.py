@@ -160,7 +160,7 @@ class LogWriter:
             if not self._wait_for(1, None if has_sync_point else SYNC_POINT_DELAY_SECONDS):
                 return []
         # Callers who were answered together usually submit again together. Without this delay the first one back
-        # would get a sync of its own and the others would wait for two. A lone caller never waits: it expects nobody.
+        # would get a sync of its own and the others would wait for two. A lone caller never waits.
         if len(self._pending) < expected_count:
             self._wait_for(expected_count, delayed_until - time.monotonic())
         with self._lock:
