@@ -1,9 +1,11 @@
-"""Types of settings that refer to something: a channel of the configuration, or a user's own code."""
+"""Types of settings that refer to something: a channel, a user's own code, or a time zone."""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field
 
@@ -59,3 +61,26 @@ def _check_importable(path: str) -> str:
 
 FactoryPath = Annotated[str, AfterValidator(_check_importable)]
 """Where a class or function is imported from: `package.module:name`."""
+
+
+def time_zone_of(name: str) -> tzinfo:
+    """Returns a time zone. UTC exists even on machines without a time zone database.
+
+    Raises:
+        ValueError: There is none; the message is a sentence for the configuration's problems.
+    """
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        raise ValueError(
+            f'is {shown_value(name)}; it must be the name of a time zone on this machine, such as "Europe/Berlin"'
+        ) from None
+
+
+def _check_time_zone(name: str) -> str:
+    time_zone_of(name)
+    return name
+
+
+TimeZoneName = Annotated[str, AfterValidator(_check_time_zone)]
+"""A time zone, such as Europe/Berlin."""

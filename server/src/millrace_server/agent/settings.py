@@ -10,7 +10,7 @@ from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
 from millrace_server.agent.sources.embedded import EmbeddedSourceConfig
-from millrace_server.agent.sources.exec.config import ExecSourceConfig
+from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
 from millrace_server.agent.sources.source import CustomSourceConfig
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig

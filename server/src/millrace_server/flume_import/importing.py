@@ -115,7 +115,6 @@ class ImportedAgent:
     """What has no counterpart, and what else to know."""
 
     def toml(self) -> str:
-        """Returns the configuration file."""
         return to_toml(self.tables)
 
 
@@ -125,11 +124,7 @@ def agent_names(text: str) -> list[str]:
 
 
 def import_agent(text: str, agent: str | None = None) -> ImportedAgent:
-    """Converts one agent of a Flume configuration.
-
-    Args:
-        text: The properties file.
-        agent: The name of the agent; None if the file has only one.
+    """Converts one agent of a Flume properties file; the name may be omitted if there is only one.
 
     Raises:
         FlumeImportError: The file has no such agent, no agent at all, or several to choose from.

@@ -47,15 +47,12 @@ class Options:
         self._notes.append(Note(f"{self.prefix}.{key}" if key else self.prefix, sentence))
 
     def text(self, key: str, default: str = "") -> str:
-        """Removes an option and returns its text."""
         return self._values.pop(key, default).strip()
 
     def words(self, key: str) -> list[str]:
-        """Returns the words of an option, separated by spaces."""
         return self.text(key).split()
 
     def number(self, key: str) -> int | None:
-        """Returns an integer, or None."""
         return self._parse(key, int, "a whole number")
 
     def seconds(self, key: str) -> float | None:
@@ -64,7 +61,6 @@ class Options:
         return None if milliseconds is None else milliseconds / _MILLISECONDS
 
     def flag(self, key: str) -> bool | None:
-        """Returns a Boolean, or None if it is not set."""
         return self._parse(key, lambda text: _TRUE[text.lower()], "true or false")
 
     def _parse(self, key: str, convert: Callable[[str], T], what: str) -> T | None:

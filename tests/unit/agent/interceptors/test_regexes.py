@@ -243,7 +243,7 @@ def test_regex_extractor_of_broken_utf_8_makes_headers_that_can_be_stored() -> N
         ),
         (
             {"pattern": "(?P<at>a)", "time_zone": "Mars/Base"},
-            'time_zone: is "Mars/Base"; it must be a time zone that the machine knows, such as Europe/Berlin',
+            'time_zone: is "Mars/Base"; it must be the name of a time zone on this machine, such as "Europe/Berlin"',
         ),
     ],
 )

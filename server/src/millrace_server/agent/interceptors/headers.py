@@ -40,12 +40,7 @@ class TimestampConfig(InterceptorConfig):
 
 
 class Timestamp(QuickInterceptor):
-    """Sets the time of arrival.
-
-    Args:
-        config: The settings.
-        clock: Returns seconds since 1970.
-    """
+    """Sets the time of arrival."""
 
     def __init__(self, config: TimestampConfig, clock: Callable[[], float]) -> None:
         self._config = config

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from typing import Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,6 +11,7 @@ from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, compile_pattern, map_texts
+from millrace_server.agent.setting_types import TimeZoneName, time_zone_of
 
 _TIMES_CACHED = 1_000
 _SAMPLE_TIME = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -35,7 +35,7 @@ class RegexExtractorConfig(RegexConfig):
     """Headers that are times, each with the format of its text as in Python's `strptime`. They are converted to
     milliseconds since 1970. A text that does not fit its format sets no header."""
 
-    time_zone: str = "UTC"
+    time_zone: TimeZoneName = "UTC"
     """The zone of times whose format has none, such as Europe/Berlin."""
 
     @field_validator("names")
@@ -68,17 +68,6 @@ class RegexExtractorConfig(RegexConfig):
                 )
         return millis
 
-    @field_validator("time_zone")
-    @classmethod
-    def _check_zone(cls, time_zone: str) -> str:
-        try:
-            _zone(time_zone)
-        except (KeyError, OSError, ValueError):
-            raise ValueError(
-                f"is {shown_value(time_zone)}; it must be a time zone that the machine knows, such as Europe/Berlin"
-            ) from None
-        return time_zone
-
     def make(self) -> Interceptor:
         return _RegexExtractor(self)
 
@@ -91,7 +80,7 @@ class _RegexExtractor:
         # Group numbers begin at 1.
         headers = dict(enumerate(config.names, 1)) or {number: name for name, number in pattern.groupindex.items()}
         self._group_numbers = tuple(headers)
-        zone = _zone(config.time_zone)
+        zone = time_zone_of(config.time_zone)
         self._columns = [
             (header, _millis_parser(config.millis[header], zone) if header in config.millis else None)
             for header in headers.values()
@@ -116,27 +105,22 @@ class _RegexExtractor:
         return groups[1:]
 
 
-def _zone(name: str) -> tzinfo:
-    # UTC works on machines without a time zone database, too.
-    return UTC if name == "UTC" else ZoneInfo(name)
-
-
 def _is_time_format(time_format: str) -> bool:
     try:
-        told = datetime.strptime(_SAMPLE_TIME.strftime(time_format), time_format)  # noqa: DTZ007 - the result is discarded
+        time = datetime.strptime(_SAMPLE_TIME.strftime(time_format), time_format)  # noqa: DTZ007 - the result is discarded
     except ValueError:
         return False
-    return told.replace(tzinfo=None) != _DEFAULT_TIME
+    return time.replace(tzinfo=None) != _DEFAULT_TIME
 
 
 def _millis_parser(time_format: str, zone: tzinfo) -> Callable[[str], str | None]:
     @lru_cache(_TIMES_CACHED)
     def read(text: str) -> str | None:
         try:
-            told = datetime.strptime(text, time_format)  # noqa: DTZ007 - the zone comes next, where the text has none
+            time = datetime.strptime(text, time_format)  # noqa: DTZ007 - the zone is added below if the text has none
         except ValueError:
             return None
-        told = told if told.tzinfo else told.replace(tzinfo=zone)
-        return str(round(told.timestamp() * 1000))
+        time = time if time.tzinfo else time.replace(tzinfo=zone)
+        return str(round(time.timestamp() * 1000))
 
     return read

@@ -93,12 +93,7 @@ class RegexConfig(InterceptorConfig):
 def map_texts(
     texts: Iterator[str | None], function: Callable[[str], ResultT], default: DefaultT
 ) -> Sequence[ResultT | DefaultT]:
-    """Returns the function's result for each text.
-
-    Args:
-        texts: The texts.
-        function: The function.
-        default: The result where there is no text.
+    """Returns the function's result for each text, and the default where there is no text.
 
     Raises:
         EventsRefusedError: Some texts took too long or became too long. There may be more of them.

@@ -73,15 +73,10 @@ class Charset:
 
     @property
     def is_utf_8(self) -> bool:
-        """Whether bodies need no conversion."""
         return self.codec == _UTF_8
 
     def split(self, text: bytes, offset: int) -> list[bytes]:
-        """Splits text at its line feeds.
-
-        Args:
-            text: Some text.
-            offset: Its position in the whole input.
+        """Splits text, which begins at an offset of the whole input, at its line feeds.
 
         Returns:
             The lines without their line feeds; the last one is unfinished and may be empty.
@@ -115,9 +110,9 @@ class Charset:
         """Returns the same lines in UTF-8.
 
         Raises:
-            LineDecodeError: A line is not valid in this charset, and `errors` is FAIL.
+            LineDecodeError: A line is not valid in this charset, and `errors` is "fail".
         """
-        if self.is_utf_8 and (errors is DecodeErrors.KEEP or _is_utf_8(b"\n".join(lines))):
+        if self.is_utf_8 and (errors == "keep" or _is_utf_8(b"\n".join(lines))):
             return lines
         return [self._to_utf_8(index, line, errors) for index, line in enumerate(lines)]
 
@@ -126,11 +121,11 @@ class Charset:
             # Some charsets can encode single surrogates, which UTF-8 cannot.
             return line.decode(self.codec).encode(errors="replace")
         except UnicodeDecodeError as error:
-            if errors is DecodeErrors.FAIL:
+            if errors == "fail":
                 raise LineDecodeError(index, f"{error.reason} at byte {error.start} of the line") from None
-            if errors is DecodeErrors.KEEP:
+            if errors == "keep":
                 return line
-            return line.decode(self.codec, errors.value).encode(errors="replace")
+            return line.decode(self.codec, errors).encode(errors="replace")
 
 
 def _is_utf_8(text: bytes) -> bool:

@@ -1,10 +1,9 @@
 """Settings for splitting input into events."""
 
 import codecs
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.interceptors.regexes import RegexPattern
@@ -16,39 +15,9 @@ _TEXT_CODECS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined",
 """Python's codecs that encode text as other text, not as bytes."""
 
 
-class DecodeErrors(StrEnum):
-    """What to do with a line that is not valid in its charset."""
-
-    FAIL = "fail"
-    """Stop reading the input."""
-    REPLACE = "replace"
-    """Replace invalid bytes by U+FFFD."""
-    IGNORE = "ignore"
-    """Omit invalid bytes."""
-    KEEP = "keep"
-    """Pass on the bytes of the line unchanged."""
-
-
-class LongLines(StrEnum):
-    """What to do with a line that is too long."""
-
-    SPLIT = "split"
-    """Split it into several events, none cut inside a character."""
-    TRUNCATE = "truncate"
-    """Keep its beginning."""
-    DROP = "drop"
-    """Drop it."""
-
-
-class LineRole(StrEnum):
-    """The role of a matching line in its event."""
-
-    BEGINS = "begins"
-    """The first line of an event."""
-    CONTINUES = "continues"
-    """Not the first line of an event."""
-    ENDS = "ends"
-    """The last line of an event."""
+DecodeErrors = Literal["fail", "replace", "ignore", "keep"]
+LongLines = Literal["split", "truncate", "drop"]
+LineRole = Literal["begins", "continues", "ends"]
 
 
 def _check_charset(name: str) -> str:
@@ -62,16 +31,6 @@ def _check_charset(name: str) -> str:
     raise ValueError(f'is {shown_value(name)}; it must be the name of a charset, such as "utf-8" or "iso-8859-1"')
 
 
-# A configuration file contains strings, not enum members.
-_AsDecodeErrors = Annotated[DecodeErrors, BeforeValidator(lambda value: _enum_member(DecodeErrors, value))]
-_AsLongLines = Annotated[LongLines, BeforeValidator(lambda value: _enum_member(LongLines, value))]
-_AsLineRole = Annotated[LineRole, BeforeValidator(lambda value: _enum_member(LineRole, value))]
-
-
-def _enum_member(words: type[StrEnum], value: object) -> object:
-    return words(value) if isinstance(value, str) and value in {*words} else value
-
-
 class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
     """Which lines belong to one event; they are joined with line feeds."""
 
@@ -79,7 +38,7 @@ class MultilineConfig(BaseModel, frozen=True, extra="forbid"):
     """A regular expression, searched for in each line after conversion to UTF-8. If that takes longer than a second,
     the line counts as not matching."""
 
-    role: _AsLineRole = LineRole.BEGINS
+    role: LineRole = "begins"
     """What a matching line does: "begins", "continues" or "ends" its event."""
 
     negate: bool = False
@@ -102,7 +61,7 @@ class CharsetConfig(BaseModel, frozen=True, extra="forbid"):
     """The charset of the input. "utf-16" and "utf-32" detect a byte order mark (little endian without one), "utf-8-sig"
     skips it."""
 
-    decode_errors: _AsDecodeErrors = DecodeErrors.KEEP
+    decode_errors: DecodeErrors = "keep"
     """What to do with a line that is not valid in this charset: "fail", "replace", "ignore", or "keep" its bytes."""
 
 
@@ -112,7 +71,7 @@ class LinesConfig(CharsetConfig, frozen=True, extra="forbid"):
     line_bytes_max: int = Field(1 * MIB, ge=16, le=64 * MIB)
     """A line with more bytes, counted in its own charset, is too long."""
 
-    long_lines: _AsLongLines = LongLines.SPLIT
+    long_lines: LongLines = "split"
     """What to do with a line that is too long: "split", "truncate" or "drop"."""
 
     multiline: MultilineConfig | None = None

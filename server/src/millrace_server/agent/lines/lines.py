@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from millrace_server.agent.lines.charsets import Charset
-from millrace_server.agent.lines.config import LinesConfig, LongLines
+from millrace_server.agent.lines.config import LinesConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,6 @@ class Lines:
     as line ends and dropped lines, belongs to the earlier one.
 
     Attributes:
-        start: The position of the part in the whole input.
         skipped_bytes: Bytes of dropped lines before the first event.
         bodies: The events' bodies.
         sizes: The number of bytes that each event covers.
@@ -35,7 +34,6 @@ class Lines:
 
     @property
     def end(self) -> int:
-        """One past the last byte of the part."""
         return self.start + self.skipped_bytes + sum(self.sizes)
 
     @property
@@ -46,7 +44,6 @@ class Lines:
         return offsets
 
     def first(self, count: int) -> "Lines":
-        """Returns the first events and what they cover."""
         return replace(self, bodies=self.bodies[:count], sizes=self.sizes[:count])
 
     def parts(self, events_max: int, body_bytes_max: int | None = None) -> "Iterator[Lines]":
@@ -70,7 +67,6 @@ class Lines:
             yield Lines(start, skipped_bytes, [], [])
 
     def _stops(self, events_max: int, body_bytes_max: int) -> Iterator[int]:
-        """Yields the indexes at which parts within both limits end."""
         ends = list(accumulate(map(len, self.bodies), initial=0))
         stop = 0
         while stop < self.count:
@@ -79,11 +75,7 @@ class Lines:
 
 
 class LinesBuilder:
-    """Collects events into Lines.
-
-    Args:
-        start: The position of the part in the whole input.
-    """
+    """Collects events into Lines."""
 
     def __init__(self, start: int) -> None:
         self._start = start
@@ -92,12 +84,10 @@ class LinesBuilder:
         self._sizes: list[int] = []
 
     def add(self, body: bytes, size: int) -> None:
-        """Adds an event that covers `size` bytes."""
         self._bodies.append(body)
         self._sizes.append(size)
 
     def extend(self, bodies: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """Adds events, each with the number of bytes it covers."""
         self._bodies.extend(bodies)
         self._sizes.extend(sizes)
 
@@ -119,7 +109,6 @@ class LineFramer:
     the maximum length of a line is buffered.
 
     Args:
-        charset: The charset of the lines.
         config: What to do with lines that are too long.
         offset: The position of the first byte in the whole input; a line begins there.
 
@@ -142,12 +131,10 @@ class LineFramer:
 
     @property
     def position(self) -> int:
-        """The position of the unfinished line."""
         return self._buffer_offset - (self._long_line.size if self._long_line else 0)
 
     @property
     def buffered_bytes(self) -> int:
-        """Buffered bytes of the unfinished line."""
         return self._buffered_bytes + (len(self._long_line.body) if self._long_line else 0)
 
     @property
@@ -212,13 +199,12 @@ class LineFramer:
         self._is_splitting = False
 
     def _add(self, builder: LinesBuilder, line: bytes, size: int) -> None:
-        """Adds a finished line that may be too long."""
         if len(line) > self._line_bytes_max:
             self._count_long_line()
-            if self._policy is LongLines.DROP:
+            if self._policy == "drop":
                 builder.skip(size)
                 return
-            if self._policy is LongLines.TRUNCATE:
+            if self._policy == "truncate":
                 builder.add(self._piece_of(line, 0), size)
                 return
             rest = self._emit_pieces(builder, line, self._line_bytes_max)
@@ -232,13 +218,13 @@ class LineFramer:
             self._count_long_line()
         offset = self._buffer_offset
         held = self._take_buffer()
-        if self._policy is LongLines.SPLIT:
+        if self._policy == "split":
             rest = self._emit_pieces(builder, held, self._unfinished_bytes_max)
             self._is_splitting = True
         else:
             rest = held[len(held) - len(held) % self._charset.unit_bytes :]
             known = self._long_line or _LongLine(b"", 0)
-            is_first = self._long_line is None and self._policy is LongLines.TRUNCATE
+            is_first = self._long_line is None and self._policy == "truncate"
             body = self._piece_of(held, 0) if is_first else known.body
             self._long_line = _LongLine(body, known.size + len(held) - len(rest))
         self._set_buffer(rest, offset + len(held) - len(rest))
@@ -258,7 +244,7 @@ class LineFramer:
     def _add_reduced(self, builder: LinesBuilder, rest_size: int) -> None:
         assert self._long_line is not None, "asked before"
         size = self._long_line.size + rest_size
-        if self._policy is LongLines.TRUNCATE:
+        if self._policy == "truncate":
             builder.add(self._long_line.body, size)
         else:
             builder.skip(size)

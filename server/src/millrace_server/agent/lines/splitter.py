@@ -8,7 +8,7 @@ import structlog
 
 from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex
 from millrace_server.agent.lines.charsets import BOM_BYTES_MAX, Charset, LineDecodeError
-from millrace_server.agent.lines.config import LineRole, LinesConfig, MultilineConfig
+from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.lines.lines import LineFramer, Lines, LinesBuilder
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -22,31 +22,24 @@ class MultilineAggregator:
     Args:
         config: Which lines belong together.
         offset: The position of the first line in the whole input.
+
+    Attributes:
+        position: The position of the pending event.
+        pending_bytes: The size of its body so far.
     """
 
     def __init__(self, config: MultilineConfig, offset: int) -> None:
         self._config = config
         self._pattern = Regex(config.pattern)
         self._has_warned = False
-        self._position = offset
+        self.position = offset
         self._pending_lines: list[bytes] = []
         self._pending_size = 0
-        self._body_bytes = 0
-
-    @property
-    def position(self) -> int:
-        """The position of the pending event."""
-        return self._position
+        self.pending_bytes = 0
 
     @property
     def has_pending_event(self) -> bool:
-        """Whether an event may get further lines."""
         return bool(self._pending_lines)
-
-    @property
-    def pending_bytes(self) -> int:
-        """The size of the pending event's body so far."""
-        return self._body_bytes
 
     def feed(self, lines: Lines) -> Lines:
         """Returns the events that these lines complete.
@@ -55,27 +48,26 @@ class MultilineAggregator:
             lines: The next lines, in UTF-8.
         """
         config = self._config
-        builder = LinesBuilder(self._position)
+        builder = LinesBuilder(self.position)
         self._skip(builder, lines.skipped_bytes)
         for line, size in zip(lines.bodies, lines.sizes, strict=True):
             is_meant = self._matches(line) is not config.negate
-            is_first = is_meant if config.role is LineRole.BEGINS else not is_meant
+            is_first = is_meant if config.role == "begins" else not is_meant
             if self._pending_lines and (
-                (is_first and config.role is not LineRole.ENDS)
+                (is_first and config.role != "ends")
                 or len(self._pending_lines) == config.lines_max
-                or self._body_bytes + 1 + len(line) > config.bytes_max
+                or self.pending_bytes + 1 + len(line) > config.bytes_max
             ):
                 self._end_event(builder)
-            self._body_bytes += len(line) + (1 if self._pending_lines else 0)
+            self.pending_bytes += len(line) + (1 if self._pending_lines else 0)
             self._pending_lines.append(line)
             self._pending_size += size
-            if is_meant and config.role is LineRole.ENDS:
+            if is_meant and config.role == "ends":
                 self._end_event(builder)
         return self._emit(builder)
 
     def finish(self) -> Lines:
-        """Returns the pending event, if any."""
-        builder = LinesBuilder(self._position)
+        builder = LinesBuilder(self.position)
         if self._pending_lines:
             self._end_event(builder)
         return self._emit(builder)
@@ -101,11 +93,11 @@ class MultilineAggregator:
         builder.add(b"\n".join(self._pending_lines), self._pending_size)
         self._pending_lines = []
         self._pending_size = 0
-        self._body_bytes = 0
+        self.pending_bytes = 0
 
     def _emit(self, builder: LinesBuilder) -> Lines:
         lines = builder.build()
-        self._position = lines.end
+        self.position = lines.end
         return lines
 
 
@@ -120,25 +112,23 @@ class LineSplitter:
     events. One unfinished event is buffered.
 
     Args:
-        config: The settings of lines and events.
         offset: The position of the first byte in the whole input; an event begins there.
         head: The first bytes of the whole input, which may contain a byte order mark; only needed if the offset is not
             0.
+
+    Attributes:
+        position: One past the last byte covered by the emitted events.
+        failure: The error that the next call will raise, or None.
     """
 
     def __init__(self, config: LinesConfig, offset: int = 0, head: bytes = b"") -> None:
         self._config = config
-        self._position = offset
+        self.position = offset
         self._head = b""
-        self._failure: LinesError | None = None
+        self.failure: LinesError | None = None
         self._stages: _Stages | None = None
         if offset > 0 or not Charset.may_have_bom(config.charset):
             self._stages = self._create_stages(head)
-
-    @property
-    def position(self) -> int:
-        """One past the last byte covered by the emitted events."""
-        return self._position
 
     @property
     def pending_bytes(self) -> int:
@@ -160,13 +150,7 @@ class LineSplitter:
         return self._stages.framer.has_unfinished_line if self._stages else bool(self._head)
 
     @property
-    def failure(self) -> LinesError | None:
-        """The error that the next call will raise, or None."""
-        return self._failure
-
-    @property
     def long_line_count(self) -> int:
-        """Lines so far that were too long."""
         return self._stages.framer.long_line_count if self._stages else 0
 
     def feed(self, data: bytes) -> Lines:
@@ -209,14 +193,14 @@ class LineSplitter:
 
     def _create_stages(self, head: bytes) -> "_Stages":
         charset = Charset.of(self._config.charset, head)
-        offset = self._position or len(charset.bom)
+        offset = self.position or len(charset.bom)
         multiline = self._config.multiline
         aggregator = MultilineAggregator(multiline, offset) if multiline else None
         return _Stages(charset, LineFramer(charset, self._config, offset), aggregator)
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def _decode(self, stages: "_Stages", lines: Lines) -> Lines:
         try:
@@ -224,19 +208,19 @@ class LineSplitter:
         except LineDecodeError as error:
             # The lines before it are valid and are emitted first.
             offset = lines.offsets[error.line_index]
-            self._failure = LinesError(f"the line at byte {offset} is not in {self._config.charset}: {error}")
+            self.failure = LinesError(f"the line at byte {offset} is not in {self._config.charset}: {error}")
             lines = lines.first(error.line_index)
             bodies = stages.charset.to_utf_8(lines.bodies, self._config.decode_errors)
         lines = replace(lines, bodies=bodies)
         return stages.aggregator.feed(lines) if stages.aggregator else lines
 
     def _emit(self, parts: Sequence[Lines]) -> Lines:
-        builder = LinesBuilder(self._position)
+        builder = LinesBuilder(self.position)
         for part in parts:
             # At most a byte order mark lies between the emitted events and this part.
-            builder.skip(part.start - self._position + part.skipped_bytes)
+            builder.skip(part.start - self.position + part.skipped_bytes)
             builder.extend(part.bodies, part.sizes)
-            self._position = part.end
+            self.position = part.end
         return builder.build()
 
 

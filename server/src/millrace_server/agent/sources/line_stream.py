@@ -66,7 +66,6 @@ class LineStream:
     may exploit that.
 
     Args:
-        lines: The settings of lines.
         linger_seconds: A batch is stored this long after its first event, even if it is not full.
         log: Receives a warning about lost events.
     """
@@ -90,10 +89,6 @@ class LineStream:
 
     async def deliver_all(self, writer: ChannelWriter, read: Read) -> None:
         """Reads to the end of the input and returns once everything is stored. Later input begins with a new line.
-
-        Args:
-            writer: Stores the events.
-            read: Returns the input.
 
         Raises:
             ComponentFailedError: A line is not valid in its charset and `decode_errors` is FAIL.

@@ -123,12 +123,9 @@ class ListeningSourceConfig(SourceConfig, ABC):
 
 
 def check_plaintext_allowed(shown: str, address: Address, *, allow_plaintext: bool | None) -> None:
-    """Raises ValueError if other machines can reach an address and `allow_plaintext` does not permit that.
+    """Raises ValueError if other machines can reach an address and `allow_plaintext` is false.
 
-    Args:
-        shown: The address as it is in the configuration.
-        address: The parsed address.
-        allow_plaintext: The setting; None if it is invalid, which is reported elsewhere.
+    It is None if the setting is invalid, which is reported elsewhere.
     """
     if not address.is_loopback and allow_plaintext is False:
         raise ValueError(

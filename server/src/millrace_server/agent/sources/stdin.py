@@ -48,11 +48,7 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
 
 
 def stdin_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each source that would read the standard input besides the first one.
-
-    Args:
-        tables: The parsed TOML configuration.
-    """
+    """Returns a sentence for each source that would read the standard input besides the first one."""
     sources = tables.get("sources")
     tables_by_name = sources.items() if isinstance(sources, dict) else ()
     first, *others = [

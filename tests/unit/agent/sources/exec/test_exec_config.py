@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from millrace_server.agent.sources.exec.config import ExecSourceConfig
+from millrace_server.agent.sources.exec.source import ExecSourceConfig
 
 
 def config_of(**settings: Any) -> ExecSourceConfig:

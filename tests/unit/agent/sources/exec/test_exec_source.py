@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sources.exec.command import Job, RunningCommand, StderrLog
-from millrace_server.agent.sources.exec.config import ExecSourceConfig
+from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.supervision import Backoff
 from tests.agent_parts import registry_with, until
 from tests.process_figures import is_running

@@ -9,9 +9,10 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.agent.setting_types import TimeZoneName, time_zone_of
 from millrace_server.agent.sinks.files.event_files import EventFiles, FileNames
 from millrace_server.agent.sinks.files.open_files import OpenFiles, RollLimits
-from millrace_server.agent.sinks.files.paths import Partitioner, PathRules, PathTemplate, TimeRule, zone_named
+from millrace_server.agent.sinks.files.paths import Partitioner, PathRules, PathTemplate, TimeRule
 from millrace_server.agent.sinks.files.sink import FilesSink, FilesSinkSettings
 from millrace_server.agent.sinks.files.sink_directory import SinkDirectory
 from millrace_server.agent.sinks.files.targets import FileTarget, LocalTarget, RemoteTarget, open_file_system
@@ -77,7 +78,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     time_missing: Literal["clock", "word"] = "clock"
     """For an event without a valid time: the current time when it is written, or `missing_word`."""
 
-    time_zone: str = "UTC"
+    time_zone: TimeZoneName = "UTC"
     """The time zone of times in `path`, such as `Europe/Paris`."""
 
     time_round_seconds: int = Field(1, ge=1, le=_DAY_SECONDS)
@@ -131,15 +132,6 @@ class FilesSinkConfig(NonRejectingSinkConfig):
             raise ValueError(f"is {shown_value(compression)}; for format {shown_value(file_format)} it must be {kinds}")
         return compression
 
-    @field_validator("time_zone")
-    @classmethod
-    def _check_time_zone(cls, name: str) -> str:
-        try:
-            zone_named(name)
-        except (KeyError, OSError, ValueError):
-            raise ValueError(f'is {shown_value(name)}; it must be the name of a time zone, as "Europe/Paris"') from None
-        return name
-
     def make(self, context: SinkContext) -> Sink:
         template = PathTemplate.parse(self.path)
         traits = FilesSinkSettings(context.name, template.root, self.batch_events_max, self.stall_seconds)
@@ -151,7 +143,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
         limits = RollLimits(
             self.roll_bytes, self.roll_events, self.roll_seconds, self.idle_seconds, self.open_files_max
         )
-        times = TimeRule(zone_named(self.time_zone), self.time_round_seconds)
+        times = TimeRule(time_zone_of(self.time_zone), self.time_round_seconds)
         rules = PathRules(template, times, self.time_header, self.missing_word, self.time_missing == "clock")
         return EventFiles(
             SinkDirectory(context.directory, context.name),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
-from zoneinfo import ZoneInfo
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.sinks.files.chunks import EventChunk, Rows
@@ -37,15 +36,6 @@ def _seconds_of(moment: datetime) -> int:
 # One day less than Python's calendar at both ends, which leaves room for the time zones.
 _SECONDS_MIN = _seconds_of(datetime.min.replace(tzinfo=UTC)) + _DAY_SECONDS
 _SECONDS_MAX = _seconds_of(datetime.max.replace(tzinfo=UTC)) - _DAY_SECONDS
-
-
-def zone_named(name: str) -> tzinfo:
-    """Returns a time zone. UTC exists even on machines without a time zone database.
-
-    Raises:
-        KeyError, OSError, ValueError: There is no time zone of that name.
-    """
-    return UTC if name == "UTC" else ZoneInfo(name)
 
 
 class TimeRule(NamedTuple):

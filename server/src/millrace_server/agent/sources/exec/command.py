@@ -69,12 +69,7 @@ _READ_BYTES = 1 << 16
 
 
 class StderrLog:
-    """Logs lines at a limited rate; suppressed lines are counted, and the count is logged with the next line.
-
-    Args:
-        log: Where to log.
-        clock: Returns seconds of a monotonic clock.
-    """
+    """Logs lines at a limited rate; suppressed lines are counted, and the count is logged with the next line."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -89,7 +84,6 @@ class StderrLog:
         self.end()
 
     def add(self, data: bytes) -> None:
-        """Logs the lines that these bytes complete."""
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             self._log_line(line)
@@ -159,11 +153,7 @@ class RunningCommand:
 
     @classmethod
     async def start(cls, job: Job, stderr_log: StderrLog) -> "RunningCommand":
-        """Starts a command.
-
-        Args:
-            job: What to run.
-            stderr_log: Receives its standard error.
+        """Starts a command; its standard error goes to the log.
 
         Raises:
             ComponentError: The command cannot be started; the message says why.

@@ -46,7 +46,6 @@ class HttpRefusalError(Exception):
         self.is_unread = is_unread
 
     def response(self) -> Response:
-        """Returns the response."""
         headers = {}
         if self.retry_seconds is not None:
             headers["Retry-After"] = str(max(math.ceil(self.retry_seconds), 1))

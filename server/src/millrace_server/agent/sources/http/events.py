@@ -33,11 +33,6 @@ _DECODER = json.JSONDecoder()
 def read_events(content_type: str, body: bytes, events_max: int) -> list[Event]:
     """Returns the events of a body.
 
-    Args:
-        content_type: The request's `Content-Type`.
-        body: The decompressed body.
-        events_max: The maximum number of events.
-
     Raises:
         HttpRefusalError: The body is invalid for its type, or has too many events.
     """

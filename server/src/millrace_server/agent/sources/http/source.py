@@ -45,22 +45,6 @@ _FINGERPRINT_BYTES = 7
 """The size of a fingerprint, which leaves room for the numbers of a request's further events."""
 
 
-class RequestContent:
-    """The events of a request.
-
-    Args:
-        events: The events.
-        has_key: Whether a fingerprint is needed.
-
-    Attributes:
-        fingerprint: A number that identifies the events; 0 without a key.
-    """
-
-    def __init__(self, events: list[Event], *, has_key: bool) -> None:
-        self.events = events
-        self.fingerprint = fingerprint(events) if has_key else 0
-
-
 class RequestStamps(NamedTuple):
     """The stamps of a request's events."""
 
@@ -80,10 +64,6 @@ class IdempotencyKeys:
     """The idempotency keys of a source's requests.
 
     Each key is a producer to the channels, which thereby remember what was stored with it.
-
-    Args:
-        source: The source's name.
-        writer: Knows what the channels have stored.
     """
 
     def __init__(self, source: str, writer: ChannelWriter) -> None:
@@ -103,7 +83,7 @@ class IdempotencyKeys:
         return key
 
     @contextmanager
-    def claim(self, key: str | None, content: RequestContent) -> Iterator[RequestStamps | None]:
+    def claim(self, key: str | None, first_number: int, count: int) -> Iterator[RequestStamps | None]:
         """Yields the stamps of a request; None if it has no key.
 
         No other request with the same key is stored in the meantime.
@@ -115,11 +95,11 @@ class IdempotencyKeys:
             yield None
             return
         digest = blake2b(key.encode(), digest_size=_KEY_DIGEST_BYTES).hexdigest()
-        stamps = RequestStamps(f"{PASSING_PREFIX}{self._source}/{digest}", content.fingerprint)
+        stamps = RequestStamps(f"{PASSING_PREFIX}{self._source}/{digest}", first_number)
         if stamps.producer_id in self._in_progress:
             sentence = "a request with the same Idempotency-Key is being stored; repeat this one once it has a response"
             raise HttpRefusalError(503, "KEY_IN_WORK", sentence, retry_seconds=RETRY_SECONDS)
-        self._check_same_events(stamps, len(content.events))
+        self._check_same_events(stamps, count)
         self._in_progress.add(stamps.producer_id)
         try:
             yield stamps
@@ -173,7 +153,6 @@ class HttpSource:
         self._address = Address.parse(config.listen)
 
     async def run(self, writer: ChannelWriter) -> None:
-        """See `Source.run`."""
         handler = _RequestHandler(self._name, self._config, writer)
         limits = HttpLimits(self._config.connections_max, closing_seconds_max=CLOSING_SECONDS_MAX)
         with await open_listen_socket(self._address, self._name) as bound:
@@ -209,7 +188,6 @@ class _RequestHandler:
         self._is_closing = False
 
     def app(self) -> Starlette:
-        """Returns the ASGI application."""
         return Starlette(routes=[Route(self._config.path, self._post, methods=["POST"])])
 
     def close(self) -> None:
@@ -241,22 +219,21 @@ class _RequestHandler:
         body = await self._bodies.read(request, reserve)
         content_type = request.headers.get("content-type", "")
 
-        def read() -> RequestContent:
-            return RequestContent(
-                read_events(content_type, body, self._config.request_events_max), has_key=key is not None
-            )
+        def read() -> tuple[list[Event], int]:
+            events = read_events(content_type, body, self._config.request_events_max)
+            return events, 0 if key is None else fingerprint(events)
 
-        content = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES_MAX else read()
-        with self._keys.claim(key, content) as stamps:
+        events, first_number = await asyncio.to_thread(read) if len(body) > _INLINE_BYTES_MAX else read()
+        with self._keys.claim(key, first_number, len(events)) as stamps:
             try:
                 async with asyncio.timeout(STORING_SECONDS_MAX):
-                    for batch in self._batches(content.events):
+                    for batch in self._batches(events):
                         await self._store(request, batch, stamps)
             except TimeoutError:
                 raise _outcome_unknown(
                     f"the channels have not taken the events after {STORING_SECONDS_MAX:g} seconds"
                 ) from None
-        return len(content.events)
+        return len(events)
 
     def _batches(self, events: list[Event]) -> list[_Batch]:
         """Returns the events in batches that are the same at each repetition, so that it finds what was stored before.

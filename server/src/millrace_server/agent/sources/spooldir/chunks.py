@@ -85,14 +85,7 @@ class ChunkReader(Protocol):
 
 
 def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> ChunkReader:
-    """Returns a reader of the part of a file that some channel has not stored.
-
-    Args:
-        content: The content, from its beginning.
-        file_format: Its format.
-        stored: What channels have stored.
-        limits: The limits of chunks.
-    """
+    """Returns a reader of the part of a file that some channel has not stored."""
     match file_format:
         case LinesFormat():
             return _LineChunks(content, file_format, stored, limits)

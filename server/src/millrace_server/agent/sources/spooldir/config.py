@@ -155,7 +155,6 @@ class SpooldirSourceConfig(SourceConfig):
 
     @property
     def quarantine(self) -> Path:
-        """The directory for bad files."""
         return self.quarantine_directory or self.directory / "quarantine"
 
     @property

@@ -32,7 +32,6 @@ class SpoolFile:
     """A file that is being read.
 
     Attributes:
-        path: Its path.
         status: Its status, which must not change until all of it is read.
         head: Its first bytes.
     """

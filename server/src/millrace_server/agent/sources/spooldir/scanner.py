@@ -66,7 +66,6 @@ class DirectoryScanner:
 
     Args:
         config: Where to search, and for which files.
-        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, config: SpooldirSourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +86,6 @@ class DirectoryScanner:
 
     @property
     def pause_seconds(self) -> float:
-        """The time until the next scan."""
         now = self._clock()
         settles = [since + self._config.settle_seconds - now for _, since in self._candidates.values()]
         soon = min([self._config.poll_seconds, *(seconds for seconds in settles if seconds > 0)])

@@ -89,10 +89,6 @@ class FileArchiver:
     def quarantine(self, found: FoundFile, reason: str) -> Path:
         """Moves a bad file away, and puts a file with the reason beside it.
 
-        Args:
-            found: The file.
-            reason: Why it is bad, in a sentence.
-
         Returns:
             The new path; the old one if the file has gone or its name belongs to another file.
 
@@ -224,7 +220,6 @@ class SpooldirSource:
         self._failed_attempts.pop(found.path, None)
 
     async def _deliver(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
-        """Stores the part of a file that is not stored yet."""
         producer_id = file.producer_id(self._config.format.type)
         stored = StoredRanges(writer.stored_ranges(producer_id))
         progress.position = stored.position

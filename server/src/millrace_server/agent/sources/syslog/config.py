@@ -3,11 +3,11 @@
 import re
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
+from millrace_server.agent.setting_types import TimeZoneName
 from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_plaintext_allowed
 from millrace_server.network.addresses import Address
 
@@ -57,17 +57,6 @@ def _check_listener(text: str) -> str:
     return text
 
 
-def _check_time_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, OSError, ValueError):
-        if name != "UTC":
-            raise ValueError(
-                f'is {shown_value(name)}; it must be a time zone that this machine knows, such as "Europe/Berlin"'
-            ) from None
-    return name
-
-
 class SyslogSourceConfig(ListeningSourceConfig):
     """A source of syslog messages.
 
@@ -102,7 +91,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     port_header: str | None = Field(None, min_length=1)
     """The header for the port on which the message arrived; none by default."""
 
-    time_zone: Annotated[str, AfterValidator(_check_time_zone)] = "UTC"
+    time_zone: TimeZoneName = "UTC"
     """The zone of timestamps that have none, such as those of RFC 3164."""
 
     linger_seconds: float = Field(0.1, ge=0, le=60, allow_inf_nan=False)

@@ -63,7 +63,6 @@ class StreamFramer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a message is unfinished."""
         return bool(self._buffer or self._skipped_octets or self._skips_line)
 
     def feed(self, data: bytes) -> list[Frame]:

@@ -65,7 +65,6 @@ class LossCounter:
             self._logged_at[loss] = now
 
     def log_remaining(self) -> None:
-        """Logs what is not logged yet."""
         for loss in self.counts:
             if self.counts[loss] > self._logged[loss]:
                 self._log_losses(loss)

@@ -63,7 +63,6 @@ class MessageQueue:
         return len(self._messages)
 
     def add_receiver(self, receiver: Receiver) -> None:
-        """Adds a receiver to pause and resume."""
         self._receivers.add(receiver)
         if self.is_full:
             receiver.pause()
@@ -116,7 +115,6 @@ class MessageQueue:
         return taken
 
     def open(self) -> None:
-        """Opens the queue again."""
         self._is_closed = False
 
     def close(self) -> None:

@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
+
+from millrace_server.agent.setting_types import time_zone_of
 
 _MONTHS = {
     name: number
@@ -27,7 +28,7 @@ class TimestampParser:
     """
 
     def __init__(self, time_zone: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._zone: tzinfo = UTC if time_zone == "UTC" else ZoneInfo(time_zone)
+        self._zone = time_zone_of(time_zone)
         self._now = now
         self._parsed_times: dict[str, str | None] = {}
         self._parsed_on = now().date()
@@ -165,7 +166,6 @@ class SyslogParser:
     """Parses messages.
 
     Args:
-        times: Parses their timestamps.
         keep_fields: The fields that stay in front of the message in the body.
     """
 

@@ -55,7 +55,6 @@ class SyslogSource:
         self._listeners = [Listener.parse(text) for text in config.listen]
 
     async def run(self, writer: ChannelWriter) -> None:
-        """See `Source.run`."""
         self._queue.open()
         self._losses.on_lost_messages = writer.count_dropped
         with ExitStack() as listening:

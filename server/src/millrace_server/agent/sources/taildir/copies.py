@@ -129,7 +129,6 @@ class CopyDetector:
         return self._read.get(key, 0)
 
     def retain(self, found: Container[FileKey]) -> None:
-        """Forgets all other files."""
         self._held = {key: held for key, held in self._held.items() if key in found}
         self._read = {key: size for key, size in self._read.items() if key in found}
 

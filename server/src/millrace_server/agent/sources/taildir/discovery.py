@@ -160,8 +160,6 @@ class FileIdentifier:
     """Assigns producer ids to files.
 
     Args:
-        config: The settings of the source.
-        source_name: The name of the source.
         stored_ranges: Returns what the channels have stored of a producer.
     """
 
@@ -177,12 +175,9 @@ class FileIdentifier:
     ) -> FilePosition | None:
         """Returns the position of a new file; None while the file is empty.
 
-        Args:
-            found: The file.
-            known_ids: Producer ids of other files.
-            has_no_positions: Whether no positions are known: the source runs for the first time, or its positions are
-                lost. Then the channels are asked whether they know the file.
-            read_bytes: How much of it was read in its original.
+        If no positions are known, because the source runs for the first time or its positions are lost, the channels
+        are asked whether they know the file. Its id is none of the known ones. `read_bytes` is how much of it was read
+        in its original.
 
         Raises:
             OSError: It cannot be read, or another file has replaced it.

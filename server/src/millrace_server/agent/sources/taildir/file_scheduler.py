@@ -48,11 +48,6 @@ class FileScheduler:
 
     Files are polled, not watched through the kernel: that also works on network file systems, where the kernel does not
     see the writes of other machines, and needs no higher limit on watches. The cost is bounded.
-
-    Args:
-        config: The settings of the source.
-        register: The files.
-        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -92,7 +87,6 @@ class FileScheduler:
         return FileChunk(file, parts)
 
     def close(self) -> None:
-        """Saves positions and closes all files."""
         for file in self._register.files.values():
             file.close()
         self._register.save()
@@ -173,7 +167,7 @@ class FileScheduler:
             return []
         if file.long_line_count > long_line_count:
             limit = f"line_bytes_max, {self._config.line_bytes_max}"
-            self._register.log_problem(file.path, f"it has lines longer than {limit}: {self._config.long_lines.value}")
+            self._register.log_problem(file.path, f"it has lines longer than {limit}: {self._config.long_lines}")
         self._check_failure(file)
         self._limit_pending(file)
         return parts
@@ -224,7 +218,6 @@ class FileScheduler:
         return parts
 
     def _check_failure(self, file: TailedFile) -> None:
-        """Stops reading a file that has failed."""
         if file.failure is not None:
             file.has_failed = True
             file.close()

@@ -33,7 +33,6 @@ class FileKey(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileKey":
-        """Returns the key of a file with this status."""
         return cls(status.st_dev, status.st_ino)
 
 
@@ -68,16 +67,13 @@ class Fingerprint:
 
     @classmethod
     def of(cls, start: int, content: bytes) -> "Fingerprint":
-        """Returns the fingerprint of these bytes."""
         return cls(start, len(content), _digest(content))
 
     @property
     def end(self) -> int:
-        """One past the last of the bytes."""
         return self.start + self.size
 
     def matches(self, content: bytes) -> bool:
-        """Whether these bytes are the same."""
         return _digest(content) == self.digest
 
     def matches_file(self, descriptor: int) -> bool:
@@ -92,11 +88,8 @@ class Fingerprint:
 def producer_id(source_name: str, key: FileKey, head: Fingerprint, generation: int) -> str:
     """Returns the producer id of a file.
 
-    Args:
-        source_name: The source that reads it: each source has its own producer for the same file.
-        key: The key of the file.
-        head: Its head when it was first found.
-        generation: Distinguishes consecutive files with the same key and the same head.
+    Each source has its own producer for the same file. The head is that of the time when the file was first found. The
+    generation distinguishes consecutive files with the same key and the same head.
     """
     described = f"{key.device} {key.inode} {head.start} {head.size} {head.digest} {generation}"
     return f"taildir/{source_name}/{_digest(described.encode())}"

@@ -34,8 +34,6 @@ class FileRegister:
     """Knows the files that are tailed, discovers new ones, and follows those that were renamed.
 
     Args:
-        config: The settings of the source.
-        place: The context of the source.
         stored_ranges: Returns what the channels have stored of a producer.
 
     Attributes:
@@ -74,7 +72,6 @@ class FileRegister:
                 self._track(known)
 
     def scan(self, now: float) -> None:
-        """Examines all existing files."""
         found = self._find()
         met = self._update_known(found, now)
         for _ in range(_SCANS_MAX - 1):
@@ -143,7 +140,6 @@ class FileRegister:
         return found
 
     def _update_known(self, found: Mapping[FileKey, FoundFile], now: float) -> list[tuple[FilePosition, FoundFile]]:
-        """Updates the tailed files, and identifies the others."""
         # An empty file cannot be identified yet.
         unknown = [key for key, each in found.items() if key not in self.files and each.status.st_size]
         if unknown:

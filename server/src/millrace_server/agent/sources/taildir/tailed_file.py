@@ -63,11 +63,6 @@ class TailedFile:
 
     Used by one thread; only `stored` is set by another one.
 
-    Args:
-        known: Its saved state.
-        start: Where to start reading.
-        config: The settings of lines.
-
     Attributes:
         producer_id: Its producer id in the channels.
         path: The path under which it was first found.
@@ -81,6 +76,9 @@ class TailedFile:
         has_failed: Whether it is no longer read because of its content.
         changed_at: The time of its last known change.
         size_max: Its largest known size.
+        head: Its first bytes.
+        read_fingerprints: The bytes before some of the positions up to which it was read, ascending; the last one is
+            `tail`.
     """
 
     def __init__(self, known: FilePosition, start: StartPosition, config: LinesConfig) -> None:
@@ -97,8 +95,8 @@ class TailedFile:
         self.changed_at = 0.0
         self.size_max = 0
         self._config = config
-        self._head = known.head
-        self._read_fingerprints = [known.tail]
+        self.head = known.head
+        self.read_fingerprints = [known.tail]
         self._boundaries = list(start.boundaries)
         self._read_position = start.position
         self._splitter: LineSplitter | None = None
@@ -106,18 +104,9 @@ class TailedFile:
         self._last_status: tuple[int, int] | None = None
 
     @property
-    def head(self) -> Fingerprint:
-        return self._head
-
-    @property
     def tail(self) -> Fingerprint:
         """The bytes before the position up to which it was read."""
-        return self._read_fingerprints[-1]
-
-    @property
-    def read_fingerprints(self) -> Sequence[Fingerprint]:
-        """The bytes before some of the positions up to which it was read, ascending; the last one is `tail`."""
-        return self._read_fingerprints
+        return self.read_fingerprints[-1]
 
     @property
     def is_open(self) -> bool:
@@ -149,7 +138,6 @@ class TailedFile:
         return self._splitter.long_line_count if self._splitter else 0
 
     def to_position(self) -> FilePosition:
-        """Returns its state to save."""
         return FilePosition(
             producer_id=self.producer_id,
             path=self.path,
@@ -158,12 +146,11 @@ class TailedFile:
             device=self.key.device,
             inode=self.key.inode,
             position=self.stored,
-            head=self._head,
+            head=self.head,
             tail=self.tail,
         )
 
     def update_status(self, status: os.stat_result, now: float) -> None:
-        """Records its size and modification time."""
         seen = status.st_size, status.st_mtime_ns
         self.size_max = max(self.size_max, status.st_size)
         if seen != self._last_status:
@@ -172,7 +159,6 @@ class TailedFile:
             self.has_unread = True
 
     def refresh(self, now: float) -> None:
-        """Records its current status if it is open."""
         if self._descriptor is not None:
             status = os.fstat(self._descriptor)
             self.is_deleted = status.st_nlink == 0
@@ -254,7 +240,6 @@ class TailedFile:
         return [lines for lines in found if lines.end > lines.start]
 
     def finish_event(self) -> list[Lines]:
-        """Returns the pending event."""
         return self._non_empty(self._splitter.finish_event()) if self._splitter else []
 
     def finish(self) -> list[Lines]:
@@ -296,20 +281,20 @@ class TailedFile:
         end = self._read_position + len(data)
         if end > tail.end:
             last = content[-TAIL_BYTES_MAX:]
-            self._read_fingerprints.append(Fingerprint.of(end - len(last), last))
-            if len(self._read_fingerprints) > FINGERPRINTS_MAX:
-                del self._read_fingerprints[:-1:2]
-        if self._head.size < HEAD_BYTES_MAX:
+            self.read_fingerprints.append(Fingerprint.of(end - len(last), last))
+            if len(self.read_fingerprints) > FINGERPRINTS_MAX:
+                del self.read_fingerprints[:-1:2]
+        if self.head.size < HEAD_BYTES_MAX:
             self._extend_head(self._descriptor)
         return data
 
     def _compare(self, descriptor: int) -> None:
         if os.fstat(descriptor).st_size < self._read_position or not (
-            self._head.matches_file(descriptor) and self.tail.matches_file(descriptor)
+            self.head.matches_file(descriptor) and self.tail.matches_file(descriptor)
         ):
             raise FileReplacedError
 
     def _extend_head(self, descriptor: int) -> None:
-        content = os.pread(descriptor, HEAD_BYTES_MAX, self._head.start)
-        if len(content) > self._head.size and self._head.matches(content[: self._head.size]):
-            self._head = Fingerprint.of(self._head.start, content)
+        content = os.pread(descriptor, HEAD_BYTES_MAX, self.head.start)
+        if len(content) > self.head.size and self.head.matches(content[: self.head.size]):
+            self.head = Fingerprint.of(self.head.start, content)
