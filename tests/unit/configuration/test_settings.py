@@ -18,7 +18,7 @@ from millrace_server.configuration.settings import (
 
 DESIGN_EXAMPLE = """
 [server]
-listen = "127.0.0.1:7070"          # port 0: any free one
+listen = "127.0.0.1:7070"          # port 0: any free port
 http_listen = "127.0.0.1:7071"
 data_dir = "millrace-data"
 message_bytes_max = 67108864
