@@ -34,12 +34,13 @@ class CommitState(enum.Enum):
     ABORTED = "aborted"
 
 
-_MOVES = {
+# A tuple, since a set would call each state's hash, which is a function in Python.
+_MOVES = (
     (CommitState.PLANNED, CommitState.PREPARED),
     (CommitState.PREPARED, CommitState.DURABLE),
     (CommitState.PREPARED, CommitState.ABORTED),
     (CommitState.ABORTED, CommitState.PREPARED),
-}
+)
 
 
 class JournalEntry:
@@ -119,6 +120,7 @@ class Commit(JournalEntry):
         put_count: Events that it puts.
         put_body_bytes: Bytes of their bodies.
         put_raw_bytes: Bytes of the columns that hold them.
+        puts_whole_columns: Whether these columns hold nothing else.
         take_count: Events that it removes.
         event_count: Events that the channel gains; negative where it loses some.
         body_bytes: Bytes of bodies that the channel gains; negative where it loses some.
@@ -128,6 +130,7 @@ class Commit(JournalEntry):
         acceptance: What accepting the stamp changed, from PREPARED on.
         receipt: Its result, from PREPARED on; it holds once DURABLE.
         error: Why it was aborted.
+        needs_record: Whether the log stores anything of it.
         is_in_memory: Whether a spillable channel keeps it in memory only.
         context: Where it takes effect; set by the journal.
     """
@@ -135,7 +138,6 @@ class Commit(JournalEntry):
     __slots__ = (
         "_callbacks",
         "_is_retried",
-        "_puts_whole_columns",
         "_waiters",
         "acceptance",
         "batches",
@@ -149,6 +151,7 @@ class Commit(JournalEntry):
         "has_puts",
         "is_in_memory",
         "is_purge",
+        "needs_record",
         "needs_room",
         "needs_sync",
         "on_aborted",
@@ -157,6 +160,7 @@ class Commit(JournalEntry):
         "put_count",
         "put_raw_bytes",
         "puts",
+        "puts_whole_columns",
         "receipt",
         "records",
         "stamp",
@@ -180,12 +184,25 @@ class Commit(JournalEntry):
         self.on_aborted: Callable[[Commit], None] | None = None
         self.error: MillraceError | None = None
         self.has_puts = bool(puts)
-        self.needs_sync = True
+        self.needs_sync = self.needs_record = True
         self.is_in_memory = False
         self._is_retried = False
         self._waiters: tuple[asyncio.Future[None], ...] = ()
         self._callbacks: tuple[Callable[[Commit], None], ...] = ()
-        self._count()
+        put_count = put_body_bytes = put_raw_bytes = columns_count = take_count = take_body_bytes = 0
+        for put in puts:
+            put_count += put.stop - put.start
+            put_body_bytes += put.body_bytes
+            put_raw_bytes += put.stored.raw_bytes
+            columns_count += put.stored.count
+        for take in takes:
+            take_count += take.count
+            take_body_bytes += take.window.body_bytes
+        self.put_count, self.put_body_bytes, self.put_raw_bytes = put_count, put_body_bytes, put_raw_bytes
+        self.puts_whole_columns = put_count == columns_count
+        self.take_count = take_count
+        self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
+        self.needs_room = self.event_count > 0 or self.body_bytes > 0
         # Set from PREPARED on, and not before: a commit of a channel in memory is created for each append.
         self.records: Sequence[Record]
         self.context: CommitContext
@@ -193,22 +210,6 @@ class Commit(JournalEntry):
         self.batches: Sequence[StoredBatch]
         self.acceptance: Acceptance | None
         self.receipt: Receipt
-
-    def _count(self) -> None:
-        put_count = put_body_bytes = put_raw_bytes = columns_count = take_count = take_body_bytes = 0
-        for put in self.puts:
-            put_count += put.stop - put.start
-            put_body_bytes += put.body_bytes
-            put_raw_bytes += put.stored.raw_bytes
-            columns_count += put.stored.count
-        for take in self.takes:
-            take_count += take.count
-            take_body_bytes += take.window.body_bytes
-        self.put_count, self.put_body_bytes, self.put_raw_bytes = put_count, put_body_bytes, put_raw_bytes
-        self._puts_whole_columns = put_count == columns_count
-        self.take_count = take_count
-        self.event_count, self.body_bytes = put_count - take_count, put_body_bytes - take_body_bytes
-        self.needs_room = self.event_count > 0 or self.body_bytes > 0
 
     @classmethod
     def repeated(cls, receipt: Receipt) -> "Commit":
@@ -229,14 +230,14 @@ class Commit(JournalEntry):
 
     def cut_puts(self) -> None:
         """Copies partial columns into columns of their own: a PUT record stores columns whole, or not at all."""
-        if not self._puts_whole_columns:
-            self.puts = [_cut(put) for put in self.puts]
-            self._count()
+        self.puts = [_cut(put) for put in self.puts]
+        self.put_raw_bytes = sum(put.stored.raw_bytes for put in self.puts)
+        self.puts_whole_columns = True
 
     def keep_in_memory(self) -> None:
         """Stores nothing of it in the log."""
         self.is_in_memory = True
-        self.has_puts = self.needs_sync = False
+        self.has_puts = self.needs_sync = self.needs_record = False
 
     # As an entry of the journal.
 
@@ -272,7 +273,8 @@ class Commit(JournalEntry):
         """Tells all who wait that the commit is durable."""
         if self.on_committed is not None:
             self.on_committed(self)
-        self._wake()
+        if self._waiters or self._callbacks:
+            self._wake()
 
     def add_done_callback(self, callback: "Callable[[Commit], None]") -> None:
         """Calls back when a commit that was submitted becomes durable or is aborted; at once where it has ended."""

@@ -227,7 +227,7 @@ class Contents:
             for subscriber in self._subscribers:
                 subscriber.publish(batch)
         if commit.batches:
-            self.next_sequence = commit.batches[-1].end_sequence
+            self.next_sequence += commit.put_count
             self.readers.wake_all()
         if commit.takes:
             self._remove_taken(commit.takes)

@@ -100,12 +100,15 @@ class Journal:
     # Entries.
 
     def submit(self, commit: Commit) -> None:
-        self.refuse_after_fault()
+        if self._fault:
+            self.refuse_after_fault()
         commit.context = self.context
+        commit.needs_record = not commit.is_repeat
         if commit.puts:
-            commit.cut_puts()
+            if not commit.puts_whole_columns:
+                commit.cut_puts()
             self._reserve(commit.put_raw_bytes)
-        if commit.is_repeat and not self._in_flight:
+        if not commit.needs_record and not self._in_flight:
             self.commit_now(commit)
         else:
             self.enqueue(commit)

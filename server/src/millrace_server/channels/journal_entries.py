@@ -42,7 +42,7 @@ class LogContext:
     def prepare(self, commit: Commit) -> None:
         """Prepares the commit's contents and encodes its records."""
         self.contents.prepare(commit)
-        commit.records = () if commit.is_in_memory or commit.is_repeat else commit_records(commit)
+        commit.records = commit_records(commit) if commit.needs_record else ()
 
     def apply(self, commit: Commit, locations: Sequence[Location]) -> None:
         """Applies the commit's contents; its columns are in the log at these locations."""

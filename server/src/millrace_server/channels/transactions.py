@@ -240,7 +240,8 @@ class Transactions:
         return await commit
 
     def _submit(self, commit: Commit, txn_ids: Sequence[str]) -> None:
-        self._refuse_gap(commit)
+        if stamp := commit.stamp:
+            self._contents.ledger.refuse_gap(stamp)
         txns = [self._open[txn_id] for txn_id in txn_ids]
         commit.txn_ids, commit.txn_count = txn_ids, len(txn_ids)
         commit.on_committed = partial(self._end_committed, txns)
@@ -302,7 +303,7 @@ class Transactions:
         self, batches: Sequence[StoredColumns], stamp: Stamp | None, *, also_draining: bool = False
     ) -> Commit:
         """Plans an append, for a caller that appends to several channels as one; see `append`."""
-        if not also_draining:
+        if self._core.is_draining and not also_draining:
             self._core.refuse_if_draining()
         puts = []
         event_count = body_bytes = 0
@@ -336,14 +337,11 @@ class Transactions:
 
     def submit_append(self, commit: Commit) -> None:
         """Submits an append that was planned just now and is admitted; see `Committer.submit`."""
-        self._refuse_gap(commit)
+        # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
+        if stamp := commit.stamp:
+            self._contents.ledger.refuse_gap(stamp)
         commit.txn_count = 1
         self._core.committer.submit(commit)
-
-    def _refuse_gap(self, commit: Commit) -> None:
-        # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
-        if commit.stamp is not None:
-            self._contents.ledger.refuse_gap(commit.stamp)
 
     def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
         """Raises EventTooLargeError where one event could never be put, however empty the channel were."""
