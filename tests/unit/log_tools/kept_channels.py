@@ -21,7 +21,7 @@ from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import ChannelLayout, find_layout
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.scanning import ToolProgress
-from millrace_server.log_tools.verify import Report, batches_of, recover_as_found
+from millrace_server.log_tools.verify import Report, batches_of, recover_without
 from millrace_server.log_tools.verify import verify as verify_view
 from millrace_server.log_tools.view import open_view
 from millrace_server.wal.disk import OsDisk
@@ -125,7 +125,7 @@ def story(recovered: Recovered) -> Story:
 def story_of(*directories: Path, codec: PayloadCodec | None = None) -> Story:
     """How a server would find a channel."""
     with open_view(find_layout(directories), is_live=False) as view:
-        return story(recover_as_found(view, codec or PayloadCodec()))
+        return story(recover_without(view, codec or PayloadCodec()))
 
 
 def verified(*directories: Path, codec: PayloadCodec | None = None) -> Report:

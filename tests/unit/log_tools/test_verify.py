@@ -8,7 +8,7 @@ import pytest
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.stamps import Stamp
 from millrace_server.log_tools.scanning import DamageKind
-from millrace_server.log_tools.verify import CheckpointState, Report, recover_as_found
+from millrace_server.log_tools.verify import CheckpointState, Report, recover_without
 from millrace_server.log_tools.view import open_view
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, RecordHead, SegmentHeader, UnknownVersionError
@@ -52,7 +52,7 @@ def opens(home: Path) -> bool:
     """Whether a server would open the channel."""
     with open_view(layout_of(home), is_live=False) as view:
         try:
-            recover_as_found(view, PayloadCodec())
+            recover_without(view, PayloadCodec())
         except LogCorruptError:
             return False
     return True

@@ -82,7 +82,7 @@ def dump(
     from millrace_server.log_tools.dump import DumpStart, record_line
     from millrace_server.log_tools.dump import dump as dump_log
     from millrace_server.log_tools.reports import detailed_state_document
-    from millrace_server.log_tools.verify import recover_as_found
+    from millrace_server.log_tools.verify import recover_without
     from millrace_server.log_tools.view import open_view
 
     with exit_on_error():
@@ -90,7 +90,7 @@ def dump(
         layout, codec = find_log(directories, config, channel, key)
         with open_view(layout) as view:
             if state:
-                _print_json(detailed_state_document(recover_as_found(view, codec)))
+                _print_json(detailed_state_document(recover_without(view, codec)))
                 return
             for document in dump_log(view, codec, first, shows_bodies=bodies):
                 is_damaged = is_damaged or "damage" in document

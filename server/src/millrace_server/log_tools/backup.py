@@ -50,14 +50,10 @@ class Copy:
 
 
 def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Creates a directory, or checks that it is empty.
-
-    Args:
-        path: The directory.
-        may_hold: Names of files that it may contain.
+    """Creates a directory, or checks that it is empty except for the names in `may_hold`.
 
     Raises:
-        UsageError: It contains something, or it cannot be created.
+        UsageError: It contains something else, or it cannot be created.
     """
     try:
         make_directories(path)
@@ -130,11 +126,6 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
     All that was acknowledged before this call is in the copy, which is a channel's directory that all other tools can
     read. Its `channel.json` is written last, so that an interrupted copy is not taken for a backup.
 
-    Args:
-        layout: The channel.
-        target: A directory that is empty or does not exist.
-        tools: The tools.
-
     Returns:
         A report on the copy.
 
@@ -181,11 +172,6 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
     """Restores a channel from a backup, so that the next start of a server opens it.
 
     It gets a new channel id, since readers of the original may have seen events that the backup lacks.
-
-    Args:
-        source: The backup.
-        target: The restored channel.
-        tools: The tools.
 
     Returns:
         A report on the channel, and its layout.

@@ -52,11 +52,7 @@ def dump(
 ) -> Iterator[Document]:
     """Yields what each record says, and each gap where a record should be.
 
-    Args:
-        view: The log.
-        codec: Decodes payloads; those whose key it lacks are left encoded.
-        start: Where to begin.
-        shows_bodies: Whether events are shown, and not only counted.
+    Payloads whose key is missing are not decoded. Events are counted, and shown only if `shows_bodies`.
 
     Raises:
         UsageError: There is no such segment.

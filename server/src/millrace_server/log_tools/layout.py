@@ -61,11 +61,7 @@ class ChannelLayout:
 
 
 def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None) -> ChannelLayout:
-    """Finds the channel that some directories hold.
-
-    Args:
-        directories: The channel's directories, one or more.
-        checkpoint_dir: Which of them has its checkpoints; None: find out.
+    """Finds the channel in some directories, and which of them has its checkpoints unless that is given.
 
     Raises:
         UsageError: They are no directories, hold no channel, or are not all of one.

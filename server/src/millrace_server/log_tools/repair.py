@@ -54,11 +54,7 @@ class Repair:
 def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = None, applies: bool = False) -> Repair:
     """Repairs a channel that no server uses, or returns how it would.
 
-    Args:
-        layout: The channel.
-        tools: The tools. Copies go to its disk.
-        keep: Where all files are copied before anything is changed; None: next to the channel.
-        applies: Whether to make changes.
+    If it `applies` the steps, it first copies all files to `keep`, or next to the channel.
 
     Raises:
         DirectoryInUseError: A server uses the channel.

@@ -61,12 +61,7 @@ class Plan:
 
 
 def make_plan(view: LogView, report: Report, codec: PayloadCodec) -> Plan:
-    """Plans the repair of a channel.
-
-    Args:
-        view: The channel.
-        report: What is wrong with it.
-        codec: Decodes payloads.
+    """Plans the repair of what a report says is wrong with a channel.
 
     Raises:
         DamagedError: It cannot be repaired, or not without a decision.

@@ -107,13 +107,7 @@ class LogScan:
 
 
 def scan_log(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> LogScan:
-    """Reads all of a log.
-
-    Args:
-        view: The log.
-        codec: Decodes payloads.
-        progress: Updated as the scan proceeds.
-        decodes: Whether payloads are decoded and compared with each other, which needs their keys.
+    """Reads all of a log. If `decodes`, payloads are decoded and compared with each other, which needs their keys.
 
     Raises:
         KeyMissingError: Something is encrypted with a key that was not given.
@@ -281,7 +275,7 @@ def key_id_of(record: ScannedRecord) -> str | None:
 
 
 def decode_payload(codec: PayloadCodec, scanner: SegmentScanner, record: ScannedRecord) -> Payload:
-    """Returns what was submitted as a record's payload.
+    """Returns the decoded payload of a record.
 
     Raises:
         KeyMissingError: It needs a key that was not given.

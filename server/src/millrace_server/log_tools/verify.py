@@ -88,11 +88,7 @@ class LogSource:
 def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> Report:
     """Reads all of a channel, and recovers it from each point from which the server might. Changes nothing.
 
-    Args:
-        view: The channel's files.
-        codec: Decodes payloads.
-        progress: Updated as the check proceeds.
-        decodes: Whether payloads are decoded; otherwise only checksums are compared.
+    Unless `decodes`, only checksums are compared.
 
     Raises:
         KeyMissingError: Something is encrypted with a key that was not given.
@@ -149,24 +145,16 @@ def _check_references(view: LogView, path: Path, checkpoint: Checkpoint) -> Chec
 
 
 def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> Recovered:
-    """Recovers a channel as the server would if it had only this checkpoint, or none.
+    """Recovers a channel as the server would if it had only this checkpoint, or none."""
+    return recover_without(view, codec, [path for path in view.checkpoint_paths if path != checkpoint])
+
+
+def recover_without(view: LogView, codec: PayloadCodec, left_out: Sequence[Path] = ()) -> Recovered:
+    """Recovers a channel as the server would without some of its checkpoints.
 
     Raises:
         LogCorruptError: It would not open.
     """
-    return _recover(view, codec, [path for path in view.checkpoint_paths if path != checkpoint])
-
-
-def recover_as_found(view: LogView, codec: PayloadCodec) -> Recovered:
-    """Recovers a channel as the server would.
-
-    Raises:
-        LogCorruptError: It would not open.
-    """
-    return _recover(view, codec, [])
-
-
-def _recover(view: LogView, codec: PayloadCodec, left_out: Sequence[Path]) -> Recovered:
     # The server's own recovery, on a read-only disk: the tools cannot come to another result than the server.
     log = WriteAheadLog(SegmentFiles(view.disk, view.layout.directories, view.layout.log_id), codec)
     files = _checkpoint_files(view, codec, left_out)
@@ -197,7 +185,7 @@ def _compare_recoveries(view: LogView, codec: PayloadCodec, progress: ToolProgre
     if not report.is_good:
         report.recovered = None
         with suppress(LogCorruptError):
-            report.recovered = recover_as_found(view, codec)
+            report.recovered = recover_without(view, codec)
     report.is_openable = report.recovered is not None and not view.layout.problems
 
 

@@ -101,9 +101,7 @@ class _OpenFiles:
 def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
     """Opens a view of a channel's files. Changes nothing and takes no lock.
 
-    Args:
-        layout: The channel.
-        is_live: Whether a server may be writing, so that the end of the log may have to be awaited.
+    If `is_live`, a server may be writing, so the end of the log may have to be awaited.
 
     Raises:
         UnavailableError: Segments come and go faster than they can be opened, or one cannot be read.
@@ -206,13 +204,9 @@ class _Progress:
 
 
 def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bool) -> Tail:
-    """Finds the end of a log's last segment.
+    """Finds the end of a log's last segment, which may grow meanwhile and get a successor.
 
-    Args:
-        file: The segment. It may grow meanwhile, and get a successor.
-        layout: The channel.
-        segment_id: The segment's id.
-        is_live: Whether a server may be writing, so that a proof is worth waiting for.
+    If `is_live`, a server may be writing, so a proof is worth waiting for.
     """
     scanner = _scanner(file, layout, segment_id)
     progress = _scan(scanner, _Progress(SEGMENT_HEADER_BYTES, 0))
