@@ -139,11 +139,6 @@ _DELTA_SETTINGS = {
 }
 
 
-def is_submitted() -> bool:
-    """Whether spark-submit started this program."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
 def spark_log(work: WorkFolder) -> Path:
     """Returns the path of Spark's log: in the work folder if that is local, else in the working directory."""
     return Path(work.spark_log) if is_local(work.path) else Path(f"{work.path.rpartition('/')[2]}.spark.log").absolute()
@@ -164,7 +159,8 @@ def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool
     """
     settings = {**(_DELTA_SETTINGS if with_delta else {}), **config.conf}
     builder = SparkSession.builder.appName(name)
-    if not is_submitted():
+    # spark-submit sets this variable for the programs that it starts.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
         ensure_java()
         # By default, workers run the `python3` on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -51,39 +51,6 @@ def show_log_lines() -> None:
         logger.setLevel(logging.INFO)
 
 
-class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises an error of the options or the schema when Spark asks for an offset, with which every query starts.
-
-    If the data source raised it instead of returning a reader, Spark would fail with another error, since it would have
-    no reader to stop.
-    """
-
-    def __init__(self, error: OptionError) -> None:
-        self._error = error
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        # If this raises, Spark does not stop the sources of the query.
-        pass
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        self._refuse()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        del start, limit
-        self._refuse()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        del start, end
-        self._refuse()
-
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        del partition
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise self._error
-
-
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads channels as a stream; `millrace_spark` describes the guarantees.
 
@@ -167,6 +134,28 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, release)
+
+
+class InvalidStreamReader(MillraceStreamReader):
+    """Raises an error of the options or the schema when Spark asks for an offset, with which every query starts.
+
+    If the data source raised it instead of returning a reader, Spark would fail with another error, since it would have
+    no reader to stop.
+    """
+
+    def __init__(self, error: OptionError) -> None:
+        self._error = error
+        self._stream = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadAllAvailable()
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        del partition
+        raise self._error
+
+    def _opened(self) -> NoReturn:
+        raise self._error
 
 
 def read_rows(partition: InputPartition, schema: StructType, retry_seconds: float) -> "Iterator[pa.RecordBatch]":
