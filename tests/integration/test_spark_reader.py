@@ -255,7 +255,7 @@ def test_claim_ranges_when_another_reads_is_refused(
     for sentence in (str(refused.value), format_error(refused_plan)):
         assert sentence.startswith(begin)
         assert "or take the claim over; in Spark, set the option takeover; if the reader is in this" in sentence
-        assert sentence.endswith("own, by release() of what claim_ranges() returned, or stop() of the query")
+        assert sentence.endswith("call release() on the result of claim_ranges(), or stop() on the query")
 
 
 def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client, channel: millrace.Channel) -> None:

@@ -245,7 +245,7 @@ def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped
         told = format_error(refused.value)
         assert told.startswith(f"channel {channel.name} at {client.endpoint}: reader {claim.reader_id!r} has claimed")
         assert "; in Spark, set the option takeover; if " in told
-        assert told.endswith("or stop() of the query")
+        assert told.endswith("or stop() on the query")
         joining = make_channel(client, f"{prefix}.b")
         bodies += fill(joining, 7) + fill(channel, 5, first=11)
         wait_until(lambda: queued_count(client, channel.name) + queued_count(client, joining.name) == 0)
