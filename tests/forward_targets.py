@@ -161,7 +161,7 @@ async def served(registry: ChannelRegistry, scratch: Path, **settings: Any) -> A
         await server.stop(0.0)
 
 
-def outlet_of(registry: ChannelRegistry, channel: str = "orders", **limits: Any) -> ChannelReader:
+def reader_of(registry: ChannelRegistry, channel: str = "orders", **limits: Any) -> ChannelReader:
     """Where a sink gets the events of a channel from."""
     named: dict[str, Any] = {"batch_events_max": 10, "deliveries_max": 5, "dead_letter_channel": None} | limits
     component = Components().add(ComponentKind.SINK, "forward", "millrace")

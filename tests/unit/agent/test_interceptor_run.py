@@ -238,7 +238,7 @@ async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> 
     assert held(registry, "a") == {"a": [b"2"]}
 
 
-def test_passage_is_gone_once_nobody_has_it() -> None:
+def test_run_without_references_is_freed() -> None:
     """Its events must not have to wait for the garbage collector."""
     gc.disable()
     try:

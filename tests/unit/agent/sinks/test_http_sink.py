@@ -28,7 +28,7 @@ from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DiskFullError
 from tests.agent_parts import registry_with, until
 from tests.channel_events import append, queued, stored_rows
-from tests.forward_targets import outlet_of
+from tests.forward_targets import reader_of
 from tests.http_receiver import CLOSE, OK, HttpReceiver, Received, answer, receiving
 
 TABLE: Mapping[str, Any] = {"type": "http", "channel": "orders"}
@@ -53,7 +53,7 @@ class Scene:
 
     async def empty(self, sink: HttpSink | None = None, reader: ChannelReader | None = None) -> None:
         """Runs a sink until the channel is empty and what it held is settled."""
-        reader = reader or outlet_of(self.registry)
+        reader = reader or reader_of(self.registry)
         work = asyncio.create_task((sink or self.sink()).run(reader))
         await until(lambda: not self.channel._contents.room.event_count or work.done())
         reader.close()
@@ -63,7 +63,7 @@ class Scene:
         self, words: str, sink: HttpSink | None = None, reader: ChannelReader | None = None
     ) -> ComponentError:
         """Runs a sink that has to give up, and say so."""
-        reader = reader or outlet_of(self.registry)
+        reader = reader or reader_of(self.registry)
         with pytest.raises(ComponentError, match=words) as raised:
             await (sink or self.sink()).run(reader)
         reader.nack_all()
@@ -214,7 +214,7 @@ async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) ->
             accepted.extend(bodies_of(request))
 
     scene.receiver.before_answer = judge
-    reader = outlet_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
+    reader = reader_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
     await scene.give_up("13 is unlucky", reader=reader)
     await scene.empty(reader=reader)
     assert sorted(accepted, key=int) == [body for body in bodies if body != b"13"]
@@ -228,7 +228,7 @@ async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Sc
     scene.receiver.before_answer = lambda request: (
         scene.receiver.answers.append(answer(400)) if request.body == b"7" else None
     )
-    reader = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    reader = reader_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     await scene.empty(scene.sink(format="single"), reader)
     sent = [request.body for request in scene.receiver.requests]
     assert [body for body in sent if body != b"7"] == [body for body in bodies if body != b"7"]
@@ -254,7 +254,7 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
     """The exact status counts before its class, and both before the usual."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
-    reader = outlet_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
+    reader = reader_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     sink = scene.sink(statuses=statuses)
     if outcome == "kept":
         await scene.give_up(f"answered {status}", sink, reader)
@@ -266,7 +266,7 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
 
 async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: Scene) -> None:
     """A server may close what is idle at any time, even while the next request is on its way: that is no failure."""
-    sink, reader = scene.sink(), outlet_of(scene.registry)
+    sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     for said in (OK, CLOSE, OK):
         scene.receiver.answers.append(said)
@@ -300,7 +300,7 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
         return reader, writer
 
     monkeypatch.setattr(asyncio, "open_connection", open_noted)
-    sink, reader = scene.sink(), outlet_of(scene.registry)
+    sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     await append(scene.channel, b"first")
     await until(lambda: not scene.channel._contents.room.event_count)
@@ -328,7 +328,7 @@ async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_an
             scene.receiver.reset_connections()
 
     scene.receiver.before_answer = reset
-    await scene.empty(reader=outlet_of(scene.registry, batch_events_max=1))
+    await scene.empty(reader=reader_of(scene.registry, batch_events_max=1))
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
         (1, [b"0"]),
         (1, [b"1"]),
@@ -340,7 +340,7 @@ async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scen
     """The request had come: it is sent once more only after the usual wait."""
     await fill(scene.channel, 1, 1)
     scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
-    reader = outlet_of(scene.registry, batch_events_max=1)
+    reader = reader_of(scene.registry, batch_events_max=1)
     work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 2)
     scene.receiver.reset_connections()
@@ -389,7 +389,7 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
         b"HTTP/1.0 200 OK\r\n\r\n",
         answer(599),
     ]
-    reader = outlet_of(scene.registry, batch_events_max=1)
+    reader = reader_of(scene.registry, batch_events_max=1)
     work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 3)
     scene.receiver.close_connections()
@@ -403,7 +403,7 @@ async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> No
     """The status counts; the rest is cut off with the connection."""
     await fill(scene.channel, 2)
     scene.receiver.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
-    await scene.empty(reader=outlet_of(scene.registry, batch_events_max=1))
+    await scene.empty(reader=reader_of(scene.registry, batch_events_max=1))
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
@@ -435,7 +435,7 @@ async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene
 async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that the receiver has only have to leave the channel."""
     await fill(scene.channel, 3)
-    sink, reader = scene.sink(), outlet_of(scene.registry)
+    sink, reader = scene.sink(), reader_of(scene.registry)
 
     def refuse(deliveries: Deliveries, delivery: Transaction) -> None:
         deliveries.nack(delivery)
@@ -455,7 +455,7 @@ async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sen
     """A key has the very sequences; those that another had taken come later and are not taken for sent."""
     await fill(scene.channel, 2, 2, 2)
     delivery = await scene.channel.deliveries.deliver(TakeLimits(events_max=2))
-    sink, reader = scene.sink(), outlet_of(scene.registry)
+    sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     await until(lambda: scene.channel._contents.room.event_count == 2)
     scene.channel.deliveries.nack(delivery)

@@ -63,7 +63,7 @@ def stream(**lines: Any) -> LineStream:
     return LineStream(LinesConfig(**lines), LINGER_SECONDS, structlog.stdlib.get_logger("test"))
 
 
-def channel_and_intake(**limits: Any) -> tuple[ChannelRegistry, ChannelWriter]:
+def channel_and_writer(**limits: Any) -> tuple[ChannelRegistry, ChannelWriter]:
     registry = registry_of(lines=memory(**limits))
     return registry, writer_of(registry, ["lines"], events_max=3)
 
@@ -74,7 +74,7 @@ def lines_in(registry: ChannelRegistry) -> list[bytes]:
 
 async def test_bring_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
     """A batch lingers from its first event on, whatever comes after that."""
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n")
     await settle()
@@ -90,7 +90,7 @@ async def test_bring_stores_full_batches_at_once_and_others_after_a_while(writte
 
 async def test_bring_to_the_end_stores_all(written: Input) -> None:
     """Without waiting, and with the last line whether it has an end or not; then it may begin anew."""
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     lines = stream()
     written.write(b"1\n2", b"", b"3\n", b"")
     for _ in range(2):
@@ -101,7 +101,7 @@ async def test_bring_to_the_end_stores_all(written: Input) -> None:
 
 async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> None:
     """An idle source does nothing at all."""
-    _, writer = channel_and_intake()
+    _, writer = channel_and_writer()
     bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"unfinished")
     await settle()
@@ -118,7 +118,7 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
 ) -> None:
     """Memory holds some megabytes of a stream, however large a batch may be."""
     monkeypatch.setattr("millrace_server.agent.sources.line_stream._BATCH_BYTES", 10)
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     bringing = await started(stream().deliver_all(writer, written.read))
     written.write(b"12345\n")
     await settle()
@@ -131,7 +131,7 @@ async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
 
 async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
     """Whoever writes is held up; nothing is lost, and nothing stored twice."""
-    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     bringing = await started(stream().deliver_all(writer, written.read))
     expected = [b"%d" % number for number in range(30)]
     written.write(*(line + b"\n" for line in expected), b"")
@@ -147,7 +147,7 @@ async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
 
 async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
     """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
-    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     lines = stream()
     bringing = await started(lines.deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n5\n6\n7\nunfin")
@@ -166,7 +166,7 @@ async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, lo
 
 async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
     """After its time, and not before."""
-    registry, writer = channel_and_intake(capacity=4, keep_alive_seconds=1.0)
+    registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
     await stream().drain(writer, written.read, 60.0)
     assert 60.0 <= now() < 61.0
@@ -178,7 +178,7 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as its lines may be apart; then it lingers as any other."""
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     # The virtual clock does not wait for threads.
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
@@ -206,7 +206,7 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
             return answer
 
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", SlowThread)
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     lines = stream(multiline={"pattern": "^[a-z]"})
     written.write(b"one\n 1\ntwo\n", b"")
     bringing = await started(lines.deliver_all(writer, written.read))
@@ -221,7 +221,7 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
 
 async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
     """Then it fails; nothing that was good is kept back."""
-    registry, writer = channel_and_intake()
+    registry, writer = channel_and_writer()
     written.write(b"good\ncaf\xe9\n", b"more\n", b"")
     with pytest.raises(ComponentFailedError, match="the line at byte 5 is not in utf-8"):
         await stream(decode_errors="fail").deliver_all(writer, written.read)

@@ -14,7 +14,7 @@ from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import registry_with
 from tests.channel_events import append, stored
-from tests.forward_targets import bodies_in, outlet_of
+from tests.forward_targets import bodies_in, reader_of
 
 Row = tuple[dict[str, str], bytes]
 
@@ -36,7 +36,7 @@ async def channel(registry: ChannelRegistry) -> Channel:
 
 @pytest.fixture
 async def reader(registry: ChannelRegistry) -> ChannelReader:
-    return outlet_of(registry, batch_events_max=1_000)
+    return reader_of(registry, batch_events_max=1_000)
 
 
 async def taken(reader: ChannelReader) -> Delivery:

@@ -31,7 +31,7 @@ from tests.forward_targets import (
     bodies_in,
     config_of,
     fake_target,
-    outlet_of,
+    reader_of,
     refused,
     served,
 )
@@ -51,7 +51,7 @@ class Scene:
     reader: ChannelReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = outlet_of(self.registry)
+        self.reader = reader_of(self.registry)
 
     @property
     def channel(self) -> Channel:
@@ -156,7 +156,7 @@ async def test_run_bounds_the_bytes_on_their_way(scene: Scene) -> None:
     assert [len(bodies_in([request])) for request in scene.target.requests] == [1, 1, 1, 1, 1]
 
 
-async def test_run_whose_outlet_closes_waits_for_the_answers(scene: Scene) -> None:
+async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> None:
     """What was sent is settled; what was not stays."""
     held = scene.target.answer = Held()
     await fill(scene.channel, 200)
@@ -287,7 +287,7 @@ async def test_run_whose_idle_stream_ends_says_so(scene: Scene) -> None:
 
 async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> None:
     """The others arrive in order; the one is in the dead-letter channel, with the words of the target."""
-    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     bodies = await fill(scene.channel, 100)
 
     stored: dict[int, bytes] = {}
@@ -314,7 +314,7 @@ async def test_run_sets_the_one_event_aside_that_is_too_large(scene: Scene) -> N
 
 async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene) -> None:
     """What does not fit however small the commit is, will never fit."""
-    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     await fill(scene.channel, 20)
 
     async def answer(request: Request) -> Answer:
@@ -338,7 +338,7 @@ async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again
 async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Scene) -> None:
     """The target ends the stream and does not say which it was: the sink goes on one by one until it knows."""
     there = registry_with("orders", capacity=1_000, transaction_capacity=1_000)
-    scene.reader = outlet_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
+    scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     for number in range(40):
         await append(scene.channel, b"%d" % number, b"x" * 9_000 if number == 17 else b"")
     async with (
