@@ -26,7 +26,7 @@ made_sinks: list["TestSink"] = []
 
 
 class TestSourceConfig(SourceConfig):
-    """A source that brings what the test hands over."""
+    """A source that delivers what the test passes in."""
 
     __test__ = False
     type: Literal["test"] = "test"
@@ -39,7 +39,7 @@ class TestSourceConfig(SourceConfig):
 
 
 class TestSource:
-    """Delivers `bodies` as they come; `runs` and `ends` count how often it began and ended."""
+    """Delivers `bodies` in order; `runs` and `ends` count its starts and ends."""
 
     __test__ = False
 
@@ -64,7 +64,7 @@ class TestSource:
 
 
 class TestSinkConfig(SinkConfig):
-    """A sink that keeps what it gets, once the test lets it."""
+    """A sink that records its events once the test allows it."""
 
     __test__ = False
     type: Literal["test"] = "test"
@@ -79,7 +79,7 @@ class TestSinkConfig(SinkConfig):
 
 
 class TestSink(BatchSink):
-    """Keeps the bodies of what it has settled in `written`."""
+    """Records the bodies of settled deliveries in `written`."""
 
     __test__ = False
 
@@ -114,24 +114,24 @@ class TestSink(BatchSink):
 
 
 def source_of(*channels: str, **settings: Any) -> TestSourceConfig:
-    """The configuration of a source that fills these channels."""
+    """Returns the configuration of a source that fills these channels."""
     return TestSourceConfig(channels=list(channels), **settings)
 
 
 def sink_of(channel: str, **settings: Any) -> TestSinkConfig:
-    """The configuration of a sink that empties this channel."""
+    """Returns the configuration of a sink that empties this channel."""
     return TestSinkConfig(channel=channel, **settings)
 
 
 def flows_of(
     sources: dict[str, TestSourceConfig] | None = None, sinks: dict[str, TestSinkConfig] | None = None
 ) -> AgentConfig:
-    """Flows of test parts, which no configuration file can name."""
+    """Returns the configuration of an agent with test components, which no file can name."""
     return AgentConfig(cast("Any", sources or {}), cast("Any", sinks or {}))
 
 
 def registry_with(*names: str, **limits: Any) -> ChannelRegistry:
-    """Channels in memory."""
+    """Returns a registry with memory channels."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=1_000)
     for name in names:
         registry.create(name, limits_of(**limits))
@@ -140,7 +140,7 @@ def registry_with(*names: str, **limits: Any) -> ChannelRegistry:
 
 @asynccontextmanager
 async def agent_on(registry: ChannelRegistry, data_dir: Path) -> AsyncIterator[Agent]:
-    """An agent, ended with the block; what it makes is in `made_sources` and `made_sinks`."""
+    """Runs an agent for the block; the components that it creates are in `made_sources` and `made_sinks`."""
     made_sources.clear()
     made_sinks.clear()
     agent = Agent(registry, data_dir)
@@ -152,7 +152,7 @@ async def agent_on(registry: ChannelRegistry, data_dir: Path) -> AsyncIterator[A
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits until something holds, for as long as a busy machine may need."""
+    """Waits until a condition holds, for as long as a busy machine may need."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while True:
             if condition():

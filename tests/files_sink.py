@@ -35,12 +35,12 @@ def config_of(path: Path | str, **settings: Any) -> FilesSinkConfig:
 
 
 def rows_of(bodies: Iterable[bytes], **headers: str) -> list[Row]:
-    """Events that all have the same headers."""
+    """Returns events that all have the same headers."""
     return [(headers, body) for body in bodies]
 
 
 def stored_of(rows: Iterable[Row]) -> list[StoredColumns]:
-    """Events as channels take them."""
+    """Returns events as channels store them."""
     return [StoredColumns.of(columns) for columns in columns_from_events(rows)]
 
 
@@ -76,7 +76,7 @@ class SinkBench:
         return ChannelReader(self._registry, CHANNEL, limits, self.component)
 
     async def put(self, *batches: Iterable[Row]) -> None:
-        """Commits batches of events, each for itself."""
+        """Commits each batch of events separately."""
         for rows in batches:
             await self.channel.transactions.append(stored_of(rows), None)
 
@@ -91,7 +91,7 @@ class SinkBench:
             await asyncio.sleep(0.005)
 
     async def drain(self) -> None:
-        """Has the sink write all that there is, and end; raises what it raises."""
+        """Lets the sink write everything and end; raises what it raises."""
         async with self.running() as run:
             self.reader.request_flush()
             emptied = asyncio.create_task(self.until_settled())
@@ -102,7 +102,7 @@ class SinkBench:
 
     @asynccontextmanager
     async def running(self) -> "AsyncIterator[asyncio.Task[None]]":
-        """The sink at work; cancelled at the end, and what it holds given back, as a server does it."""
+        """Runs the sink; cancels it at the end and nacks what it holds, as a server does."""
         sink = self.config.make(self._place)
         run = asyncio.create_task(sink.run(self.reader))
         try:
@@ -116,12 +116,12 @@ class SinkBench:
 
 
 def files_below(root: Path) -> list[Path]:
-    """All finished files, by their paths."""
+    """Returns all finished files, sorted by path."""
     return [path for path in _below(root) if ".millrace" not in path.parts]
 
 
 def unfinished_below(root: Path) -> list[Path]:
-    """What is in directories for unfinished files."""
+    """Returns the files in staging directories."""
     return [path for path in _below(root) if ".millrace" in path.parts]
 
 
@@ -131,7 +131,7 @@ def _below(root: Path) -> list[Path]:
 
 
 def unpacked(path: Path) -> bytes:
-    """What is in a file, whatever packs it."""
+    """Returns a file's content, decompressed."""
     content = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(content)
@@ -141,12 +141,12 @@ def unpacked(path: Path) -> bytes:
 
 
 def lines_below(root: Path) -> list[bytes]:
-    """The lines of all finished files."""
+    """Returns the lines of all finished files."""
     return [line for path in files_below(root) for line in unpacked(path).splitlines()]
 
 
-def make_store(config: FilesSinkConfig, directory: Path) -> EventFiles:
-    """What the sink's thread would work with; not open yet."""
+def make_event_files(config: FilesSinkConfig, directory: Path) -> EventFiles:
+    """Returns the files that the sink's thread would work with; not open yet."""
     sink = config.make(SinkContext(SINK, directory))
     assert isinstance(sink, FilesSink)
     return sink._make_files()

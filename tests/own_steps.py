@@ -9,7 +9,7 @@ from millrace_server.agent.supervision import ComponentError
 
 
 class Shout:
-    """Writes bodies in capitals, in place, which it should not; tells what else it did."""
+    """Turns bodies into capitals in place, which is not allowed; records what else it did."""
 
     def __init__(self, mark: bytes = b"!") -> None:
         self._mark = mark
@@ -25,7 +25,7 @@ class Shout:
 
 
 class FailingOn:
-    """Raises on some bodies, and counts how often it is asked."""
+    """Raises on some bodies, and counts its calls."""
 
     def __init__(self, *bad: bytes, error: Exception | None = None) -> None:
         self._bad = bad
@@ -40,7 +40,7 @@ class FailingOn:
 
 
 class Sleepy:
-    """Takes a while."""
+    """Blocks for a while."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -51,7 +51,7 @@ class Sleepy:
 
 
 class Returns:
-    """Returns whatever it is told to."""
+    """Returns a fixed value."""
 
     def __init__(self, result: object) -> None:
         self._result = result
@@ -61,7 +61,7 @@ class Returns:
 
 
 class FirstLetter:
-    """Sends each event to the channel that its first letter names; raises where there is none."""
+    """Selects the channel named by an event's first letter; raises if there is none."""
 
     def __init__(self, channels: Sequence[str], lost: str = "") -> None:
         self._channels = channels
@@ -77,7 +77,7 @@ class FirstLetter:
 
 
 class Answers:
-    """A selector that answers whatever it is told to."""
+    """A selector that returns a fixed value."""
 
     def __init__(self, channels: Sequence[str], answer: object = None) -> None:
         self._answer = answer

@@ -19,17 +19,17 @@ MESSAGE_BYTES_MAX = 1 << 20
 
 
 def component_of(name: str = "app") -> Component:
-    """A source's component of which nobody hears."""
+    """Returns a source's component without watchers."""
     return Component(ComponentKind.SOURCE, name, "test", lambda _component: None)
 
 
-def fates_of(component: Component) -> dict[str, int]:
-    """The ends that any events came to, with their numbers."""
+def outcomes_of(component: Component) -> dict[str, int]:
+    """Returns the non-zero outcome counts."""
     return {fate.value: count for fate in EventOutcome if (count := component.outcome_counts[fate])}
 
 
 def registry_of(**channels: ChannelConfig) -> ChannelRegistry:
-    """Channels with these configurations."""
+    """Returns a registry with channels of these configurations."""
     registry = ChannelRegistry(message_bytes_max=MESSAGE_BYTES_MAX, open_transactions_max=1_000)
     for name, config in channels.items():
         registry.create(name, config)
@@ -42,7 +42,7 @@ def memory(**limits: Any) -> ChannelConfig:
 
 
 def routing_of(config: SelectorConfig, channels: Sequence[str], dead_letter_channel: str | None = None) -> Routing:
-    """What an agent makes of a source's selector."""
+    """Returns the routing that an agent creates for a source's selector."""
     return Routing(config.make(channels), config.optional_channels, dead_letter_channel)
 
 
@@ -55,7 +55,7 @@ def writer_of(  # noqa: PLR0913 - each of them is left out by most
     dead_letter_channel: str | None = None,
     events_max: int = 100,
 ) -> ChannelWriter:
-    """The writer of a source."""
+    """Returns the writer of a source."""
     routing = Routing(dead_letter_channel=dead_letter_channel)
     if selector is not None:
         routing = routing_of(selector, channels, dead_letter_channel)
@@ -63,12 +63,12 @@ def writer_of(  # noqa: PLR0913 - each of them is left out by most
 
 
 def table_of(*bodies: bytes, **headers: Any) -> EventTable:
-    """A batch of these bodies; headers by name, each one value or a list."""
+    """Returns a batch of these bodies; headers by name, each one value or a list."""
     return EventTable(list(bodies), headers)
 
 
 def batch_stamp(first: int, last: int, producer_id: str = "file") -> Stamp:
-    """The stamp of a source that can read again."""
+    """Returns the stamp of a source that can read its events again."""
     return Stamp(producer_id, first, last)
 
 
@@ -78,10 +78,10 @@ def held(registry: ChannelRegistry, *names: str) -> dict[str, list[bytes]]:
 
 
 def rows_in(registry: ChannelRegistry, name: str) -> list[tuple[dict[str, str], bytes]]:
-    """The headers and bodies that a channel holds."""
+    """Returns the headers and bodies that a channel stores."""
     return [row for batch in registry.get(name)._contents.queue for row in batch.window.rows()]
 
 
 def ranges_of(channel: Channel, producer_id: str = "file") -> list[tuple[int, int]]:
-    """What a channel has accepted of a producer."""
+    """Returns the numbers of a producer that a channel has accepted."""
     return list(channel._contents.ledger.intervals_of(producer_id))

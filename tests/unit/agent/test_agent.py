@@ -27,7 +27,7 @@ GRACE_SECONDS = 20.0
 
 
 async def test_start_of_a_flow_brings_events_from_source_to_sink(tmp_path: Path) -> None:
-    """What the source delivers, the sink gets, in its order; both components tell so."""
+    """The sink gets all events in order, and both components count them."""
     async with agent_on(registry_with("orders"), tmp_path) as agent:
         agent.start(flows_of({"app": source_of("orders")}, {"out": sink_of("orders")}))
         await until(lambda: bool(made_sources))
@@ -44,7 +44,7 @@ async def test_start_of_a_flow_brings_events_from_source_to_sink(tmp_path: Path)
 async def test_start_of_a_part_that_cannot_be_made_leaves_the_others_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's factory may raise anything; that part backs off, and the rest works."""
+    """A user's factory may raise anything; its component backs off, and the others work."""
     registry = registry_with("orders")
     broken = sink_of("orders", note="broken")
     make = type(broken).make
@@ -63,7 +63,7 @@ async def test_start_of_a_part_that_cannot_be_made_leaves_the_others_alone(
 
 
 async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:
-    """Equal configurations are the same objects at work, and nobody is interrupted."""
+    """With an equal configuration the same objects go on, without interruption."""
     flows = flows_of({"app": source_of("orders")}, {"out": sink_of("orders")})
     same = flows_of({"app": source_of("orders")}, {"out": sink_of("orders")})
     async with agent_on(registry_with("orders"), tmp_path) as agent:
@@ -78,7 +78,7 @@ async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:
 
 
 async def test_change_of_one_part_leaves_the_others_at_work(tmp_path: Path) -> None:
-    """One is made anew, one goes, one comes, one goes on without noticing."""
+    """One is restarted, one removed, one added, and one goes on untouched."""
     registry = registry_with("orders", "bills")
     former = flows_of(
         {"kept": source_of("orders"), "changed": source_of("orders"), "gone": source_of("bills")},
@@ -113,7 +113,7 @@ async def test_change_of_one_part_leaves_the_others_at_work(tmp_path: Path) -> N
 
 
 async def test_change_of_a_sink_in_the_middle_of_a_delivery_lets_it_finish(tmp_path: Path) -> None:
-    """What the former sink has in hand it delivers; the new one goes on behind it, and nothing comes twice."""
+    """The former sink completes its delivery, the new one resumes after it, and nothing is delivered twice."""
     registry = registry_with("orders")
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of(sinks={"out": sink_of("orders", is_shut=True, batch_events_max=1)}))
@@ -129,8 +129,8 @@ async def test_change_of_a_sink_in_the_middle_of_a_delivery_lets_it_finish(tmp_p
         assert (made_sinks[0].opens, made_sinks[0].closes) == (1, 1)
 
 
-async def test_change_of_a_sink_that_does_not_finish_gives_its_events_back(tmp_path: Path) -> None:
-    """After the grace the delivery returns to its place, and the new sink gets it."""
+async def test_change_of_a_sink_that_does_not_finish_nacks_its_events(tmp_path: Path) -> None:
+    """After the grace period the delivery returns to the channel, and the new sink gets it."""
     registry = registry_with("orders")
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of(sinks={"out": sink_of("orders", is_shut=True)}))
@@ -142,7 +142,7 @@ async def test_change_of_a_sink_that_does_not_finish_gives_its_events_back(tmp_p
 
 
 async def test_change_while_a_sink_backs_off_does_not_wait_for_it(tmp_path: Path) -> None:
-    """A sink between two tries has nothing in hand, so nothing has to be waited for."""
+    """A sink between two attempts holds no deliveries."""
     registry = registry_with("orders")
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of(sinks={"out": sink_of("orders", is_shut=True)}))
@@ -157,8 +157,8 @@ async def test_change_while_a_sink_backs_off_does_not_wait_for_it(tmp_path: Path
         assert queued(registry.get("orders")) == [b"a"]
 
 
-async def test_change_tries_what_has_failed_for_good_again(tmp_path: Path) -> None:
-    """Somebody has changed something, if not here: that is why he asks."""
+async def test_change_restarts_what_has_failed(tmp_path: Path) -> None:
+    """The cause may have been fixed outside the configuration."""
     registry = registry_with("orders")
     flows = flows_of({"app": source_of("orders")})
     async with agent_on(registry, tmp_path) as agent:
@@ -177,7 +177,7 @@ async def test_change_tries_what_has_failed_for_good_again(tmp_path: Path) -> No
 
 
 class StubbornSink(TestSink):
-    """Does not end when it is told to."""
+    """Ignores cancellation."""
 
     __test__ = False
 
@@ -193,7 +193,7 @@ class StubbornSink(TestSink):
 async def test_change_of_a_sink_that_does_not_end_starts_no_second_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two sinks of one name would do the work twice; the log says what is wrong, and the next change tries again."""
+    """Two sinks of one name would do the work twice; the log reports it, and the next change tries again."""
     monkeypatch.setattr(runners, "CANCELLED_SECONDS_MAX", 0.01)
     registry = registry_with("orders")
     stubborn = sink_of("orders", is_shut=True)
@@ -220,7 +220,7 @@ async def test_change_of_a_sink_that_does_not_end_starts_no_second_one(
 
 
 async def test_stop_sources_in_the_middle_of_a_delivery_ends_them(tmp_path: Path) -> None:
-    """A source that waits for room does not hold up a stop, and its component says that it has stopped."""
+    """A source that waits for space does not delay a stop, and its component is stopped."""
     registry = registry_with("orders", capacity=1, keep_alive_seconds=3_600.0)
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of({"app": source_of("orders")}))

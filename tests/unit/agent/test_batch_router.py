@@ -10,9 +10,9 @@ from tests.slow_commits import SlowCommits
 from tests.source_writers import (
     batch_stamp,
     component_of,
-    fates_of,
     held,
     memory,
+    outcomes_of,
     ranges_of,
     registry_of,
     table_of,
@@ -26,7 +26,7 @@ OPTIONAL = ReplicatingConfig(type="replicating", optional=["b"])
 
 
 async def test_deliver_gives_optional_channels_their_events_too() -> None:
-    """They get no numbers: the source does not ask them where it goes on."""
+    """They get no numbers: the source does not resume by them."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
@@ -36,7 +36,7 @@ async def test_deliver_gives_optional_channels_their_events_too() -> None:
 
 
 async def test_deliver_again_gives_an_optional_channel_no_second_copy() -> None:
-    """What all required channels have, the optional ones were offered already."""
+    """A repeat of a batch that is stored is not offered again."""
     registry = registry_of(a=memory(), b=memory())
     writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
     for _ in range(2):
@@ -45,7 +45,7 @@ async def test_deliver_again_gives_an_optional_channel_no_second_copy() -> None:
 
 
 async def test_deliver_when_a_required_channel_fails_offers_nothing_yet() -> None:
-    """A batch is offered once, when it is stored where it must be."""
+    """A batch is offered once, when all required channels have stored it."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("a"))
     writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
@@ -61,7 +61,7 @@ async def test_deliver_when_a_required_channel_fails_offers_nothing_yet() -> Non
 
 
 async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_at_once() -> None:
-    """It holds nothing up; what it misses is counted, and told once."""
+    """It causes no delay; the missed events are counted, and logged once."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
@@ -70,14 +70,14 @@ async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_a
             await writer.deliver(table_of(b"1"), writer.next_stamp(1))
     assert now() == 0
     assert held(registry, "a", "b") == {"a": [b"1"] * 3, "b": [b"x"]}
-    assert (fates_of(component), component.state) == ({"missed": 3}, ComponentState.RUNNING)
+    assert (outcomes_of(component), component.state) == ({"missed": 3}, ComponentState.RUNNING)
     [entry] = entries
     assert (entry["event"], entry["channel"]) == ("an optional channel missed events", "b")
     assert entry["reason"].startswith("CHANNEL_FULL:")
 
 
 async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
-    """Nor does it matter whether the channel was deleted, or its log has failed."""
+    """The same for a deleted channel, or one whose log has failed."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1"), writer.next_stamp(1))
@@ -85,38 +85,38 @@ async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
     slow = SlowCommits(registry.get("b"))
     slow.refusal = ChannelLogFailedError("the log has failed")
     await writer.deliver(table_of(b"1"), writer.next_stamp(1))
-    assert (fates_of(component), held(registry, "a", "b")) == ({"missed": 2}, {"a": [b"1"] * 2, "b": []})
+    assert (outcomes_of(component), held(registry, "a", "b")) == ({"missed": 2}, {"a": [b"1"] * 2, "b": []})
 
 
 async def test_deliver_of_an_event_that_an_optional_channel_never_takes_has_it_miss_that_one_only() -> None:
-    """The others of the batch it gets; nothing is set aside on its account."""
+    """It gets the others of the batch; nothing becomes a dead letter because of it."""
     registry, component = registry_of(a=memory(), b=memory(body_bytes_max=10), dead=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", bytes(11), b"2"), batch_stamp(0, 9))
     assert held(registry, "b", "dead") == {"b": [b"1", b"2"], "dead": []}
-    assert fates_of(component) == {"missed": 1}
+    assert outcomes_of(component) == {"missed": 1}
 
 
 async def test_deliver_when_the_disk_of_an_optional_channel_fails_counts_what_it_missed() -> None:
-    """Also where that is known only when the batch has long been answered."""
+    """Even if that becomes known long after the batch was acknowledged."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     await writer.deliver(table_of(b"1", b"2"), writer.next_stamp(2))
-    assert fates_of(component) == {}
+    assert outcomes_of(component) == {}
     slow.refuse(DiskFullError("no room"))
     await settle()
-    assert fates_of(component) == {"missed": 2}
+    assert outcomes_of(component) == {"missed": 2}
 
 
 async def test_deliver_when_the_disk_of_an_optional_channel_is_slow_keeps_a_bounded_number_of_batches() -> None:
-    """What waits for it is in memory; beyond that it misses."""
+    """Pending batches are in memory; beyond the limit the channel misses them."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
     for _ in range(20):
         await writer.deliver(table_of(b"1"), writer.next_stamp(1))
-    assert (len(slow.in_flight), fates_of(component)) == (16, {"missed": 4})
+    assert (len(slow.in_flight), outcomes_of(component)) == (16, {"missed": 4})
     slow.let_last()
     await settle()
     await writer.deliver(table_of(b"1"), writer.next_stamp(1))

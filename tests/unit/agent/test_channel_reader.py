@@ -8,7 +8,7 @@ from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelFullError
 from tests.channel_events import append
-from tests.source_writers import fates_of, held, memory, registry_of
+from tests.source_writers import held, memory, outcomes_of, registry_of
 
 HAS_VIRTUAL_CLOCK = True
 
@@ -16,7 +16,7 @@ NO = EventsRejectedError("no thanks")
 
 
 class Scene:
-    """A sink that rejects at once whatever it gets."""
+    """A channel, and a server that receives its events."""
 
     def __init__(self, registry: ChannelRegistry) -> None:
         self.registry = registry
@@ -33,14 +33,14 @@ class Scene:
 
 
 async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drops_it_and_says_so() -> None:
-    """Delivered for ever, it would hold up all that stand behind it; so it is counted and told as lost."""
+    """Delivered without end, it would block all later events; so it is counted and logged as lost."""
     scene = Scene(registry_of(orders=memory(), dead=memory(body_bytes_max=10)))
     await append(scene.registry.get("orders"), bytes(11), b"next")
     with capture_logs() as entries:
         await scene.reject_next()
         await scene.reject_next()
     assert held(scene.registry, "orders", "dead") == {"orders": [], "dead": [b"next"]}
-    assert fates_of(scene.component) == {"dropped": 1, "dead_lettered": 1}
+    assert outcomes_of(scene.component) == {"dropped": 1, "dead_lettered": 1}
     [dropped] = [entry for entry in entries if entry["event"] == "events were dropped"]
     assert (dropped["log_level"], dropped["channel"], dropped["sequence"]) == ("error", "orders", "1")
     assert dropped["largest_body_bytes"] == "11"
@@ -48,7 +48,7 @@ async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drop
 
 
 async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where_it_is() -> None:
-    """That passes: the sink backs off, and says which channel has no room."""
+    """That is temporary: the sink backs off, and names the full channel."""
     scene = Scene(registry_of(orders=memory(), dead=memory(capacity=1, transaction_capacity=1)))
     await append(scene.registry.get("dead"), b"older")
     await append(scene.registry.get("orders"), b"1")
@@ -56,14 +56,14 @@ async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where
         await scene.reject_next()
     assert caught.value.metadata["channel"] == "dead"
     assert held(scene.registry, "orders") == {"orders": [b"1"]}
-    assert fates_of(scene.component) == {}
+    assert outcomes_of(scene.component) == {}
 
 
 async def test_reject_for_good_is_progress_but_no_event_that_was_delivered() -> None:
-    """Who counts what has left by a sink must not count what it never took."""
+    """The count of delivered events must not include rejected ones."""
     scene = Scene(registry_of(orders=memory(), dead=memory()))
     await append(scene.registry.get("orders"), b"1")
     await scene.reject_next()
     assert (scene.component.event_count, scene.component.byte_count) == (0, 0)
     assert scene.component.progress_age_seconds is not None
-    assert fates_of(scene.component) == {"dead_lettered": 1}
+    assert outcomes_of(scene.component) == {"dead_lettered": 1}

@@ -27,9 +27,9 @@ from tests.source_writers import (
     MESSAGE_BYTES_MAX,
     batch_stamp,
     component_of,
-    fates_of,
     held,
     memory,
+    outcomes_of,
     ranges_of,
     registry_of,
     rows_in,
@@ -45,7 +45,7 @@ LONG_SECONDS = 100.0
 
 
 def letters_in(registry: ChannelRegistry, name: str = "dead") -> list[tuple[dict[str, str], bytes]]:
-    """The dead letters in a channel: for each what is told, but for the time, and the body."""
+    """Returns the dead letters in a channel: the fields of each except the time, and the body."""
     letters = []
     for headers, body in rows_in(registry, name):
         told = {k.removeprefix(DEAD_LETTER_PREFIX): v for k, v in headers.items() if k.startswith(DEAD_LETTER_PREFIX)}
@@ -55,7 +55,7 @@ def letters_in(registry: ChannelRegistry, name: str = "dead") -> list[tuple[dict
 
 
 class Mark(QuickInterceptor):
-    """Gives all events a header, and cuts the first off where it is told to."""
+    """Sets a header of all events, and drops the first one if asked to."""
 
     def __init__(self, *, drops_first: bool = False) -> None:
         self.calls = 0
@@ -68,7 +68,7 @@ class Mark(QuickInterceptor):
 
 
 class Refuse(QuickInterceptor):
-    """Refuses some bodies."""
+    """Refuses some events, once."""
 
     def __init__(self, *bodies: bytes) -> None:
         self._bodies = bodies
@@ -81,7 +81,7 @@ class Refuse(QuickInterceptor):
 
 
 class Fail(QuickInterceptor):
-    """Raises as often as it has errors."""
+    """Raises its errors one by one."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -93,18 +93,18 @@ class Fail(QuickInterceptor):
 
 
 async def test_deliver_to_several_channels_stores_in_all_and_counts_once() -> None:
-    """The source has brought its events once, wherever they went."""
+    """The source delivered its events once, wherever they were stored."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component)
     await writer.deliver(table_of(b"1", b"22"), writer.next_stamp(2))
     assert held(registry, "a", "b") == {"a": [b"1", b"22"], "b": [b"1", b"22"]}
     assert (component.event_count, component.batch_count, component.byte_count) == (2, 1, 3)
     assert component.state is ComponentState.RUNNING
-    assert fates_of(component) == {}
+    assert outcomes_of(component) == {}
 
 
 async def test_deliver_again_is_answered_and_counts_nothing() -> None:
-    """A batch that is stored already is none that was brought in."""
+    """A batch that is already stored is not counted again."""
     registry, component, mark = registry_of(a=memory()), component_of(), Mark()
     writer = writer_of(registry, ["a"], mark, component=component)
     for _ in range(2):
@@ -113,7 +113,7 @@ async def test_deliver_again_is_answered_and_counts_nothing() -> None:
 
 
 async def test_deliver_of_no_events_has_the_channels_accept_the_numbers() -> None:
-    """A range of a file may hold no event that is wanted."""
+    """A range of a file may contain no event to store."""
     registry = registry_of(a=memory(), b=memory())
     writer = writer_of(registry, ["a", "b"])
     await writer.deliver(table_of(), batch_stamp(0, 9))
@@ -121,7 +121,7 @@ async def test_deliver_of_no_events_has_the_channels_accept_the_numbers() -> Non
 
 
 async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
-    """The state tells which channel it is; once there is room the source works again."""
+    """The state names the channel; once there is space the source runs again."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
     writer = writer_of(registry, ["a", "b"], component=component)
@@ -138,7 +138,7 @@ async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
 
 
 async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> None:
-    """Its source reads all of the batch again."""
+    """Its source reads the whole batch again."""
     registry = registry_of(a=memory(), b=memory(capacity=1))
     await append(registry.get("b"), b"x")
     writer = writer_of(registry, ["a", "b"])
@@ -151,10 +151,8 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_wait_open_after_a_cancelled_delivery_waits_until_it_is_known_what_became_of_it(
-    *, is_refused: bool
-) -> None:
-    """What is on its way to a disk counts as accepted; should it not get there, nobody would read it again."""
+async def test_wait_open_after_a_cancelled_delivery_waits_for_its_outcome(*, is_refused: bool) -> None:
+    """A pending commit counts as accepted; if it failed, its events would not be read again."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"])
@@ -171,7 +169,7 @@ async def test_wait_open_after_a_cancelled_delivery_waits_until_it_is_known_what
 
 
 async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
-    """A source may hand over the same table again: nothing is done to its events twice."""
+    """A source may deliver the same table again: its events are not changed twice."""
     registry = registry_of(a=memory(capacity=1))
     writer = writer_of(registry, ["a"], Mark())
     table = table_of(b"1", host="h")
@@ -181,7 +179,7 @@ async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
 
 
 async def test_deliver_tries_storing_again_without_intercepting_again() -> None:
-    """Interceptors see each batch once, however long it takes to store it."""
+    """Interceptors get each batch once, however long storing it takes."""
     registry, mark = registry_of(a=memory(capacity=1)), Mark()
     await append(registry.get("a"), b"x")
     delivering = await started(writer_of(registry, ["a"], mark).deliver(table_of(b"1"), batch_stamp(0, 0)))
@@ -192,12 +190,12 @@ async def test_deliver_tries_storing_again_without_intercepting_again() -> None:
 
 
 async def test_deliver_counts_what_interceptors_drop() -> None:
-    """What is filtered was brought in all the same."""
+    """Filtered events count as received."""
     registry, component = registry_of(a=memory()), component_of()
     await writer_of(registry, ["a"], Mark(drops_first=True), component=component).deliver(
         table_of(b"1", b"2"), batch_stamp(0, 1)
     )
-    assert (held(registry, "a"), component.event_count, fates_of(component)) == ({"a": [b"2"]}, 2, {"filtered": 1})
+    assert (held(registry, "a"), component.event_count, outcomes_of(component)) == ({"a": [b"2"]}, 2, {"filtered": 1})
     assert ranges_of(registry.get("a")) == [(0, 1)]
 
 
@@ -205,7 +203,7 @@ async def test_deliver_counts_what_interceptors_drop() -> None:
 
 
 async def test_events_max_follows_the_channels() -> None:
-    """It is the least of what the source and its channels take, optional ones too, at this moment."""
+    """It is the current minimum of the source's and all channels' limits, including optional ones."""
     registry = registry_of(a=memory(capacity=50, transaction_capacity=50), b=memory(capacity=40))
     selector = ReplicatingConfig(type="replicating", optional=["b"])
     writer = writer_of(registry, ["a", "b"], selector=selector, events_max=100)
@@ -215,7 +213,7 @@ async def test_events_max_follows_the_channels() -> None:
 
 
 async def test_body_bytes_max_follows_the_channels() -> None:
-    """Interceptors may make bodies longer, so it is half of what the smallest channel takes."""
+    """Interceptors may enlarge bodies, so it is half of the smallest channel's limit."""
     registry = registry_of(a=memory(body_bytes_max=1_000), b=memory())
     writer = writer_of(registry, ["a", "b"])
     assert writer.body_bytes_max == 500
@@ -225,7 +223,7 @@ async def test_body_bytes_max_follows_the_channels() -> None:
 
 
 async def test_deliver_of_a_large_numbered_batch_stores_it_in_pieces() -> None:
-    """A source that does not look at the limits has its events stored all the same, in their order."""
+    """A source that ignores the limits has its events stored nevertheless, in order."""
     registry = registry_of(a=memory(capacity=10, transaction_capacity=3, body_bytes_max=100))
     writer = writer_of(registry, ["a"])
     bodies = [b"%d" % number for number in range(10)]
@@ -235,7 +233,7 @@ async def test_deliver_of_a_large_numbered_batch_stores_it_in_pieces() -> None:
 
 
 async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None:
-    """Interceptors may make a piece larger than the channel takes."""
+    """Interceptors may make a part larger than the channel's limit."""
     registry = registry_of(a=memory(body_bytes_max=100))
 
     class Grow(QuickInterceptor):
@@ -253,7 +251,7 @@ async def test_deliver_of_a_batch_that_grows_too_large_cuts_it_further() -> None
 
 
 async def test_deliver_of_a_batch_that_cannot_be_cut_has_it_read_again_in_smaller_ones() -> None:
-    """Which of its numbers an event has nobody knows, so only the source can cut it; nothing of it is stored."""
+    """The number of each event is unknown, so only the source can cut the batch; nothing of it is stored."""
     registry = registry_of(a=memory(), b=memory(capacity=4))
     writer = writer_of(registry, ["a", "b"])
     with pytest.raises(ComponentError, match="channel b: TXN_CAPACITY"):
@@ -268,7 +266,7 @@ async def test_deliver_of_a_batch_that_cannot_be_cut_has_it_read_again_in_smalle
 
 
 async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
-    """It is the batch that is wrong: the source goes on."""
+    """The batch is wrong: the source goes on."""
     registry, component = registry_of(a=memory(capacity=4)), component_of()
     writer = writer_of(registry, ["a"], component=component)
     writer.report_running()
@@ -278,7 +276,7 @@ async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
 
 
 async def test_deliver_of_a_batch_that_overlaps_in_part_has_the_source_read_again() -> None:
-    """Trying it again would never help; the next run asks what is stored."""
+    """A retry would never help; the next run reads what is stored."""
     registry = registry_of(a=memory())
     writer = writer_of(registry, ["a"])
     await writer.deliver(table_of(b"1"), batch_stamp(0, 9))
@@ -287,8 +285,8 @@ async def test_deliver_of_a_batch_that_overlaps_in_part_has_the_source_read_agai
 
 
 @pytest.mark.parametrize("is_encodable", [True, False])
-async def test_deliver_with_an_event_that_no_channel_takes_sets_it_aside(*, is_encodable: bool) -> None:
-    """One bad event ends no source: it goes to the dead-letter channel with the reason, and the others go on."""
+async def test_deliver_with_an_event_that_no_channel_takes_dead_letters_it(*, is_encodable: bool) -> None:
+    """A bad event does not end the source: it goes to the dead-letter channel with the reason."""
     registry, component = registry_of(a=memory(body_bytes_max=100), b=memory(), dead=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, dead_letter_channel="dead")
     bad = bytes(101) if is_encodable else b"bad"
@@ -299,17 +297,17 @@ async def test_deliver_with_an_event_that_no_channel_takes_sets_it_aside(*, is_e
         assert held(registry, "a", "b") == {"a": expected, "b": [b"1", bad, b"2"]}
         told = {"reason": "events: a body has 101 bytes; the channel holds 100 in all", "channel": "a", "source": "app"}
         assert letters_in(registry) == [(told, bad)]
-        assert fates_of(component) == {"dead_lettered": 1}
+        assert outcomes_of(component) == {"dead_lettered": 1}
     else:
         # With so many headers it is none that any channel could hold, the dead-letter channel neither.
         assert held(registry, "a", "b", "dead") == {"a": expected, "b": expected, "dead": []}
-        assert fates_of(component) == {"dropped": 2}
+        assert outcomes_of(component) == {"dropped": 2}
     assert component.state is ComponentState.RUNNING
     assert component.event_count == 3
 
 
-async def test_deliver_again_after_a_crash_sets_an_event_aside_once() -> None:
-    """The dead letter may be kept while the batch is not yet: its own stamp tells."""
+async def test_deliver_again_after_a_crash_dead_letters_an_event_once() -> None:
+    """A dead letter may be stored before its batch is; its own stamp prevents a second copy."""
     registry, component = registry_of(a=memory(body_bytes_max=10), b=memory(capacity=1), dead=memory()), component_of()
     await append(registry.get("b"), b"x")
     table = table_of(b"1", bytes(11), b"2", bytes(12), bytes(13))
@@ -319,11 +317,11 @@ async def test_deliver_again_after_a_crash_sets_an_event_aside_once() -> None:
         delivering.cancel()
         await settle()
     assert [body for _, body in letters_in(registry)] == [bytes(11), bytes(12), bytes(13)]
-    assert fates_of(component) == {"dead_lettered": 3}
+    assert outcomes_of(component) == {"dead_lettered": 3}
 
 
 async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch() -> None:
-    """No event is lost because there is no room for a dead letter; the batch is stored when it is safe."""
+    """No event is lost for lack of space for dead letters; the batch is stored after them."""
     registry, component = registry_of(a=memory(body_bytes_max=10), dead=memory(capacity=1)), component_of()
     await append(registry.get("dead"), b"x")
     writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
@@ -338,33 +336,33 @@ async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch
 
 
 async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes_and_says_so_once() -> None:
-    """The log and a counter tell of it, the log without floods."""
+    """The event is logged, with a limited rate, and counted."""
     registry, component = registry_of(a=memory(body_bytes_max=10)), component_of()
     writer = writer_of(registry, ["a"], component=component)
     with capture_logs() as entries:
         for number in range(5):
             await writer.deliver(table_of(b"1", bytes(11)), writer.next_stamp(2))
-            assert fates_of(component) == {"dropped": number + 1}
+            assert outcomes_of(component) == {"dropped": number + 1}
     [entry] = [entry for entry in entries if entry["event"] == "events were dropped"]
     assert (entry["log_level"], entry["source"], entry["channel"], entry["events"]) == ("error", "app", "a", 1)
     assert entry["largest_body_bytes"] == "11"
     assert held(registry, "a") == {"a": [b"1"] * 5}
 
 
-async def test_deliver_of_an_event_that_fits_no_answer_drops_it_where_it_can_be_kept_nowhere() -> None:
-    """What could be put and never be taken again is taken nowhere, as a dead letter neither."""
+async def test_deliver_of_an_event_that_fits_no_answer_drops_it() -> None:
+    """An event that no consumer could take is not stored, not even as a dead letter."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     writer = writer_of(registry, ["a"], component=component, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", bytes(MESSAGE_BYTES_MAX), b"2"), writer.next_stamp(3))
     assert held(registry, "a", "dead") == {"a": [b"1", b"2"], "dead": []}
-    assert fates_of(component) == {"dropped": 1}
+    assert outcomes_of(component) == {"dropped": 1}
 
 
 # Interceptors that raise; see test_interception for their way through threads.
 
 
-async def test_deliver_when_an_interceptor_refuses_events_sets_them_aside() -> None:
-    """They are told from where they come; without a dead-letter channel they are dropped."""
+async def test_deliver_when_an_interceptor_refuses_events_dead_letters_them() -> None:
+    """With the step that refused them; without a dead-letter channel they are dropped."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     for dead_letter_channel in ("dead", None):
         writer = writer_of(
@@ -373,11 +371,11 @@ async def test_deliver_when_an_interceptor_refuses_events_sets_them_aside() -> N
         await writer.deliver(table_of(b"1", b"2", b"3"), writer.next_stamp(3))
     assert held(registry, "a") == {"a": [b"1", b"3", b"1", b"3"]}
     assert letters_in(registry) == [({"reason": "never liked", "step": "interceptors[1]", "source": "app"}, b"2")]
-    assert fates_of(component) == {"dead_lettered": 1, "dropped": 1}
+    assert outcomes_of(component) == {"dead_lettered": 1, "dropped": 1}
 
 
 async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -> None:
-    """The batch comes to it again, after a while; the log has the traceback."""
+    """The batch is retried after a delay; the log has the traceback."""
     registry, component = registry_of(a=memory()), component_of()
     failing = Fail(KeyError("host"), KeyError("host"))
     mark = Mark()
@@ -393,7 +391,7 @@ async def test_deliver_when_an_interceptor_raises_loses_nothing_and_says_why() -
 
 
 async def test_deliver_when_an_interceptor_cannot_work_now_tries_for_as_long_as_it_takes() -> None:
-    """What may pass is not held against the events, however often it is tried."""
+    """A temporary condition never turns events into dead letters."""
     registry, component = registry_of(a=memory(), dead=memory()), component_of()
     failing = Fail(*[ComponentError("the name server does not answer")] * 20)
     writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
@@ -404,7 +402,7 @@ async def test_deliver_when_an_interceptor_cannot_work_now_tries_for_as_long_as_
 
 
 async def test_offer_when_an_interceptor_raises_is_refused_and_can_be_repeated() -> None:
-    """Whoever offers is told to come again; an error of a user's own code is no reason to end the source."""
+    """The caller gets a retryable error; an error of a user's own code does not end the source."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a"], Fail(KeyError("x"), ComponentError("not now")), component=component)
     table, stamp = table_of(b"1"), writer.next_stamp(1)
@@ -436,8 +434,8 @@ async def test_offer_when_a_channel_is_full_is_refused_and_can_be_repeated() -> 
 
 
 @pytest.mark.parametrize("selector", [None, LoadBalancingConfig(type="load_balancing")])
-async def test_offer_that_was_refused_is_forgotten_once_there_is_room(selector: SelectorConfig | None) -> None:
-    """Whoever was refused may not come again for long, and the source is well meanwhile."""
+async def test_offer_that_was_refused_is_forgotten_once_there_is_space(selector: SelectorConfig | None) -> None:
+    """The source is healthy again even if the caller does not return for long."""
     registry = registry_of(a=memory(capacity=2, keep_alive_seconds=0.0), b=memory(capacity=2, keep_alive_seconds=0.0))
     component = component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=selector)
@@ -457,7 +455,7 @@ async def test_offer_that_was_refused_is_forgotten_once_there_is_room(selector: 
 
 
 async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> None:
-    """There is room, and yet the source has a trouble of its own."""
+    """Space in the channels does not clear a later failure of the source itself."""
     registry, component = registry_of(a=memory(capacity=1, keep_alive_seconds=0.0)), component_of()
     writer = writer_of(registry, ["a"], component=component)
     await append(registry.get("a"), b"1")
@@ -470,7 +468,7 @@ async def test_offer_that_was_refused_does_not_hide_what_went_wrong_later() -> N
 
 
 async def test_offer_that_is_malformed_says_nothing_about_the_source() -> None:
-    """A caller's mistake is no trouble of the source."""
+    """A caller's mistake is not a failure of the source."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a"], component=component)
     await writer.try_deliver(table_of(b"1"), batch_stamp(0, 9))
@@ -492,21 +490,21 @@ async def test_wait_open_when_a_channel_is_not_there_says_so() -> None:
 
 
 async def test_deliver_through_a_multiplexing_selector_counts_what_goes_nowhere() -> None:
-    """Flume drops such events in silence."""
+    """Unlike in Flume, such events are not dropped silently."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     selector = MultiplexingConfig(type="multiplexing", header="kind", mapping={"x": ["a"], "y": ["b"]})
     writer = writer_of(registry, ["a", "b"], component=component, selector=selector)
     with capture_logs() as entries:
         await writer.deliver(table_of(b"1", b"2", b"3", b"4", kind=["x", "y", "z", None]), batch_stamp(0, 99))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"2"]}
-    assert fates_of(component) == {"unrouted": 2}
+    assert outcomes_of(component) == {"unrouted": 2}
     assert [entry["events"] for entry in entries if "no channel" in entry["event"]] == [2]
     assert writer.stored_ranges("file") == [[(0, 99)], [(0, 99)]]
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "least_full"])
 async def test_deliver_through_a_balancer_stores_each_batch_in_one_channel(policy: str) -> None:
-    """All channels know of all batches, and each event is in one of them."""
+    """All channels accept all batches, and each event is in one of them."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     selector = LoadBalancingConfig.model_validate({"type": "load_balancing", "policy": policy})
     writer = writer_of(registry, list("abc"), selector=selector)
@@ -519,8 +517,8 @@ async def test_deliver_through_a_balancer_stores_each_batch_in_one_channel(polic
     assert writer.stored_ranges("file") == [[(0, 299)]] * 3
 
 
-async def test_deliver_through_a_balancer_sets_aside_what_none_of_its_channels_takes() -> None:
-    """An event that is too large for all of them does not keep the batch from going on."""
+async def test_deliver_through_a_balancer_dead_letters_what_none_of_its_channels_takes() -> None:
+    """An event that is too large for all of them does not block the batch."""
     registry = registry_of(a=memory(body_bytes_max=10), b=memory(body_bytes_max=20), dead=memory())
     component = component_of()
     selector = LoadBalancingConfig(type="load_balancing")
@@ -528,12 +526,12 @@ async def test_deliver_through_a_balancer_sets_aside_what_none_of_its_channels_t
     await writer.deliver(table_of(b"1", bytes(30), b"2"), batch_stamp(0, 2))
     await writer.deliver(table_of(b"3", bytes(15)), batch_stamp(3, 4))
     assert held(registry, "a", "b", "dead") == {"a": [b"1", b"2"], "b": [b"3", bytes(15)], "dead": [bytes(30)]}
-    assert fates_of(component) == {"dead_lettered": 1}
+    assert outcomes_of(component) == {"dead_lettered": 1}
 
 
 @pytest.mark.parametrize("filtered", [False, True])
 async def test_deliver_through_a_balancer_of_no_events_has_all_accept_them(*, filtered: bool) -> None:
-    """There is no event that any of them must come last with."""
+    """Without events no channel has to be the last one."""
     registry = registry_of(a=memory(), b=memory())
     selector = LoadBalancingConfig(type="load_balancing")
     interceptors: Sequence[QuickInterceptor] = [Mark(drops_first=True)] if filtered else []
@@ -561,7 +559,7 @@ async def test_pieces_keep_the_number_of_events() -> None:
 
 
 async def test_pieces_keep_the_bytes_of_bodies() -> None:
-    """A larger event stands alone."""
+    """A larger event is a part of its own."""
     table = table_of(b"1234", b"5", b"67", b"890123", b"", b"4")
     assert [bodies for bodies, *_ in pieces_of(limits_of(100, 5), table)] == [
         [b"1234", b"5"],
@@ -572,7 +570,7 @@ async def test_pieces_keep_the_bytes_of_bodies() -> None:
 
 
 async def test_pieces_of_a_batch_that_keeps_the_limits_is_that_batch() -> None:
-    """Nothing is copied then."""
+    """Nothing is copied."""
     table = table_of(b"1", b"2")
     [(piece, stamp)] = limits_of().pieces(table, batch_stamp(5, 6))
     assert piece is table
@@ -581,13 +579,13 @@ async def test_pieces_of_a_batch_that_keeps_the_limits_is_that_batch() -> None:
 
 @pytest.mark.parametrize("count", [0, 4])
 async def test_pieces_of_a_batch_with_other_numbers_than_events_is_that_batch(count: int) -> None:
-    """However large it is; also where it has no events."""
+    """However large it is, and also without events."""
     table = table_of(*[b"x"] * count)
     assert [piece for piece, _ in limits_of(3).pieces(table, batch_stamp(0, 99))] == [table]
 
 
 async def test_pieces_follow_limits_that_change_on_the_way() -> None:
-    """They are asked for one by one, while the ones before are stored."""
+    """Each is cut after the one before is stored."""
     limits = limits_of(8)
     table = table_of(*[b"x"] * 15)
     pieces = limits.pieces(table, batch_stamp(0, 14))
@@ -598,7 +596,7 @@ async def test_pieces_follow_limits_that_change_on_the_way() -> None:
 
 
 async def test_note_too_large_halves_down_to_one_and_stored_batches_double_again() -> None:
-    """The limits come back to what is configured, and never go above."""
+    """The limits return to the configured ones, and never exceed them."""
     limits = limits_of(100)
     for _ in range(50):
         limits.note_too_large()
@@ -609,13 +607,13 @@ async def test_note_too_large_halves_down_to_one_and_stored_batches_double_again
 
 
 async def test_limits_without_any_channel_are_the_source_s_own() -> None:
-    """A channel may have been deleted; the source must not fail at the mere question."""
+    """A deleted channel must not make reading the limits fail."""
     limits = BatchLimits(registry_of(), ["gone"], 7)
     assert (limits.events_max, limits.body_bytes_max) == (7, BODY_BYTES_MAX)
 
 
 async def test_part_of_has_the_numbers_of_its_events() -> None:
-    """What else the stamp says stays."""
+    """The rest of the stamp is unchanged."""
     part, stamp = part_of(table_of(b"0", b"1", b"2", n=["a", "b", "c"]), batch_stamp(10, 12), 1, 3)
     assert list(part.rows()) == [({"n": "b"}, b"1"), ({"n": "c"}, b"2")]
     assert stamp == batch_stamp(11, 12)

@@ -22,10 +22,8 @@ def told(log: list[Any]) -> list[tuple[str, str]]:
     return [(entry["event"], entry.get("reason", entry.get("after", ""))) for entry in log]
 
 
-def test_backs_off_of_an_unreachable_target_is_one_line_and_one_more_when_it_works(
-    component: Component, log: list[Any]
-) -> None:
-    """Said once, not in floods; the state has it all the while, and counts each try."""
+def test_mark_backing_off_for_long_is_one_line_and_one_more_at_its_end(component: Component, log: list[Any]) -> None:
+    """The state has the reason all the while, and each attempt is counted."""
     for attempt in range(50):
         component.mark_backing_off(f"cannot reach collector-1:7070, attempt {attempt}")
     assert (component.state, component.failure_count) == (ComponentState.BACKING_OFF, 50)
@@ -39,16 +37,16 @@ def test_backs_off_of_an_unreachable_target_is_one_line_and_one_more_when_it_wor
     assert {entry["sink"] for entry in log} == {"collector"}
 
 
-def test_backs_off_for_alternating_reasons_does_not_flood(component: Component, log: list[Any]) -> None:
-    """A target that now refuses and now times out is two lines."""
+def test_mark_backing_off_for_alternating_reasons_does_not_flood(component: Component, log: list[Any]) -> None:
+    """Two reasons in turns are two lines."""
     for _ in range(100):
         component.mark_backing_off("it refused")
         component.mark_backing_off("it timed out")
     assert told(log) == [("backs off", "it refused"), ("backs off", "it timed out")]
 
 
-def test_backs_off_and_works_in_turns_does_not_flood(component: Component, log: list[Any]) -> None:
-    """Every other batch fails: the log is told a few times, and each line has its counterpart."""
+def test_mark_backing_off_and_running_in_turns_does_not_flood(component: Component, log: list[Any]) -> None:
+    """If every other batch fails, a few failures are logged, each with its recovery."""
     for _ in range(200):
         component.mark_backing_off("it timed out")
         component.record_progress(1, 1)
@@ -57,8 +55,8 @@ def test_backs_off_and_works_in_turns_does_not_flood(component: Component, log: 
     assert 1 <= len(events) // 2 <= 5
 
 
-def test_backs_off_for_a_bug_logs_its_traceback_once(component: Component, log: list[Any]) -> None:
-    """Whoever mends it needs the traceback, and one is enough."""
+def test_mark_backing_off_for_a_bug_logs_its_traceback_once(component: Component, log: list[Any]) -> None:
+    """One traceback is enough to fix it."""
     error = ZeroDivisionError("division by zero")
     for _ in range(10):
         component.mark_backing_off("ZeroDivisionError: division by zero", unexpected=error)
@@ -66,8 +64,8 @@ def test_backs_off_for_a_bug_logs_its_traceback_once(component: Component, log: 
     assert (entry["exc_info"], entry["log_level"]) == (error, "error")
 
 
-def test_backs_off_keeps_the_time_at_which_it_began(component: Component) -> None:
-    """`since` says how long it has been out of order, whatever the reasons were meanwhile."""
+def test_mark_backing_off_keeps_the_time_at_which_it_began(component: Component) -> None:
+    """`since` shows how long the outage lasts, whatever the reasons were."""
     component.mark_backing_off("first")
     since = component.since
     component.mark_backing_off("second")
@@ -75,24 +73,24 @@ def test_backs_off_keeps_the_time_at_which_it_began(component: Component) -> Non
     assert component.reason == "second"
 
 
-def test_fails_after_it_backed_off_for_the_same_reason_is_told(component: Component, log: list[Any]) -> None:
-    """That nothing is tried any more is news."""
+def test_mark_failed_after_backing_off_for_the_same_reason_is_logged(component: Component, log: list[Any]) -> None:
+    """The end of all retries is news."""
     component.mark_backing_off("no key")
     component.mark_failed("no key")
     assert told(log) == [("backs off", "no key"), ("failed", "no key")]
     assert component.state is ComponentState.FAILED
 
 
-def test_fails_after_floods_of_trouble_is_told_all_the_same(component: Component, log: list[Any]) -> None:
-    """The limit on lines does not hide an end."""
+def test_mark_failed_after_many_failures_is_logged_nevertheless(component: Component, log: list[Any]) -> None:
+    """The rate limit does not hide it."""
     for number in range(100):
         component.mark_backing_off("x" * number)
     component.mark_failed("no key")
     assert told(log)[-1] == ("failed", "no key")
 
 
-def test_stops_is_the_last_state_whatever_comes_later(component: Component) -> None:
-    """A task that is late changes nothing, and breaks nothing."""
+def test_mark_stopped_is_final(component: Component) -> None:
+    """A late task changes nothing, and breaks nothing."""
     component.mark_stopped("its work is done")
     component.record_progress(1, 1)
     component.mark_backing_off("late")
@@ -100,8 +98,8 @@ def test_stops_is_the_last_state_whatever_comes_later(component: Component) -> N
     assert (component.state, component.reason) == (ComponentState.STOPPED, "its work is done")
 
 
-def test_starts_after_a_failure_keeps_the_state(component: Component) -> None:
-    """A try that begins is no success."""
+def test_mark_ready_after_a_failure_keeps_the_state(component: Component) -> None:
+    """The start of an attempt is no success."""
     component.mark_backing_off("it refused")
     component.mark_ready()
     assert (component.state, component.reason) == (ComponentState.BACKING_OFF, "it refused")
@@ -119,8 +117,8 @@ def test_progress_age_before_any_progress_is_none(component: Component) -> None:
     assert (component.event_count, component.batch_count, component.byte_count) == (3, 1, 30)
 
 
-def test_watch_tells_of_states_and_not_of_reasons() -> None:
-    """Health is told what it has to say, and is not called for each try."""
+def test_watch_reports_states_and_not_reasons() -> None:
+    """The health service is not called for each attempt."""
     components = Components()
     seen: list[tuple[str, ComponentState]] = []
     components.watch(lambda component: seen.append((component.name, component.state)))
@@ -141,7 +139,7 @@ def test_watch_tells_of_states_and_not_of_reasons() -> None:
 
 
 def test_remove_of_a_component_whose_place_was_taken_keeps_the_new_one() -> None:
-    """What was made anew is not lost with its predecessor."""
+    """A replaced component does not remove its successor."""
     components = Components()
     former = components.add(ComponentKind.SINK, "a", "null")
     newer = components.add(ComponentKind.SINK, "a", "null")

@@ -13,9 +13,9 @@ from tests.channel_events import append
 from tests.source_writers import (
     batch_stamp,
     component_of,
-    fates_of,
     held,
     memory,
+    outcomes_of,
     ranges_of,
     registry_of,
     rows_in,
@@ -32,14 +32,14 @@ def box_on(registry: ChannelRegistry, component: Component, channel: str | None 
 
 
 def letters(*places: int, bodies: Any = None) -> Any:
-    """Events from these places of a batch."""
+    """Returns events with these indexes in their batch."""
     table = table_of(*(bodies or [b"%d" % place for place in places]))
     table.batch_indexes = list(places)
     return table
 
 
-def test_dead_letters_tell_why_and_when_and_leave_the_events_as_they_are() -> None:
-    """The headers are added to the event's own; a header of the kind that it had before gives way."""
+def test_as_dead_letters_adds_reason_and_time_and_keeps_the_events() -> None:
+    """The headers are added to the event's own, and replace older ones of the same name."""
     table = table_of(b"1", b"2", host=["h", None], **{DEAD_LETTER_PREFIX + "reason": "older"})
     told = as_dead_letters(table, SAID)
     assert told.bodies == table.bodies
@@ -52,19 +52,19 @@ def test_dead_letters_tell_why_and_when_and_leave_the_events_as_they_are() -> No
     }
 
 
-async def test_set_aside_keeps_neighbours_together_and_others_apart() -> None:
-    """Each run of neighbours is one commit, in which each event has its own number."""
+async def test_write_keeps_neighbours_together_and_others_apart() -> None:
+    """Each contiguous range is one commit, in which each event has its own number."""
     registry, component = registry_of(dead=memory()), component_of()
     await box_on(registry, component).write_or_drop(letters(0, 1, 2, 5, 7, 8), batch_stamp(100, 199), SAID)
     assert [batch.count for batch in registry.get("dead")._contents.queue] == [3, 1, 2]
     [(producer_id, ranges)] = registry.get("dead")._contents.ledger.producers()
     assert producer_id.startswith("dead-letter/")
     assert ranges == [(100, 102), (105, 105), (107, 108)]
-    assert fates_of(component) == {"dead_lettered": 6}
+    assert outcomes_of(component) == {"dead_lettered": 6}
 
 
-async def test_set_aside_again_with_other_neighbours_keeps_each_event_once() -> None:
-    """A part of them may have been kept before a crash."""
+async def test_write_again_with_other_neighbours_stores_each_event_once() -> None:
+    """Some of them may have been stored before a crash."""
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
     await box.write_or_drop(letters(1, 2), batch_stamp(100, 199), SAID)
@@ -72,8 +72,8 @@ async def test_set_aside_again_with_other_neighbours_keeps_each_event_once() -> 
     assert held(registry, "dead") == {"dead": [b"1", b"2", b"3"]}
 
 
-async def test_set_aside_for_several_channels_keeps_a_letter_for_each() -> None:
-    """The same event may be too large for two channels; each is told of."""
+async def test_write_for_several_channels_stores_a_letter_for_each() -> None:
+    """The same event may be too large for two channels; each gets a letter."""
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
     for channel in ("a", "b"):
@@ -82,8 +82,8 @@ async def test_set_aside_for_several_channels_keeps_a_letter_for_each() -> None:
     assert told == ["a", "b"]
 
 
-async def test_set_aside_without_places_or_numbers_keeps_all() -> None:
-    """Where an event has no number of its own, one too many is better than one too few."""
+async def test_write_without_indexes_or_numbers_stores_all() -> None:
+    """Without a number per event, a second copy is better than a loss."""
     registry, component = registry_of(dead=memory()), component_of()
     box = box_on(registry, component)
     await box.write_or_drop(table_of(b"1", b"2"), batch_stamp(0, 9), SAID)
@@ -92,7 +92,7 @@ async def test_set_aside_without_places_or_numbers_keeps_all() -> None:
     assert held(registry, "dead") == {"dead": [b"1", b"2", b"0", b"3", b"0", b"3"]}
 
 
-async def test_set_aside_when_the_channel_has_too_many_gaps_goes_on_without_numbers(
+async def test_write_when_the_channel_has_too_many_ranges_goes_on_without_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A source with very many dead letters must not be blocked by them."""
@@ -104,8 +104,8 @@ async def test_set_aside_when_the_channel_has_too_many_gaps_goes_on_without_numb
     assert held(registry, "dead") == {"dead": [b"1"] * 5}
 
 
-async def test_set_aside_of_more_than_the_channel_takes_at_once_keeps_all() -> None:
-    """They are cut smaller, and keep their numbers."""
+async def test_write_of_more_than_the_channel_takes_at_once_stores_all() -> None:
+    """They are cut into smaller commits, and keep their numbers."""
     registry, component = registry_of(dead=memory(transaction_capacity=2, capacity=100)), component_of()
     await box_on(registry, component).write_or_drop(letters(*range(9)), batch_stamp(0, 99), SAID)
     assert held(registry, "dead") == {"dead": [b"%d" % place for place in range(9)]}
@@ -113,21 +113,21 @@ async def test_set_aside_of_more_than_the_channel_takes_at_once_keeps_all() -> N
     assert ranges_of(registry.get("dead"), producer_id) == ranges == [(0, 8)]
 
 
-async def test_set_aside_of_an_event_that_is_too_large_for_it_too_drops_that_one_only() -> None:
-    """It is counted and told; its neighbours are kept."""
+async def test_write_of_an_event_that_is_too_large_for_the_channel_drops_only_that_one() -> None:
+    """It is counted and logged; its neighbours are stored."""
     registry, component = registry_of(dead=memory(body_bytes_max=10)), component_of()
     with capture_logs() as entries:
         await box_on(registry, component).write_or_drop(
             letters(0, 1, 2, bodies=[b"1", bytes(11), b"3"]), batch_stamp(0, 9), SAID
         )
     assert held(registry, "dead") == {"dead": [b"1", b"3"]}
-    assert fates_of(component) == {"dead_lettered": 2, "dropped": 1}
+    assert outcomes_of(component) == {"dead_lettered": 2, "dropped": 1}
     [dropped] = [entry for entry in entries if entry["event"] == "events were dropped"]
     assert dropped["reason"] == "too large"
     assert dropped["dead_letter_channel"].startswith("dead: events: a body has 11 bytes")
 
 
-async def test_set_aside_when_the_channel_already_holds_others_stands_behind_them() -> None:
+async def test_write_when_the_channel_holds_letters_of_others_appends() -> None:
     """Several sources may share a dead-letter channel."""
     registry = registry_of(dead=memory())
     await append(registry.get("dead"), b"x")

@@ -8,7 +8,7 @@ from tests.agent_parts import until
 
 
 class FakeSink:
-    """Counts what it is told; leaves as soon as it is to close_reader, or only where it is cut off."""
+    """Records its calls; yields when its reader is closed, or only when it is cancelled."""
 
     def __init__(self) -> None:
         self.failover: Failover
@@ -44,8 +44,8 @@ async def fail(failover: Failover, priority: int) -> None:
     failover.release(priority, has_failed=True)
 
 
-async def test_acquire_gives_the_turn_to_the_best_alone(failover: Failover) -> None:
-    """While it is well nobody else is wanted, whether it has begun or not."""
+async def test_acquire_makes_only_the_first_active(failover: Failover) -> None:
+    """While it is healthy no other sink is first, whether it has begun or not."""
     assert [failover.is_first(priority) for priority in range(3)] == [True, False, False]
     assert await failover.acquire(0)
     assert await failover.acquire(0)
@@ -53,8 +53,8 @@ async def test_acquire_gives_the_turn_to_the_best_alone(failover: Failover) -> N
     assert not await failover.acquire(2)
 
 
-async def test_wait_until_first_ends_when_all_better_ones_have_failed(failover: Failover) -> None:
-    """The third's turn comes only after the second's."""
+async def test_wait_until_first_ends_when_all_with_higher_priority_have_failed(failover: Failover) -> None:
+    """The third sink waits for the second to fail too."""
     waiting = [asyncio.create_task(failover.wait_until_first(priority)) for priority in (1, 2)]
     await fail(failover, 0)
     await until(waiting[0].done)
@@ -63,8 +63,8 @@ async def test_wait_until_first_ends_when_all_better_ones_have_failed(failover: 
     await asyncio.gather(*waiting)
 
 
-async def test_acquire_of_a_better_one_has_the_other_retire_first(failover: Failover, sinks: list[FakeSink]) -> None:
-    """It has the turn only once the other has left: two never work at the same time."""
+async def test_acquire_with_higher_priority_preempts_the_active_one(failover: Failover, sinks: list[FakeSink]) -> None:
+    """It waits until the other has ended: two never work at the same time."""
     await fail(failover, 0)
     assert await failover.acquire(1)
     failover.record_progress()
@@ -81,7 +81,7 @@ async def test_acquire_of_a_better_one_has_the_other_retire_first(failover: Fail
 async def test_acquire_does_not_wait_for_one_that_never_ends(
     failover: Failover, sinks: list[FakeSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sink may hang in a call to somebody who is gone; it is cut off."""
+    """A sink may hang in a call to a dead server; it is cancelled."""
     monkeypatch.setattr(failover_module, "HANDOVER_SECONDS_MAX", 0.01)
     await fail(failover, 0)
     assert await failover.acquire(1)
@@ -91,8 +91,8 @@ async def test_acquire_does_not_wait_for_one_that_never_ends(
     assert sinks[1].told == ["close_reader", "cancel"]
 
 
-async def test_acquire_that_waits_gives_way_to_a_better_one(failover: Failover, sinks: list[FakeSink]) -> None:
-    """Both come back at once; the best has it."""
+async def test_acquire_that_waits_yields_to_a_higher_priority(failover: Failover, sinks: list[FakeSink]) -> None:
+    """If both recover at once, the higher priority wins."""
     await fail(failover, 0)
     await fail(failover, 1)
     assert await failover.acquire(2)
@@ -106,8 +106,8 @@ async def test_acquire_that_waits_gives_way_to_a_better_one(failover: Failover, 
     assert (await first, await second) == (True, False)
 
 
-async def test_release_of_one_without_the_turn_leaves_the_turn_alone(failover: Failover) -> None:
-    """A better one that fails before it could begin takes nothing away."""
+async def test_release_of_an_inactive_one_changes_nothing_for_the_active_one(failover: Failover) -> None:
+    """A sink that fails before it became active does not end the active one."""
     await fail(failover, 0)
     assert await failover.acquire(1)
     failover.record_progress()
@@ -116,8 +116,8 @@ async def test_release_of_one_without_the_turn_leaves_the_turn_alone(failover: F
     assert not await failover.acquire(2)
 
 
-async def test_wait_until_first_of_one_that_failed_lets_those_go_first_that_have_not(failover: Failover) -> None:
-    """Two that fail slowly and come back quickly would else keep the third from ever trying."""
+async def test_wait_until_first_of_one_that_failed_lets_the_others_go_first(failover: Failover) -> None:
+    """Two sinks that fail slowly and recover quickly must not keep the third from being tried."""
     await fail(failover, 0)
     await fail(failover, 1)
     assert not await failover.acquire(0)
@@ -131,8 +131,8 @@ async def test_wait_until_first_of_one_that_failed_lets_those_go_first_that_have
     assert await failover.acquire(0)
 
 
-async def test_release_of_the_last_that_had_not_failed_begins_with_the_best_again(failover: Failover) -> None:
-    """Where all have failed, the order is that of the list."""
+async def test_release_of_the_last_that_had_not_failed_starts_over(failover: Failover) -> None:
+    """Once all have failed, the order is that of the list."""
     for priority in range(3):
         await fail(failover, priority)
     assert [failover.is_first(priority) for priority in range(3)] == [True, True, True]

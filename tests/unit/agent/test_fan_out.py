@@ -23,7 +23,7 @@ def batch(*bodies: bytes) -> ChannelBatch:
 
 
 async def test_store_in_several_channels_gives_each_its_batch_and_all_the_stamp() -> None:
-    """A channel that gets no events has accepted the batch all the same."""
+    """A channel that gets no events has accepted the batch nevertheless."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     fan_out = FanOut(registry, ["a", "b", "c"])
     await fan_out.store({"a": batch(b"1", b"2"), "b": batch(b"2")}, batch_stamp(0, 9))
@@ -32,7 +32,7 @@ async def test_store_in_several_channels_gives_each_its_batch_and_all_the_stamp(
 
 
 async def test_store_of_the_same_batch_in_several_channels_gives_each_columns_of_its_own() -> None:
-    """Each log remembers for itself where the columns lie in it."""
+    """Each log notes the place of the columns separately."""
     registry = registry_of(a=memory(), b=memory())
     shared = batch(b"1")
     await FanOut(registry, ["a", "b"]).store({"a": shared, "b": shared}, batch_stamp(0, 0))
@@ -42,7 +42,7 @@ async def test_store_of_the_same_batch_in_several_channels_gives_each_columns_of
 
 
 async def test_store_again_stores_nothing() -> None:
-    """A source that reads a batch again gets the same answer, and the channels no second copy."""
+    """A repeat of a batch succeeds, and no channel stores a second copy."""
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
     for _ in range(2):
@@ -50,8 +50,8 @@ async def test_store_again_stores_nothing() -> None:
     assert held(registry, "a", "b") == {"a": [b"1"], "b": []}
 
 
-async def test_store_when_one_channel_is_full_leaves_no_half() -> None:
-    """However often it is tried: a full channel keeps the others from storing anything."""
+async def test_store_when_one_channel_is_full_stores_nothing() -> None:
+    """A full channel keeps the others from storing a part, however often it is tried."""
     registry = registry_of(a=memory(), b=memory(capacity=1), c=memory())
     await append(registry.get("b"), b"x")
     fan_out = FanOut(registry, ["a", "b", "c"])
@@ -65,8 +65,8 @@ async def test_store_when_one_channel_is_full_leaves_no_half() -> None:
     assert now() == 2 * KEEP_ALIVE
 
 
-async def test_store_when_room_comes_in_time_stores_everywhere() -> None:
-    """Each channel is waited for as long as its keep-alive says."""
+async def test_store_when_space_comes_in_time_stores_everywhere() -> None:
+    """Each channel is waited for up to its keep-alive."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
@@ -81,8 +81,8 @@ async def test_store_when_room_comes_in_time_stores_everywhere() -> None:
     assert held(registry, "a", "b") == {"a": [b"1"], "b": [b"1"]}
 
 
-async def test_store_when_room_is_taken_again_meanwhile_waits_on_and_then_gives_up() -> None:
-    """While it waits for one channel others may fill up anew; in all it waits no longer than the channels allow."""
+async def test_store_when_space_is_taken_again_meanwhile_waits_on_and_then_fails() -> None:
+    """Other channels may fill up during a wait; the total wait stays within the channels' limits."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
@@ -102,8 +102,8 @@ async def test_store_when_room_is_taken_again_meanwhile_waits_on_and_then_gives_
     assert now() == KEEP_ALIVE + 1
 
 
-async def test_store_that_has_had_its_turn_in_a_line_does_not_stand_behind_those_who_came_later() -> None:
-    """Else a batch for several full channels would hardly ever find room in all of them at once."""
+async def test_store_that_has_waited_does_not_wait_behind_later_appends() -> None:
+    """Otherwise a batch for several full channels would hardly ever find space in all of them at once."""
     registry = registry_of(a=memory(capacity=2), b=memory(capacity=1))
     await append(registry.get("a"), b"x", b"x")
     await append(registry.get("b"), b"x")
@@ -120,7 +120,7 @@ async def test_store_that_has_had_its_turn_in_a_line_does_not_stand_behind_those
 
 
 async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
-    """Disks work at the same time."""
+    """The disks work concurrently."""
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
     storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
@@ -132,8 +132,8 @@ async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
     await storing.answer()
 
 
-async def test_store_when_cancelled_while_commits_are_under_way_lets_them_end() -> None:
-    """Whoever leaves has the batch stored everywhere all the same; a repeat finds it there."""
+async def test_store_when_cancelled_while_commits_are_pending_lets_them_end() -> None:
+    """The batch is stored everywhere nevertheless; a repeat finds it there."""
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
     fan_out = FanOut(registry, ["a", "b"])
@@ -148,8 +148,8 @@ async def test_store_when_cancelled_while_commits_are_under_way_lets_them_end() 
     assert fan_out.has_accepted(batch_stamp(0, 0))
 
 
-async def test_store_when_a_disk_fails_after_another_has_stored_is_healed_by_a_repeat() -> None:
-    """The channel that has it gets no second copy."""
+async def test_store_when_a_disk_fails_after_another_has_stored_is_completed_by_a_repeat() -> None:
+    """The channel that has stored it gets no second copy."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
     fan_out = FanOut(registry, ["a", "b"])
@@ -167,7 +167,7 @@ async def test_store_when_a_disk_fails_after_another_has_stored_is_healed_by_a_r
 
 
 async def test_store_when_a_channel_refuses_to_begin_still_waits_for_those_that_have_begun() -> None:
-    """When the source hears of it, nothing is on its way any more: what a channel has accepted is then sure."""
+    """No commit is pending when the source gets the error: what each channel has accepted is then certain."""
     registry = registry_of(a=memory(), b=memory())
     slow, refusing = (SlowCommits(registry.get(name)) for name in "ab")
     refusing.refusal = DiskFullError("no room")
@@ -179,7 +179,7 @@ async def test_store_when_a_channel_refuses_to_begin_still_waits_for_those_that_
 
 
 async def test_store_when_a_log_has_failed_begins_nowhere() -> None:
-    """What is known to fail leaves no half."""
+    """A commit that is known to fail leaves no partial batch."""
     registry = registry_of(a=memory(), b=memory())
     SlowCommits(registry.get("b")).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError):
@@ -188,7 +188,7 @@ async def test_store_when_a_log_has_failed_begins_nowhere() -> None:
 
 
 async def test_store_of_a_batch_that_overlaps_in_part_stores_nothing() -> None:
-    """Nobody knows which of its events are new; no channel gets any."""
+    """Which of its events are new is unknown; no channel stores any."""
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
     await FanOut(registry, ["b"]).store({"b": batch(b"1")}, batch_stamp(0, 9))
@@ -197,8 +197,8 @@ async def test_store_of_a_batch_that_overlaps_in_part_stores_nothing() -> None:
     assert held(registry, "a", "b") == {"a": [], "b": [b"1"]}
 
 
-async def test_store_with_a_last_channel_begins_it_when_all_others_last() -> None:
-    """As long as a commit without events may be lost, the events are nowhere."""
+async def test_store_with_a_last_channel_begins_it_when_all_others_are_durable() -> None:
+    """While a commit without events may be lost, the events are stored nowhere."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     slow = {name: SlowCommits(registry.get(name)) for name in "abc"}
     storing = await started(FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b"))
@@ -214,7 +214,7 @@ async def test_store_with_a_last_channel_begins_it_when_all_others_last() -> Non
 
 @pytest.mark.parametrize("broken", ["a", "b"])
 async def test_store_with_a_last_channel_begins_nowhere_while_any_log_has_failed(broken: str) -> None:
-    """It may have accepted the batch without its events; were the others to do so too, nobody would have them."""
+    """That channel may have accepted the batch without its events; if the others did too, the events would be lost."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     SlowCommits(registry.get(broken)).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError) as caught:
@@ -223,8 +223,8 @@ async def test_store_with_a_last_channel_begins_nowhere_while_any_log_has_failed
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[], [], []]
 
 
-async def test_pick_goes_around_and_passes_over_channels_without_room() -> None:
-    """A full channel holds up nobody while another one has room."""
+async def test_pick_rotates_and_passes_over_full_channels() -> None:
+    """A full channel delays nothing while another one has space."""
     registry = registry_of(a=memory(), b=memory(capacity=1), c=memory())
     await append(registry.get("b"), b"x")
     fan_out, balancer = FanOut(registry, list("abc")), RoundRobin()
@@ -235,7 +235,7 @@ async def test_pick_goes_around_and_passes_over_channels_without_room() -> None:
 
 
 async def test_pick_when_a_channel_has_accepted_the_batch_takes_another() -> None:
-    """It got the batch without its events; the one that gets the events comes last."""
+    """It accepted the batch without its events; the channel with the events is the last one."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     await FanOut(registry, ["a", "c"]).store({}, batch_stamp(0, 9))
     fan_out = FanOut(registry, list("abc"))
@@ -245,8 +245,8 @@ async def test_pick_when_a_channel_has_accepted_the_batch_takes_another() -> Non
     assert fan_out.has_accepted(batch_stamp(0, 9))
 
 
-async def test_pick_when_none_has_room_takes_the_first_that_gets_some() -> None:
-    """One whose sink is dead does not hold up the others."""
+async def test_pick_when_all_are_full_takes_the_first_that_gets_space() -> None:
+    """A channel whose sink is dead does not delay the others."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
@@ -259,8 +259,8 @@ async def test_pick_when_none_has_room_takes_the_first_that_gets_some() -> None:
     assert not registry.get("a")._contents.room.waiters
 
 
-async def test_pick_when_none_ever_has_room_says_so_after_the_keep_alive() -> None:
-    """Nothing was begun anywhere, and nobody stands in a line any more."""
+async def test_pick_when_all_stay_full_fails_after_the_keep_alive() -> None:
+    """No commit was begun, and no append waits in a line any more."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
@@ -271,7 +271,7 @@ async def test_pick_when_none_ever_has_room_says_so_after_the_keep_alive() -> No
 
 
 async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
-    """A place in a line that nobody holds would keep all others waiting."""
+    """An abandoned place in a line would block all later appends."""
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
@@ -282,7 +282,7 @@ async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
 
 
 async def test_pick_of_an_event_that_fits_one_channel_only_takes_that() -> None:
-    """Rather where all events are welcome than where one would be set aside."""
+    """A channel that takes all events is preferred to dead letters."""
     registry = registry_of(a=memory(body_bytes_max=10), b=memory(body_bytes_max=1_000))
     fan_out = FanOut(registry, ["a", "b"])
     assert {await fan_out.pick(RoundRobin(), batch(bytes(100)), batch_stamp(0, 0)) for _ in range(2)} == {"b"}
@@ -295,8 +295,8 @@ MASKS: st.SearchStrategy[dict[str, EventMask]] = st.dictionaries(
 
 
 @given(choices=MASKS)
-def test_batches_hold_what_was_chosen(choices: dict[str, EventMask]) -> None:
-    """Channels that get nothing have none; what is in none of them is counted."""
+def test_channel_batches_hold_the_selected_events(choices: dict[str, EventMask]) -> None:
+    """Channels without events have no batch; events without a channel are counted."""
     table = EventTable([b"%d" % index for index in range(COUNT)])
     expected = {}
     lost = set(table.bodies)
@@ -309,7 +309,7 @@ def test_batches_hold_what_was_chosen(choices: dict[str, EventMask]) -> None:
     assert unrouted_count(table, choices) == len(lost)
 
 
-def test_batches_of_all_events_are_one_batch() -> None:
+def test_channel_batches_of_all_events_are_one_batch() -> None:
     """They are encoded once, however many channels get them."""
     table = table_of(b"1", b"2")
     batches = channel_batches_of(table, {"a": True, "b": [True, True], "c": [True, False]})
@@ -317,8 +317,8 @@ def test_batches_of_all_events_are_one_batch() -> None:
     assert batches["a"].batches()[0].raw is batches["b"].batches()[0].raw
 
 
-def test_unencodable_finds_events_that_are_none() -> None:
-    """Too many headers, or a header's name that is no text; the others are not to suffer."""
+def test_unencodable_finds_invalid_events() -> None:
+    """Too many headers, or a header's name that is no text; the other events are not affected."""
     many = {f"h{index}": [None, "x", None, None] for index in range(300)}
     table = EventTable([b"0", b"1", b"2", b"3"], {**many, "\udc80": [None, None, "x", None]})
     assert set(ChannelBatch(table).unencodable()) == {1, 2}
@@ -326,8 +326,8 @@ def test_unencodable_finds_events_that_are_none() -> None:
     assert (rest.table.bodies, rest.unencodable()) == ([b"0", b"3"], {})
 
 
-def test_batches_of_values_that_are_no_text_are_mended() -> None:
-    """An event is worth more than a character, also where there are many headers."""
+def test_batches_of_values_that_are_not_encodable_replace_characters() -> None:
+    """Losing a character is better than losing the event, also with many headers."""
     for more in ({}, {f"h{index}": [None, None, "x"] for index in range(256)}):
         table = EventTable([b"0", b"1", b"2"], {"a": ["\udc80", "b", None], **more})
         [headers, *_] = [
@@ -337,7 +337,7 @@ def test_batches_of_values_that_are_no_text_are_mended() -> None:
 
 
 async def test_unstorable_finds_events_that_a_channel_never_takes() -> None:
-    """Each with its reason; those that are too large together only are none of them."""
+    """Each with its reason; events that are only too large together are not among them."""
     channel = open_channel(body_bytes_max=10, answer_bytes_max=20_000)
     table = EventTable([bytes(9), bytes(11), bytes(9), b"", b"1"], {"h": [None, None, None, "x" * 20_000, None]})
     refused = ChannelBatch(table).unstorable(channel)

@@ -240,7 +240,7 @@ EACH_SELECTOR = pytest.mark.parametrize(
 def test_offer_through_faults_and_crashes_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    """Whatever happens between the channels' commits: in the end each event is where it belongs, once, in its order."""
+    """Whatever happens between the commits, each event is finally where it belongs, once and in order."""
     make_simple(monkeypatch)
     _run(_live(World(selector, line_lengths), steps))
 
@@ -252,6 +252,6 @@ def test_offer_through_faults_and_crashes_stores_each_event_once(
 def test_offer_through_long_histories_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    """The same for longer, and another way each time; hypothesis shows the history that fails."""
+    """The same for longer and random histories; hypothesis shows the one that fails."""
     make_simple(monkeypatch)
     _run(_live(World(selector, line_lengths), steps))

@@ -19,9 +19,9 @@ from tests.own_steps import FailingOn, Shout, Sleepy
 from tests.source_writers import (
     batch_stamp,
     component_of,
-    fates_of,
     held,
     memory,
+    outcomes_of,
     registry_of,
     rows_in,
     table_of,
@@ -30,7 +30,7 @@ from tests.source_writers import (
 
 
 class NoBackoff:
-    """Tries again at once."""
+    """Retries at once."""
 
     def next_seconds(self) -> float:
         return 0.0
@@ -38,12 +38,12 @@ class NoBackoff:
 
 @pytest.fixture
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has writers try again at once."""
+    """Lets writers retry at once."""
     monkeypatch.setattr(writer_module, "Backoff", NoBackoff)
 
 
 class Refuse:
-    """Refuses what it is described to, once."""
+    """Refuses some events, once."""
 
     def __init__(self, reasons: dict[int, str]) -> None:
         self._reasons = reasons
@@ -56,7 +56,7 @@ class Refuse:
 
 
 class RefuseFirst:
-    """Refuses whichever event comes first."""
+    """Refuses the first event of each batch."""
 
     def intercept(self, table: EventTable) -> EventTable:
         raise EventsRefusedError({0: "the first"})
@@ -67,7 +67,7 @@ def run_of(*interceptors: Any, bodies: tuple[bytes, ...] = (b"0", b"1", b"2", b"
 
 
 def test_resume_when_events_are_refused_gives_the_others_to_the_same_interceptor_again() -> None:
-    """Refused events are described with their places in the batch, grouped by reason."""
+    """Refused events are reported with their indexes in the batch, grouped by reason."""
     run = run_of(Refuse({1: "too old", 3: "too new", 2: "too old"}))
     run.resume()
     assert run.table.bodies == [b"0"]
@@ -80,8 +80,8 @@ def test_resume_when_events_are_refused_gives_the_others_to_the_same_interceptor
     ]
 
 
-def test_resume_keeps_places_through_filters() -> None:
-    """What an earlier interceptor has dropped does not change what a refused event is called."""
+def test_resume_keeps_batch_indexes_through_filters() -> None:
+    """Events dropped by an earlier interceptor do not change the indexes of refused ones."""
 
     class DropFirst:
         def intercept(self, table: EventTable) -> EventTable:
@@ -95,13 +95,13 @@ def test_resume_keeps_places_through_filters() -> None:
 
 @pytest.mark.parametrize("reasons", [{9: "nobody"}, {-1: "nobody"}])
 def test_resume_when_nothing_that_is_there_is_refused_says_so(reasons: dict[int, str]) -> None:
-    """A user's own may refuse what it was never given; that must not go on for ever."""
+    """A user's interceptor may refuse events that it was never given; that must not loop for ever."""
     with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: nobody"):
         run_of(Refuse(reasons)).resume()
 
 
-def test_resume_when_nobody_waits_any_more_stops() -> None:
-    """A batch of which each event takes a second must not go on for minutes after its source has ended."""
+def test_resume_when_abandoned_stops() -> None:
+    """A slow batch must not go on for minutes after its source has ended."""
     run = run_of(RefuseFirst())
     refuse, refused = RefuseFirst.intercept, []
 
@@ -117,7 +117,7 @@ def test_resume_when_nobody_waits_any_more_stops() -> None:
     assert refused == [b"0", b"1"]
 
 
-def test_resume_of_no_events_asks_nobody() -> None:
+def test_resume_of_no_events_calls_no_step() -> None:
     """There is nothing to do for them."""
     failing = FailingOn()
     run_of(failing, bodies=()).resume()
@@ -125,7 +125,7 @@ def test_resume_of_no_events_asks_nobody() -> None:
 
 
 def test_refuse_failing_events_finds_those_that_raise_alone() -> None:
-    """Found by halving: two of a thousand cost a few dozen tries, not a thousand."""
+    """Bisection: two of a thousand events cost a few dozen calls, not a thousand."""
     failing = FailingOn(b"7", b"900")
     run = run_of(failing, bodies=tuple(b"%d" % number for number in range(1_000)))
     with pytest.raises(StepError):
@@ -139,7 +139,7 @@ def test_refuse_failing_events_finds_those_that_raise_alone() -> None:
 
 
 def test_refuse_failing_events_where_each_event_alone_is_good_refuses_none() -> None:
-    """An interceptor that raises only on the whole keeps its events; the source backs off."""
+    """An interceptor that raises only for the whole batch keeps its events; the source backs off."""
 
     class OnlySmall:
         def intercept(self, table: EventTable) -> EventTable:
@@ -153,7 +153,7 @@ def test_refuse_failing_events_where_each_event_alone_is_good_refuses_none() -> 
 
 
 def test_refuse_failing_events_when_the_interceptor_cannot_work_now_refuses_none() -> None:
-    """What may pass is no event's fault."""
+    """A temporary condition is no event's fault."""
     run = run_of(FailingOn(b"1", error=ComponentError("not now")))
     with pytest.raises(ComponentError):
         run.refuse_failing_events()
@@ -161,8 +161,8 @@ def test_refuse_failing_events_when_the_interceptor_cannot_work_now_refuses_none
 
 
 @pytest.mark.usefixtures("quick_tries")
-async def test_deliver_when_an_interceptor_always_raises_on_an_event_sets_that_aside() -> None:
-    """After some tries: the source lives, the others go on, and the dead letter tells who raised what."""
+async def test_deliver_when_an_interceptor_always_raises_on_an_event_dead_letters_it() -> None:
+    """After some attempts the others go on, and the dead letter names the step and its error."""
     registry, component, failing = registry_of(a=memory(), dead=memory()), component_of(), FailingOn(b"2")
     writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", b"2", b"3"), batch_stamp(0, 9))
@@ -171,29 +171,29 @@ async def test_deliver_when_an_interceptor_always_raises_on_an_event_sets_that_a
     assert body == b"2"
     assert headers[DEAD_LETTER_PREFIX + "reason"] == "ValueError: cannot be read"
     assert headers[DEAD_LETTER_PREFIX + "step"] == "interceptors[0]"
-    assert fates_of(component) == {"dead_lettered": 1}
+    assert outcomes_of(component) == {"dead_lettered": 1}
     assert component.failure_count == STEP_TRIES_MAX - 1
     assert component.state is ComponentState.RUNNING
 
 
 @pytest.mark.usefixtures("quick_tries")
 async def test_deliver_when_an_interceptor_always_raises_and_there_is_no_dead_letter_channel_tries_on() -> None:
-    """Nothing is lost because of a mistake in an interceptor; the state says what it is."""
+    """Nothing is lost because of a bug in an interceptor; the state shows it."""
     registry, component, failing = registry_of(a=memory()), component_of(), FailingOn(b"2")
     delivering = asyncio.create_task(
         writer_of(registry, ["a"], failing, component=component).deliver(table_of(b"1", b"2"), batch_stamp(0, 9))
     )
     await until(lambda: failing.calls > 20)
     assert component.reason == "interceptors[0] raised ValueError: cannot be read"
-    assert (held(registry, "a"), fates_of(component)) == ({"a": []}, {})
+    assert (held(registry, "a"), outcomes_of(component)) == ({"a": []}, {})
     delivering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await delivering
 
 
 @pytest.mark.usefixtures("quick_tries")
-async def test_deliver_when_an_own_selector_raises_on_an_event_sets_that_aside() -> None:
-    """A selector is the last of the steps."""
+async def test_deliver_when_an_own_selector_raises_on_an_event_dead_letters_it() -> None:
+    """A selector is the last step."""
     registry, component = registry_of(a=memory(), b=memory(), dead=memory()), component_of()
     selector = CustomSelectorConfig(type="custom", factory="tests.own_steps:FirstLetter")
     writer = writer_of(registry, ["a", "b"], component=component, selector=selector, dead_letter_channel="dead")
@@ -204,7 +204,7 @@ async def test_deliver_when_an_own_selector_raises_on_an_event_sets_that_aside()
 
 
 async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_others() -> None:
-    """It works on a thread of the source's own."""
+    """It runs on a thread of the source's own."""
     registry = registry_of(a=memory())
     writer = writer_of(registry, ["a"], Sleepy(0.2))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
@@ -217,7 +217,7 @@ async def test_deliver_while_an_interceptor_takes_its_time_leaves_the_loop_to_ot
 
 
 async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -> None:
-    """Users' own need no locks, also where several batches are on their way at once."""
+    """Users' interceptors need no locks, even with concurrent batches."""
     registry, shout = registry_of(a=memory()), Shout()
     writer = writer_of(registry, ["a"], shout, component=component_of("web"))
     await asyncio.gather(*(writer.deliver(table_of(b"x"), writer.next_stamp(1)) for _ in range(10)))
@@ -226,7 +226,7 @@ async def test_deliver_of_several_batches_has_interceptors_run_on_one_thread() -
 
 
 async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> None:
-    """The interceptor goes on for nobody."""
+    """The interceptor's result is discarded."""
     registry = registry_of(a=memory())
     writer = writer_of(registry, ["a"], Sleepy(0.05))
     delivering = asyncio.create_task(writer.deliver(table_of(b"1"), batch_stamp(0, 0)))
@@ -239,7 +239,7 @@ async def test_deliver_when_cancelled_during_an_interceptor_stores_nothing() -> 
 
 
 def test_run_without_references_is_freed() -> None:
-    """Its events must not have to wait for the garbage collector."""
+    """Its events must not wait for the garbage collector."""
     gc.disable()
     try:
         run = InterceptorRun([], Replicating(["orders"]), table_of(b"event"))

@@ -12,8 +12,8 @@ from millrace_server.agent.rate_limited_log import (
 )
 
 
-def test_tell_of_the_same_kind_again_is_told_now_and_then_with_its_count() -> None:
-    """The first is told at once, what comes soon after is counted, and nothing is left out of the count."""
+def test_log_of_the_same_kind_again_is_limited_and_counted() -> None:
+    """The first is logged at once, the following ones are counted, and the counts are complete."""
     now = 100.0
     limited = RateLimitedLog(structlog.stdlib.get_logger().bind(source="app"), lambda: now)
     with capture_logs() as entries:
@@ -28,7 +28,7 @@ def test_tell_of_the_same_kind_again_is_told_now_and_then_with_its_count() -> No
     ]
 
 
-def test_tell_of_another_kind_is_told_at_once() -> None:
+def test_log_of_another_kind_is_logged_at_once() -> None:
     """One channel's failures do not hide another's."""
     limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
     with capture_logs() as entries:
@@ -38,8 +38,8 @@ def test_tell_of_another_kind_is_told_at_once() -> None:
     assert [entry["log_level"] for entry in entries] == ["error"] * 3
 
 
-def test_tell_of_very_many_kinds_remembers_a_bounded_number_of_them() -> None:
-    """What a stranger writes may make kinds without end."""
+def test_log_of_very_many_kinds_remembers_a_bounded_number() -> None:
+    """Untrusted input may create any number of kinds."""
     limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
     with capture_logs():
         for number in range(1_000):
@@ -58,7 +58,7 @@ class Clock:
 
 
 def test_admits_of_one_reason_for_long_is_true_once() -> None:
-    """An unreachable target is worth one line, however long it is away."""
+    """An unreachable target is worth one line, however long it is down."""
     clock = Clock()
     failures = FailureLog(clock)
     told = []
@@ -69,7 +69,7 @@ def test_admits_of_one_reason_for_long_is_true_once() -> None:
     assert failures.suppressed_count == 999
 
 
-def test_admits_of_reasons_that_alternate_tells_each_once() -> None:
+def test_admits_of_reasons_that_alternate_is_true_once_for_each() -> None:
     """Two reasons in turns are two lines."""
     failures = FailureLog(Clock())
     told = [failures.admits(reason) for _ in range(100) for reason in ("timed out", "refused")]
@@ -77,13 +77,13 @@ def test_admits_of_reasons_that_alternate_tells_each_once() -> None:
 
 
 def test_admits_of_reasons_that_differ_in_numbers_takes_them_for_one() -> None:
-    """Counts and ports in a reason make no news of it."""
+    """Counts and ports in a reason do not make another one."""
     failures = FailureLog(Clock())
     assert [failures.admits(f"holds {count} of 100 events") for count in range(50)] == [True] + [False] * 49
 
 
 def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
-    """Reasons that never repeat make a few lines, then one in a while."""
+    """Reasons that never repeat are limited to a few lines, then one per minute."""
     clock = Clock()
     failures = FailureLog(clock)
     words = ["".join(chr(ord("a") + int(digit)) for digit in f"{number:04}") for number in range(1_200)]
@@ -96,8 +96,8 @@ def test_admits_of_ever_new_reasons_is_limited_in_time() -> None:
     assert len(told_at) <= FAILURE_BURST + 1_200 / FAILURE_SECONDS
 
 
-def test_admits_of_flapping_is_limited_and_never_silent_for_good() -> None:
-    """A component that fails and works in turns is told a few times, then once in a while; and what lasts is told."""
+def test_admits_of_flapping_is_limited_but_never_silent() -> None:
+    """A component that fails and recovers in turns is logged at a low rate, and a lasting failure is logged."""
     clock = Clock()
     failures = FailureLog(clock)
     told = []
@@ -114,13 +114,13 @@ def test_admits_of_flapping_is_limited_and_never_silent_for_good() -> None:
     assert sum(later) == 1
 
 
-def test_ends_spell_of_which_nothing_was_told_says_so() -> None:
-    """Nobody is told that something works again of which he never heard that it did not."""
+def test_end_outage_of_which_nothing_was_logged_is_false() -> None:
+    """A recovery is not logged without its failure."""
     assert not FailureLog(Clock()).end_outage()
 
 
-def test_ends_spell_makes_the_same_reason_news_again() -> None:
-    """What comes back after it had gone is told."""
+def test_end_outage_lets_the_same_reason_be_logged_again() -> None:
+    """A failure that returns is logged."""
     failures = FailureLog(Clock())
     assert failures.admits("timed out")
     assert failures.end_outage()
@@ -128,7 +128,7 @@ def test_ends_spell_makes_the_same_reason_news_again() -> None:
 
 
 def test_admits_of_many_reasons_remembers_a_bounded_number() -> None:
-    """Nothing grows with the number of different reasons."""
+    """Memory does not grow with the number of reasons."""
     clock = Clock()
     failures = FailureLog(clock)
     for number in range(200):

@@ -33,7 +33,7 @@ def config_of(**table: Any) -> SelectorConfig:
 
 
 def chosen(table: EventTable, **config: Any) -> dict[str, list[bytes]]:
-    """For each channel the bodies that a selector sends there."""
+    """Returns the bodies that a selector sends to each channel."""
     selector = config_of(**config).make(NAMES)
     assert not isinstance(selector, LoadBalancer)
     return bodies_by_channel(table, selector.select(table))
@@ -50,7 +50,7 @@ def bodies_by_channel(table: EventTable, masks: Mapping[str, EventMask]) -> dict
 
 
 def test_replicating_sends_every_event_to_every_channel() -> None:
-    """Optional channels too."""
+    """Including optional channels."""
     everywhere = {name: [b"1", b"2"] for name in NAMES}
     assert chosen(table_of(b"1", b"2"), type="replicating") == everywhere
     assert chosen(table_of(b"1", b"2"), type="replicating", optional=["c"]) == everywhere
@@ -69,12 +69,12 @@ def test_replicating_sends_every_event_to_every_channel() -> None:
     ],
 )
 def test_multiplexing_sends_events_where_their_value_says(kinds: Any, expected: dict[str, list[bytes]]) -> None:
-    """Values are compared letter by letter; whoever has none, or another one, goes the default way."""
+    """Values are compared exactly; events without the header, or with another value, go to the default."""
     assert chosen(table_of(b"0", b"1", b"2", b"3", b"4", kind=kinds), **MULTIPLEXING) == expected
 
 
-def test_multiplexing_of_events_without_the_header_sends_them_the_default_way() -> None:
-    """None of the batch need have it."""
+def test_multiplexing_of_events_without_the_header_sends_them_to_the_default() -> None:
+    """Even if no event of the batch has it."""
     assert chosen(table_of(b"1"), **MULTIPLEXING) == {"b": [b"1"]}
 
 
@@ -86,7 +86,7 @@ def test_multiplexing_without_default_sends_the_others_nowhere(kinds: Any) -> No
 
 
 def test_multiplexing_sends_optional_copies_besides() -> None:
-    """A value may have optional channels only; it goes the default way as well."""
+    """A value may have only optional channels; its events go to the default as well."""
     config = {**MULTIPLEXING, "mapping": {"x": ["a"]}, "optional": {"x": ["c"], "z": ["c"]}}
     sent = chosen(table_of(b"1", b"2", b"3", kind=["x", "y", "z"]), **config)
     assert sent == {"a": [b"1"], "b": [b"2", b"3"], "c": [b"1", b"3"]}
@@ -96,7 +96,7 @@ def test_multiplexing_sends_optional_copies_besides() -> None:
 
 
 def test_key_hash_sends_events_of_one_key_to_one_channel() -> None:
-    """In whatever batch, with whatever others they come; the keys are spread over all channels."""
+    """In any batch, next to any others; the keys are spread over all channels."""
     config = {"type": "load_balancing", "policy": "key_hash", "header": "user"}
     seen: dict[str, set[str]] = {}
     for batch in range(20):
@@ -111,7 +111,7 @@ def test_key_hash_sends_events_of_one_key_to_one_channel() -> None:
 
 
 def test_key_hash_of_one_value_for_all_is_that_of_each() -> None:
-    """How a header is kept changes nothing."""
+    """The representation of a header does not matter."""
     config = {"type": "load_balancing", "policy": "key_hash", "header": "user"}
     for user in ("alice", "bob", "größe", "\udc80"):
         constant = chosen(EventTable([b"1", b"2"], {"user": user}), **config)
@@ -119,7 +119,7 @@ def test_key_hash_of_one_value_for_all_is_that_of_each() -> None:
 
 
 def test_key_hash_without_the_header_takes_the_body() -> None:
-    """An event without a key is not lost, and goes the same way each time."""
+    """An event without a key goes to the same channel each time."""
     by_body = {"type": "load_balancing", "policy": "key_hash"}
     bodies = [b"%d" % number for number in range(50)]
     expected = chosen(EventTable(bodies), **by_body)
@@ -129,8 +129,8 @@ def test_key_hash_without_the_header_takes_the_body() -> None:
     assert sorted(body for mine in expected.values() for body in mine) == sorted(bodies)
 
 
-async def test_round_robin_goes_to_whoever_waits_longest() -> None:
-    """Whoever is no candidate for a while gets its turn when it is one again."""
+async def test_round_robin_goes_to_the_least_recently_picked() -> None:
+    """A channel that was no candidate for a while is next when it is one again."""
     a, b, c = (open_channel(name) for name in NAMES)
     balancer = RoundRobin()
     picks = [balancer.pick(candidates).name for candidates in ([a, b, c], [a, c], [a, b, c], [a, b, c], [a, b, c])]
@@ -146,7 +146,7 @@ async def test_random_pick_takes_each_now_and_then() -> None:
 
 
 async def test_least_full_compares_shares_of_the_capacity() -> None:
-    """Both of events and of bytes: the one that is nearer to its limit counts."""
+    """Of events and of bytes: the one nearer to its limit counts."""
     small, large = open_channel("a", capacity=4), open_channel("b", capacity=100)
     tight = open_channel("c", capacity=100, body_bytes_max=10)
     balancer = LeastFull()
@@ -168,8 +168,8 @@ async def test_least_full_compares_shares_of_the_capacity() -> None:
         ({"a": [True]}, "returned 1 choices for channel 'a', not 2"),
     ],
 )
-def test_own_selector_that_answers_nonsense_is_told_so(answer: object, said: str) -> None:
-    """What cannot be followed is an error, never a loss."""
+def test_own_selector_with_an_invalid_result_raises(answer: object, said: str) -> None:
+    """An invalid result is an error, never a loss."""
     selector = config_of(type="custom", factory="tests.own_steps:Answers", options={"answer": answer}).make(NAMES)
     assert not isinstance(selector, LoadBalancer)
     with pytest.raises((TypeError, ValueError), match=said):
@@ -177,7 +177,7 @@ def test_own_selector_that_answers_nonsense_is_told_so(answer: object, said: str
 
 
 def test_own_selector_gets_the_channels_and_its_options() -> None:
-    """The factory is called with both; what it makes is asked for each batch."""
+    """The factory gets both; its selector is called for each batch."""
     table = table_of(b"a1", b"", b"b1")
     sent = chosen(table, type="custom", factory="tests.own_steps:FirstLetter", options={"lost": "c"})
     assert sent == {"a": [b"a1"], "b": [b"b1"], "c": [b""]}

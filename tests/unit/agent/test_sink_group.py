@@ -23,7 +23,7 @@ QUICK_SECONDS = 0.03
 
 
 class Written:
-    """What all sinks have written, in its order; and how many were at work at the same time."""
+    """What all sinks have written, in order; and how many worked at the same time."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, bytes]] = []
@@ -39,7 +39,7 @@ class Written:
 
 
 class Sink(BatchSink):
-    """Writes, unless the test has it fail."""
+    """Writes, unless the test lets it fail."""
 
     def __init__(self, name: str, written: Written) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Sink(BatchSink):
 
 
 class Group:
-    """A running group of three sinks on channel `orders`, the best of which is called `a`."""
+    """A running group of three sinks on channel `orders`; `a` has the highest priority."""
 
     def __init__(self, registry: ChannelRegistry, policy: str, backoff_seconds_max: float) -> None:
         self.channel: Channel = registry.get("orders")
@@ -139,7 +139,7 @@ async def failover() -> AsyncIterator[Group]:
 # Failover.
 
 
-async def test_failover_while_all_are_well_has_the_first_of_the_list_work(failover: Group) -> None:
+async def test_failover_while_all_are_healthy_activates_the_first_of_the_list(failover: Group) -> None:
     """The order of the list is the priority, whatever the names are; the others stand by, and open nothing."""
     for _ in range(20):
         await failover.send()
@@ -151,7 +151,7 @@ async def test_failover_while_all_are_well_has_the_first_of_the_list_work(failov
 
 
 async def test_failover_of_the_first_goes_to_the_next_in_the_list(failover: Group) -> None:
-    """And to the third where the second fails too; each tells its own state, and all events arrive in order."""
+    """And to the third if the second fails too; each has its own state, and all events arrive in order."""
     failover.sinks["a"].write_error = ComponentError("a is gone")
     await failover.send()
     await failover.delivered()
@@ -178,8 +178,8 @@ async def test_failover_of_all_says_why_each_fails(failover: Group) -> None:
     assert failover.written.by("c") == failover.all_bodies
 
 
-async def test_failover_back_to_one_that_is_well_again_is_by_itself(failover: Group) -> None:
-    """It takes over once it can work; the other finishes what it has in hand first, and they never work together."""
+async def test_failover_back_to_one_that_is_healthy_again_is_automatic(failover: Group) -> None:
+    """The other settles its deliveries first, and they never work together."""
     first, second = failover.sinks["a"], failover.sinks["b"]
     first.open_error = ComponentError("cannot connect")
     await failover.send()
@@ -201,7 +201,7 @@ async def test_failover_back_to_one_that_is_well_again_is_by_itself(failover: Gr
 
 
 async def test_failover_to_one_that_cannot_open_takes_no_events_for_it(failover: Group) -> None:
-    """While it tries in vain, again and again, the next one works on undisturbed."""
+    """While it retries in vain, the next one works undisturbed."""
     first = failover.sinks["a"]
     first.open_error = ComponentError("cannot connect")
     while first.open_count < 5:
@@ -214,7 +214,7 @@ async def test_failover_to_one_that_cannot_open_takes_no_events_for_it(failover:
 async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
     failover: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut off after a while; what it had in hand is delivered by the better one."""
+    """It is cancelled after a while; the events that it held are delivered by the other."""
     monkeypatch.setattr(failover_module, "HANDOVER_SECONDS_MAX", 0.01)
     first, second = failover.sinks["a"], failover.sinks["b"]
     first.open_error = ComponentError("cannot connect")
@@ -230,7 +230,7 @@ async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
 
 
 async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_time(failover: Group) -> None:
-    """A better one has taken over meanwhile; it stands by as before."""
+    """A sink with a higher priority is active by then; it stands by as before."""
     first, second, third = failover.sinks.values()
     first.open_error = ComponentError("a cannot connect")
     await failover.send()
@@ -251,7 +251,7 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
 
 
 async def test_failover_of_one_that_has_failed_for_good_leaves_the_others(failover: Group) -> None:
-    """It is not tried again; the group fails only where all have."""
+    """It is not retried; the group fails only if all have failed."""
     failover.sinks["a"].open_error = ComponentFailedError("no such directory")
     await failover.send()
     await failover.delivered()
@@ -266,7 +266,7 @@ async def test_failover_of_one_that_has_failed_for_good_leaves_the_others(failov
 
 
 async def test_failover_of_one_with_a_bug_is_a_failure_like_others(failover: Group) -> None:
-    """Whatever a user's own sink raises ends neither the group nor the agent."""
+    """An error of a user's own sink ends neither the group nor the agent."""
     failover.sinks["a"].write_error = ZeroDivisionError("division by zero")
     await failover.send()
     await failover.delivered()
@@ -277,7 +277,7 @@ async def test_failover_of_one_with_a_bug_is_a_failure_like_others(failover: Gro
 
 
 async def test_load_balancing_has_all_of_them_work_at_once() -> None:
-    """Each takes as much as it brings away: who is slow gets less, and holds nobody up."""
+    """Each takes as much as it can deliver: a slow one gets less, and delays none."""
     async with group_of("load_balancing") as group:
         await until(lambda: len(group.channel._contents.takers) == 3)
         group.sinks["a"].may_write.clear()
@@ -295,7 +295,7 @@ async def test_load_balancing_has_all_of_them_work_at_once() -> None:
 
 
 async def test_load_balancing_with_one_that_fails_leaves_its_share_to_the_others() -> None:
-    """It backs off instead of taking its turn in vain, and works again once it can."""
+    """It backs off, and works again once it can."""
     async with group_of("load_balancing") as group:
         group.sinks["a"].write_error = ComponentError("a is gone")
         for _ in range(30):
@@ -315,8 +315,8 @@ async def test_load_balancing_with_one_that_fails_leaves_its_share_to_the_others
 
 
 @pytest.mark.parametrize("policy", ["failover", "load_balancing"])
-async def test_stop_waits_for_those_at_work_and_for_nobody_else(policy: str) -> None:
-    """What is in hand is finished; a sink that waits for its next try, or stands by, holds nothing up."""
+async def test_stop_waits_only_for_those_at_work(policy: str) -> None:
+    """Deliveries are settled; a sink that waits for a retry, or stands by, causes no delay."""
     async with group_of(policy, backoff_seconds_max=3_600) as group:
         group.sinks["a"].write_error = ComponentError("a is gone")
         await group.send()
@@ -338,8 +338,8 @@ async def test_stop_waits_for_those_at_work_and_for_nobody_else(policy: str) -> 
         assert sorted(group.written.bodies + queued(group.channel)) == sorted(group.all_bodies)
 
 
-async def test_stop_of_a_group_that_hangs_gives_back_what_it_has_in_hand(failover: Group) -> None:
-    """After its grace it is cut off."""
+async def test_stop_of_a_group_that_hangs_nacks_its_deliveries(failover: Group) -> None:
+    """After the grace period it is cancelled."""
     failover.sinks["a"].may_write.clear()
     await failover.send()
     await until(lambda: failover.sinks["a"].is_writing)
@@ -351,7 +351,7 @@ async def test_stop_of_a_group_that_hangs_gives_back_what_it_has_in_hand(failove
 
 
 def test_backoff_of_many_failures_stays_at_its_maximum() -> None:
-    """The ancestor's product overflowed with the 22nd failure, and a dead sink was tried without a pause."""
+    """Flume's delay overflowed at the 22nd failure, and a dead sink was retried without a pause."""
     backoff = member_backoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
     delays = [backoff.next_seconds() for _ in range(5_000)]
     assert delays[0] <= 1.0
@@ -359,8 +359,8 @@ def test_backoff_of_many_failures_stays_at_its_maximum() -> None:
     assert max(delays) <= 30.0
 
 
-def test_backoff_for_which_a_server_asks_is_no_shorter_than_its_own() -> None:
-    """A full server asks for a second; the group's other sinks work meanwhile, and are not to be interrupted for it."""
+def test_backoff_requested_by_a_server_is_no_shorter_than_its_own() -> None:
+    """A full server requests a second; the group's other sinks must not be interrupted that often."""
     backoff = member_backoff(Components().add(ComponentKind.SINK, "a", "test"), 30.0)
     assert 2.0 <= backoff.next_seconds(2.0) <= 2.5
     for _ in range(10):

@@ -20,13 +20,13 @@ def group_of(*sinks: str) -> SinkGroupConfig:
     [([], "at least 2 items"), (["a"], "at least 2 items"), (["a", "b", "a"], 'has "a" twice'), (["a", "B"], "match")],
 )
 def test_config_of_a_group_that_is_none_is_refused(sinks: list[str], words: str) -> None:
-    """It has two sinks or more, each once."""
+    """A group has two sinks or more, each once."""
     with pytest.raises(ValidationError, match=words):
         SinkGroupConfig(sinks=sinks)
 
 
 def test_config_without_a_policy_fails_over() -> None:
-    """In the order of the list; nothing else has to be said."""
+    """In the order of the list."""
     assert group_of("b", "a") == SinkGroupConfig(sinks=["b", "a"], policy="failover", backoff_seconds_max=30.0)
 
 
@@ -40,12 +40,12 @@ def problems_of(**groups: Any) -> list[str]:
 
 
 def test_settings_with_good_groups_have_them() -> None:
-    """All sinks are there, each in one group at most, and those of a group empty one channel."""
+    """All sinks exist, each is in at most one group, and those of a group empty one channel."""
     assert problems_of(all={"sinks": ["b", "a"], "policy": "load_balancing"}) == []
 
 
-def test_settings_with_bad_groups_tell_all_that_is_wrong_with_them() -> None:
-    """Which group and which of its sinks, what was named, and what may be."""
+def test_settings_with_bad_groups_report_all_problems() -> None:
+    """With the group, the sink, the value, and what is allowed."""
     assert problems_of(one={"sinks": ["a", "nobody", "c"]}, two={"sinks": ["b", "a"], "policy": "none"}) == [
         'sink_groups.two.policy: is "none"; it must be "failover" or "load_balancing"',
         f'sink_groups.one.sinks[1]: is "nobody"; it must be a sink of the configuration, of which there are: {KNOWN}',
@@ -56,12 +56,12 @@ def test_settings_with_bad_groups_tell_all_that_is_wrong_with_them() -> None:
 
 @pytest.mark.parametrize("group", [{"sinks": "a"}, {"sinks": [1, ["a"]]}, {}, "a", {"sinks": ["a"]}])
 def test_settings_with_something_else_for_a_group_say_so_once(group: object) -> None:
-    """Whatever stands there."""
+    """Whatever the value is."""
     assert len({problem.partition(":")[0] for problem in problems_of(all=group)}) >= 1
 
 
 def test_group_problems_of_tables_that_are_none_are_none() -> None:
-    """That they are none is told elsewhere."""
+    """Invalid tables are reported elsewhere."""
     assert group_problems({"sink_groups": 7, "sinks": []}) == []
     assert (
         group_problems({"sink_groups": {"all": {"sinks": ["a", "b"]}}, "sinks": {"a": {}, "b": {"channel": 7}}}) == []

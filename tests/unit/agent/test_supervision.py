@@ -26,7 +26,7 @@ def quick() -> Backoff:
 
 
 class Work:
-    """Raises what it is given, one error a run; then it works, until it is told to end."""
+    """Raises its errors, one per run; then it works until it is cancelled."""
 
     def __init__(self, component: Component, errors: list[Exception]) -> None:
         self._component = component
@@ -40,10 +40,10 @@ class Work:
         self._component.record_progress(1, 1)
 
 
-async def test_supervise_of_an_unreachable_target_tries_on_and_tells_it_once(
+async def test_supervise_of_an_unreachable_target_retries_and_logs_it_once(
     component: Component, log: list[Any]
 ) -> None:
-    """N tries are one line, and one more when it works again."""
+    """N attempts are one line, and one more when it works again."""
     work = Work(component, [ComponentError("cannot reach the target")] * 30)
     await supervise(component, work.run, quick())
     assert work.runs == 31
@@ -62,7 +62,7 @@ async def test_supervise_of_an_unreachable_target_tries_on_and_tells_it_once(
 async def test_supervise_of_any_error_says_it_and_tries_again(
     component: Component, log: list[Any], error: Exception, reason: str
 ) -> None:
-    """Also a bug in a user's own part ends neither the part nor anything else."""
+    """Even a bug in a user's own component ends neither the component nor anything else."""
     work = Work(component, [error])
     await supervise(component, work.run, quick())
     assert work.runs == 2
@@ -70,7 +70,7 @@ async def test_supervise_of_any_error_says_it_and_tries_again(
 
 
 async def test_supervise_of_a_failure_for_good_ends(component: Component) -> None:
-    """What cannot help is not tried."""
+    """A retry that cannot help is not made."""
     work = Work(component, [ComponentFailedError("no such user")])
     await supervise(component, work.run, quick())
     assert work.runs == 1
@@ -78,14 +78,14 @@ async def test_supervise_of_a_failure_for_good_ends(component: Component) -> Non
 
 
 async def test_supervise_of_work_that_is_done_stops(component: Component) -> None:
-    """A source that has no more to read has stopped, and is not run again."""
+    """A source at the end of its input has stopped, and is not run again."""
     work = Work(component, [])
     await supervise(component, work.run, quick())
     assert (work.runs, component.state) == (1, ComponentState.STOPPED)
 
 
 async def test_supervise_when_cancelled_ends_without_a_word(component: Component, log: list[Any]) -> None:
-    """Being told to end is no trouble."""
+    """A cancellation is no failure."""
     task = asyncio.create_task(supervise(component, asyncio.Event().wait, quick()))  # type: ignore[arg-type] # waits
     await asyncio.sleep(0)
     task.cancel()
@@ -106,7 +106,7 @@ def test_backoff_grows_with_jitter_up_to_its_cap() -> None:
 
 
 async def test_supervise_of_work_that_fails_while_it_is_cancelled_ends(component: Component) -> None:
-    """Told to end, it does not begin again, whatever it raises on its way out."""
+    """After a cancellation it does not start again, whatever it raises."""
     begun = asyncio.Event()
     runs = 0
 
@@ -134,15 +134,15 @@ def test_next_seconds_doubles_up_to_its_maximum() -> None:
 
 
 def test_next_seconds_of_many_are_not_the_same() -> None:
-    """Those who failed together do not come back together."""
+    """Components that failed together do not retry together."""
     assert len({Backoff().next_seconds() for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize(
     ("asked", "least", "most"), [(2.0, 2.0, 2.5), (0.0, 0.5, 0.625), (-1.0, 0.5, 0.625), (1e9, 10, 10)]
 )
-def test_next_seconds_asked_for_are_kept_within_reason(asked: float, least: float, most: float) -> None:
-    """Neither at once nor after years; and they make the following ones no longer."""
+def test_next_seconds_requested_are_bounded(asked: float, least: float, most: float) -> None:
+    """Neither at once nor after years; and they do not lengthen the following delays."""
     backoff = Backoff(first_seconds=1.0, max_seconds=10.0)
     for _ in range(5):
         assert least <= backoff.next_seconds(asked) <= most
@@ -150,7 +150,7 @@ def test_next_seconds_asked_for_are_kept_within_reason(asked: float, least: floa
 
 
 def test_reset_begins_with_the_first_delay_again() -> None:
-    """What was long ago counts no more."""
+    """Old failures do not count."""
     backoff = Backoff(first_seconds=1.0, max_seconds=10.0)
     for _ in range(5):
         backoff.next_seconds()
@@ -158,8 +158,8 @@ def test_reset_begins_with_the_first_delay_again() -> None:
     assert backoff.next_seconds() <= 1.0
 
 
-def test_next_seconds_that_are_earned_begin_anew_only_after_something_was_done() -> None:
-    """A server that connects and never answers takes long to fail, and must not be tried all the time for that."""
+def test_next_seconds_with_count_done_start_over_only_after_progress() -> None:
+    """A server that accepts connections and never answers takes long to fail, and must not be retried often."""
     done = 0
     backoff = Backoff(1.0, 10.0, lambda: done)
     for _ in range(5):

@@ -23,8 +23,8 @@ asyncio.run(main())
 """
 
 
-async def test_do_gives_what_the_function_gives_or_raises() -> None:
-    """On another thread, the same each time."""
+async def test_submit_returns_the_result_or_the_error_of_the_function() -> None:
+    """The thread is the same each time."""
     thread = WorkerThread("app")
     names = {await thread.submit(lambda: threading.current_thread().name) for _ in range(3)}
     assert names == {"app"}
@@ -33,8 +33,8 @@ async def test_do_gives_what_the_function_gives_or_raises() -> None:
     assert await thread.submit(lambda: 5) == 5
 
 
-async def test_do_of_several_functions_runs_them_one_after_the_other() -> None:
-    """In the order in which they come."""
+async def test_submit_of_several_functions_runs_them_one_after_another() -> None:
+    """In the order of the calls."""
     thread, seen, is_busy = WorkerThread("app"), [], threading.Lock()
 
     def note(number: int) -> None:
@@ -46,8 +46,8 @@ async def test_do_of_several_functions_runs_them_one_after_the_other() -> None:
     assert seen == list(range(50))
 
 
-async def test_do_whose_caller_leaves_does_not_begin_and_keeps_nobody_waiting() -> None:
-    """What has begun goes on, what has not is left out."""
+async def test_submit_cancelled_before_its_start_is_skipped() -> None:
+    """A call that has started goes on."""
     thread, go, seen = WorkerThread("app"), threading.Event(), []
 
     def begin() -> None:
@@ -66,8 +66,8 @@ async def test_do_whose_caller_leaves_does_not_begin_and_keeps_nobody_waiting() 
     assert seen == ["begun", "last"]
 
 
-async def test_thread_that_nobody_has_any_more_ends() -> None:
-    """A source that is made anew leaves no thread behind."""
+async def test_thread_without_references_ends() -> None:
+    """A restarted source leaves no thread behind."""
     thread = WorkerThread("gone")
     await thread.submit(lambda: None)
     del thread
@@ -75,12 +75,12 @@ async def test_thread_that_nobody_has_any_more_ends() -> None:
 
 
 def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
-    """A user's own may wait for ever."""
+    """A user's own function may block for ever."""
     subprocess.run([sys.executable, "-c", _EVER_RUNNING], check=True, timeout=30)
 
 
-async def test_end_lets_the_thread_finish_and_the_next_call_begins_another() -> None:
-    """What it was given before is still done."""
+async def test_shutdown_completes_queued_calls_and_the_next_call_starts_another_thread() -> None:
+    """Calls queued before are still done."""
     thread = WorkerThread("ending")
     last = thread.submit(threading.current_thread)
     thread.shutdown()
@@ -90,14 +90,14 @@ async def test_end_lets_the_thread_finish_and_the_next_call_begins_another() -> 
     assert await thread.submit(threading.current_thread) is not former
 
 
-async def test_do_of_a_function_that_stops_an_iteration_raises() -> None:
-    """A future can hold no StopIteration, and the caller must not wait for ever."""
+async def test_submit_of_a_function_that_stops_an_iteration_raises() -> None:
+    """A future cannot hold StopIteration, and the caller must not wait for ever."""
     with pytest.raises(RuntimeError, match="StopIteration"):
         await WorkerThread("steps").submit(lambda: next(iter(())))
 
 
-async def test_do_of_a_function_that_exits_raises_and_goes_on() -> None:
-    """A user's part that calls sys.exit ends neither the thread nor whoever waits for it."""
+async def test_submit_of_a_function_that_exits_raises_and_goes_on() -> None:
+    """A user's sys.exit ends neither the thread nor its caller."""
     thread = WorkerThread("steps")
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         await thread.submit(lambda: sys.exit(3))

@@ -12,7 +12,7 @@ SEED = 2_026_112
 
 
 def test_idempotency_key_of_the_same_events_cut_otherwise_is_the_same() -> None:
-    """Windows differ from delivery to delivery; which events are in them does not."""
+    """Batches differ between deliveries; their events do not."""
     whole = batch(5, *(b"%d" % number for number in range(10)))
     parts = (whole.part(0, 3), whole.part(3, 4), whole.part(4, 10))
     assert idempotency_key("channel", (whole,)) == idempotency_key("channel", parts) == "channel:5-14"
@@ -21,7 +21,7 @@ def test_idempotency_key_of_the_same_events_cut_otherwise_is_the_same() -> None:
 
 
 def test_idempotency_key_of_many_ranges_is_short_and_their_own() -> None:
-    """However often others took events in between."""
+    """Even if others took many events in between."""
     ranges = tuple(batch(2 * number + 1, b"") for number in range(300))
     keys = {idempotency_key("channel", ranges[:count]) for count in range(1, 301)}
     assert len(keys) == 300
@@ -30,7 +30,7 @@ def test_idempotency_key_of_many_ranges_is_short_and_their_own() -> None:
 
 @pytest.mark.parametrize(("form", "content_type"), [("json", "application/json"), ("json_lines", "application/jsonl")])
 def test_encode_of_any_events_is_what_the_source_reads(form: str, content_type: str) -> None:
-    """A sink of type http and a source of type http understand each other."""
+    """The http source reads what the http sink sends."""
     source = random.Random(SEED)
     rows = [
         ({"k": chr(source.randrange(1, 0xD800)), "\n": "\r\n"}, source.randbytes(source.randrange(20)))
@@ -42,7 +42,7 @@ def test_encode_of_any_events_is_what_the_source_reads(form: str, content_type: 
 
 
 def test_encode_of_one_event_alone_is_its_body() -> None:
-    """Without its headers, as it is."""
+    """The body is unchanged, without headers."""
     assert encode([batch(1, b"\xff\n")], "single", is_compressed=False) == b"\xff\n"
     assert json.loads(encode([batch(1, b"a")], "json", is_compressed=False)) == [{"headers": {}, "body": "a"}]
 
@@ -52,7 +52,7 @@ def requests_of(planner: RequestPlanner, *batches: StoredBatch, channel_id: str 
 
 
 def test_requests_with_some_events_accepted_leave_these_out() -> None:
-    """Exactly these, wherever they are."""
+    """Exactly the accepted ones, wherever they are."""
     planner = RequestPlanner(is_single=False)
     whole = batch(1, *[b""] * 10)
     assert requests_of(planner, whole) == [[*range(1, 11)]]
@@ -62,7 +62,7 @@ def test_requests_with_some_events_accepted_leave_these_out() -> None:
 
 
 def test_requests_after_one_in_doubt_repeat_it_where_they_can() -> None:
-    """The same events are a request of their own, unless they are not all there."""
+    """Its events are a request of their own, unless some are missing."""
     planner = RequestPlanner(is_single=False)
     whole = batch(1, *[b""] * 10)
     assert requests_of(planner, whole) == [[*range(1, 11)]]
@@ -76,7 +76,7 @@ def test_requests_after_one_in_doubt_repeat_it_where_they_can() -> None:
 
 
 def test_requests_of_very_many_ranges_remember_a_bounded_number() -> None:
-    """Memory does not grow with how others take from the channel."""
+    """Memory does not grow with the number of ranges."""
     planner = RequestPlanner(is_single=True)
     for number in range(5_000):
         one = batch(2 * number + 1, b"")

@@ -36,7 +36,7 @@ TABLE: Mapping[str, Any] = {"type": "http", "channel": "orders"}
 
 @dataclass
 class Scene:
-    """A channel, and a server that its events are to go to."""
+    """A channel, and a server that receives its events."""
 
     registry: ChannelRegistry
     receiver: HttpReceiver
@@ -59,10 +59,10 @@ class Scene:
         reader.close()
         await work
 
-    async def give_up(
+    async def run_failing(
         self, words: str, sink: HttpSink | None = None, reader: ChannelReader | None = None
     ) -> ComponentError:
-        """Runs a sink that has to give up, and say so."""
+        """Runs a sink that must fail; returns its error."""
         reader = reader or reader_of(self.registry)
         with pytest.raises(ComponentError, match=words) as raised:
             await (sink or self.sink()).run(reader)
@@ -81,7 +81,7 @@ def bodies_of(request: Received) -> list[bytes]:
 
 
 async def fill(channel: Channel, *counts: int) -> list[bytes]:
-    """Appends batches of so many events; returns their bodies."""
+    """Appends batches of these sizes; returns their bodies."""
     bodies = [b"%d" % number for number in range(sum(counts))]
     rest = iter(bodies)
     for count in counts:
@@ -90,7 +90,7 @@ async def fill(channel: Channel, *counts: int) -> list[bytes]:
 
 
 async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> None:
-    """Each delivery is a request, with the headers that are asked for; what is no text is base64."""
+    """Each delivery is a request with the configured headers; bodies that are not UTF-8 are sent as base64."""
     headers = {"customer": "17 \u20ac"}
     await scene.channel.transactions.append(
         [stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None
@@ -122,15 +122,15 @@ async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> N
 async def test_run_in_another_format_posts_that(
     scene: Scene, settings: Mapping[str, object], content_type: str, bodies: list[bytes]
 ) -> None:
-    """Lines, or each event by itself."""
+    """JSON lines, or each event on its own."""
     await fill(scene.channel, 2)
     await scene.empty(scene.sink(**settings))
     assert [request.body for request in scene.receiver.requests] == bodies
     assert {request.headers["content-type"] for request in scene.receiver.requests} == {content_type}
 
 
-async def test_run_with_compression_packs_requests(scene: Scene) -> None:
-    """The receiver is told how."""
+async def test_run_with_compression_compresses_requests(scene: Scene) -> None:
+    """A header tells the receiver."""
     await fill(scene.channel, 5)
     await scene.empty(scene.sink(compression="gzip"))
     [request] = scene.receiver.requests
@@ -139,7 +139,7 @@ async def test_run_with_compression_packs_requests(scene: Scene) -> None:
 
 
 async def test_run_of_large_events_bounds_a_request(scene: Scene) -> None:
-    """Bodies of a request stay within the limit; an event above it goes alone."""
+    """The bodies of a request stay within the limit; a larger event is sent alone."""
     for size in (400, 400, 400, 2_000, 400):
         await append(scene.channel, b"x" * size)
     await scene.empty(scene.sink(request_bytes_max=1_000))
@@ -148,7 +148,7 @@ async def test_run_of_large_events_bounds_a_request(scene: Scene) -> None:
 
 
 async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
-    """Until the receiver has said that it has them, events stay in the channel."""
+    """Events stay in the channel until the receiver has accepted them."""
     await fill(scene.channel, 3)
     seen = []
     scene.receiver.before_answer = lambda _request: seen.append(scene.channel._contents.room.event_count)
@@ -158,11 +158,11 @@ async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408, 425, 401, 403, 404, 301])
 async def test_run_with_an_answer_that_may_change_keeps_the_events(scene: Scene, status: int) -> None:
-    """The sink gives up with a sentence that has no secrets; the same request comes again and is settled."""
+    """The sink fails with a sentence without secrets; the same request is repeated and settled."""
     bodies = await fill(scene.channel, 3)
     scene.receiver.answers = [answer(status, body=b"because\n" + b"x" * 500)]
     sink = scene.sink()
-    error = await scene.give_up(rf"^http://127.0.0.1:\d+/in answered {status} [A-Z][\w ]+: because", sink)
+    error = await scene.run_failing(rf"^http://127.0.0.1:\d+/in answered {status} [A-Z][\w ]+: because", sink)
     assert "secret" not in str(error)
     assert len(str(error)) < 400
     assert error.retry_delay_seconds is None
@@ -183,27 +183,27 @@ async def test_run_with_an_answer_that_may_change_keeps_the_events(scene: Scene,
     ],
     ids=["seconds", "now", "date", "past"],
 )
-async def test_run_told_when_to_come_again_says_so(
+async def test_run_with_retry_after_requests_that_delay(
     scene: Scene, retry_after: Callable[[], str], low: float, high: float
 ) -> None:
-    """Whoever runs the sink waits so long: seconds, or a date."""
+    """In seconds, or by a date."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(503, f"Retry-After: {retry_after()}")]
-    error = await scene.give_up("answered 503")
+    error = await scene.run_failing("answered 503")
     assert error.retry_delay_seconds is not None
     assert low <= error.retry_delay_seconds <= high
 
 
 @pytest.mark.parametrize("retry_after", ["soon", "-5", "1e9", "Mon, 99 Foo", "\u00b2"])
-async def test_run_told_nonsense_about_when_to_come_again_backs_off_by_itself(scene: Scene, retry_after: str) -> None:
-    """What is no time is none."""
+async def test_run_with_an_invalid_retry_after_requests_no_delay(scene: Scene, retry_after: str) -> None:
+    """The back-off decides then."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(503, f"Retry-After: {retry_after}")]
-    assert (await scene.give_up("answered 503")).retry_delay_seconds is None
+    assert (await scene.run_failing("answered 503")).retry_delay_seconds is None
 
 
-async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) -> None:
-    """It is found out among the others, goes to the dead-letter channel, and the others arrive once."""
+async def test_run_with_an_event_that_is_rejected_dead_letters_it(scene: Scene) -> None:
+    """It is found among the others and goes to the dead-letter channel; the others arrive once."""
     bodies = await fill(scene.channel, 20)
     accepted: list[bytes] = []
 
@@ -215,7 +215,7 @@ async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) ->
 
     scene.receiver.before_answer = judge
     reader = reader_of(scene.registry, deliveries_max=2, dead_letter_channel="rejected")
-    await scene.give_up("13 is unlucky", reader=reader)
+    await scene.run_failing("13 is unlucky", reader=reader)
     await scene.empty(reader=reader)
     assert sorted(accepted, key=int) == [body for body in bodies if body != b"13"]
     rejected = scene.registry.get("rejected")
@@ -223,7 +223,7 @@ async def test_run_with_an_event_that_is_rejected_sets_it_aside(scene: Scene) ->
 
 
 async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Scene) -> None:
-    """Events in front of the rejected one that the receiver has are not sent again."""
+    """Accepted events before the rejected one are not sent again."""
     bodies = await fill(scene.channel, 10)
     scene.receiver.before_answer = lambda request: (
         scene.receiver.answers.append(answer(400)) if request.body == b"7" else None
@@ -251,13 +251,13 @@ async def test_run_of_single_events_with_one_rejected_sends_none_twice(scene: Sc
 async def test_run_with_statuses_that_mean_something_else_does_that(
     scene: Scene, statuses: Mapping[str, str], status: int, outcome: str
 ) -> None:
-    """The exact status counts before its class, and both before the usual."""
+    """The exact status counts before its class, and both before the default."""
     await fill(scene.channel, 1)
     scene.receiver.answers = [answer(status) if status != 204 else b"HTTP/1.1 204 No\r\n\r\n"]
     reader = reader_of(scene.registry, deliveries_max=1, dead_letter_channel="rejected")
     sink = scene.sink(statuses=statuses)
     if outcome == "kept":
-        await scene.give_up(f"answered {status}", sink, reader)
+        await scene.run_failing(f"answered {status}", sink, reader)
     else:
         await scene.empty(sink, reader)
     assert len(queued(scene.channel)) == (outcome == "kept")
@@ -265,7 +265,7 @@ async def test_run_with_statuses_that_mean_something_else_does_that(
 
 
 async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: Scene) -> None:
-    """A server may close what is idle at any time, even while the next request is on its way: that is no failure."""
+    """A server may close an idle connection at any time, even during the next request: that is no failure."""
     sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     for said in (OK, CLOSE, OK):
@@ -290,7 +290,7 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
 async def test_run_with_a_kept_connection_that_was_reset_opens_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it one where the server's machine has forgotten what was idle."""
+    """Nor is it a failure if the server's machine has dropped the idle connection."""
     writers: list[asyncio.StreamWriter] = []
     open_connection = asyncio.open_connection
 
@@ -319,7 +319,7 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
 
 
 async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_another(scene: Scene) -> None:
-    """It may have been forgotten before the request came."""
+    """The connection may have been dropped before the request arrived."""
     await fill(scene.channel, 1, 1)
     scene.receiver.answers = [OK, CLOSE]
 
@@ -337,7 +337,7 @@ async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_an
 
 
 async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scene: Scene) -> None:
-    """The request had come: it is sent once more only after the usual wait."""
+    """The request had arrived: it is repeated only after the usual delay."""
     await fill(scene.channel, 1, 1)
     scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
     reader = reader_of(scene.registry, batch_events_max=1)
@@ -362,26 +362,26 @@ async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scen
     ],
 )
 async def test_run_without_a_whole_answer_keeps_the_events(scene: Scene, said: bytes, words: str) -> None:
-    """Whatever the other side does, the sink says what it was, and holds no more than a little of it."""
+    """The sink reports what happened, and buffers only a little of the answer."""
     bodies = await fill(scene.channel, 1)
     scene.receiver.answers = [said] * 2
-    await scene.give_up(words, scene.sink(answer_seconds_max=0.3))
+    await scene.run_failing(words, scene.sink(answer_seconds_max=0.3))
     assert queued(scene.channel) == bodies
 
 
 async def test_run_with_a_receiver_that_says_nothing_gives_up_in_time(scene: Scene) -> None:
-    """A request has a time; the next one has a connection of its own."""
+    """A request has a time limit; the next one opens a connection of its own."""
     await fill(scene.channel, 1)
     scene.receiver.hold = True
     sink = scene.sink(answer_seconds_max=0.1)
-    await scene.give_up(r"/in has not answered after 0\.1 seconds", sink)
+    await scene.run_failing(r"/in has not answered after 0\.1 seconds", sink)
     scene.receiver.hold = False
     await scene.empty(sink)
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
 async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Scene) -> None:
-    """One that another one follows, an unknown status, and one that ends with the connection."""
+    """An interim response, an unknown status, and a response that ends with the connection."""
     await fill(scene.channel, 3)
     scene.receiver.answers = [
         b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + OK,
@@ -400,28 +400,28 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
 
 
 async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> None:
-    """The status counts; the rest is cut off with the connection."""
+    """The status counts; the connection is closed before the rest."""
     await fill(scene.channel, 2)
     scene.receiver.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n" + bytes(3_000_000)]
     await scene.empty(reader=reader_of(scene.registry, batch_events_max=1))
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
-async def test_run_with_nobody_there_says_so(scene: Scene) -> None:
-    """A port that is closed, and a name that is nobody's."""
+async def test_run_without_a_server_says_so(scene: Scene) -> None:
+    """A closed port, and an unknown name."""
     await fill(scene.channel, 1)
-    await scene.give_up(r"^http://127.0.0.1:1/: cannot connect: ", scene.sink(url="http://127.0.0.1:1/"))
-    await scene.give_up(
+    await scene.run_failing(r"^http://127.0.0.1:1/: cannot connect: ", scene.sink(url="http://127.0.0.1:1/"))
+    await scene.run_failing(
         r"^http://no-such-host.invalid: cannot connect: ", scene.sink(url="http://no-such-host.invalid")
     )
 
 
 async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene: Scene) -> None:
-    """What has come since is another request, so that the receiver knows the first one by its key."""
+    """Newer events are another request, so that the receiver recognizes the first one's key."""
     await fill(scene.channel, 2, 1)
     scene.receiver.answers = [CLOSE]
     sink = scene.sink()
-    await scene.give_up("closed", sink)
+    await scene.run_failing("closed", sink)
     await append(scene.channel, b"new", b"newer")
     await scene.empty(sink)
     first, repeated, new = scene.receiver.requests
@@ -433,7 +433,7 @@ async def test_run_after_an_answer_was_lost_repeats_the_same_request_first(scene
 
 
 async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that the receiver has only have to leave the channel."""
+    """Accepted events only need to leave the channel."""
     await fill(scene.channel, 3)
     sink, reader = scene.sink(), reader_of(scene.registry)
 
@@ -452,7 +452,7 @@ async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkey
 
 
 async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sends(scene: Scene) -> None:
-    """A key has the very sequences; those that another had taken come later and are not taken for sent."""
+    """A key has the exact sequences; events that another consumer had taken are not assumed to be sent."""
     await fill(scene.channel, 2, 2, 2)
     delivery = await scene.channel.deliveries.deliver(TakeLimits(events_max=2))
     sink, reader = scene.sink(), reader_of(scene.registry)
@@ -466,8 +466,8 @@ async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sen
     assert sorted(keys) == ["1-2", "3-6"]
 
 
-async def test_run_over_https_checks_who_answers(scene: Scene, tmp_path: Path) -> None:
-    """A certificate that nobody vouches for is refused; one of ca_file's is not."""
+async def test_run_over_https_checks_the_certificate(scene: Scene, tmp_path: Path) -> None:
+    """An untrusted certificate is rejected; one signed by `ca_file` is accepted."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
@@ -478,8 +478,8 @@ async def test_run_over_https_checks_who_answers(scene: Scene, tmp_path: Path) -
     await fill(scene.channel, 2)
     async with await asyncio.start_server(scene.receiver.serve, "127.0.0.1", 0, ssl=tls) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/in"
-        await scene.give_up("cannot connect: .*certificate verify failed", scene.sink(url=url))
-        await scene.give_up("ca_file .* cannot be read", scene.sink(url=url, ca_file=str(tmp_path / "none")))
+        await scene.run_failing("cannot connect: .*certificate verify failed", scene.sink(url=url))
+        await scene.run_failing("ca_file .* cannot be read", scene.sink(url=url, ca_file=str(tmp_path / "none")))
         await scene.empty(scene.sink(url=url, ca_file=str(certificate)))
         scene.receiver.close_connections()
         await asyncio.sleep(0)
@@ -513,8 +513,8 @@ async def test_run_over_https_checks_who_answers(scene: Scene, tmp_path: Path) -
         ({"answer_seconds_max": 0.0}, "answer_seconds_max: is 0.0; it must be a number above 0, at most 3_600"),
     ],
 )
-def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
-    """Which setting, what it was, what is allowed; no secret is repeated."""
+def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+    """The setting, its value, and what is allowed; no secret is repeated."""
     with pytest.raises(ValidationError) as raised:
         HttpSinkConfig.model_validate({**TABLE, "url": "http://127.0.0.1/", **settings}, strict=True)
     [told] = describe_problems(raised.value, HttpSinkConfig)

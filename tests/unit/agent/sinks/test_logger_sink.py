@@ -18,7 +18,7 @@ def config_of(**settings: Any) -> LoggerSinkConfig:
 
 
 async def test_write_logs_each_event_with_the_beginning_of_its_body() -> None:
-    """Its sequence, its headers, and no more of the body than was asked for, whatever is in it."""
+    """Its sequence, its headers, and at most `bytes_max` of any body."""
     rows = StoredBatch(7, Window.whole(stored_rows([({"a": "b"}, b"abcdef"), ({}, b"\xff\n"), ({}, b"")])))
     sink = config_of(bytes_max=4).make(SinkContext("log", Path()))
     assert isinstance(sink, LoggerSink)
@@ -35,7 +35,7 @@ async def test_write_logs_each_event_with_the_beginning_of_its_body() -> None:
 
 
 async def test_write_of_more_than_the_limit_counts_the_rest() -> None:
-    """So many a second are logged; what is left out is told with the next that is not, and in the end."""
+    """The rest of a second is counted; the count is logged in a later second, or at the end."""
     now = 0.0
     sink = LoggerSink("log", config_of(events_per_second_max=3), lambda: now)
     with structlog.testing.capture_logs() as logs:
@@ -55,7 +55,7 @@ def made_by_a_user(place: SinkContext, *, note: str) -> tuple[SinkContext, str]:
 
 
 def test_make_of_a_custom_sink_calls_its_factory() -> None:
-    """With its place and its options."""
+    """With its context and its options."""
     factory = f"{__name__}:made_by_a_user"
     table = {"type": "custom", "channel": "orders", "factory": factory, "options": {"note": "hello"}}
     place = SinkContext("own", Path("somewhere"))

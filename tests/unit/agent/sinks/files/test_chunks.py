@@ -39,13 +39,13 @@ def test_chunks_of_any_batches_hold_their_events_in_order(batches: list[list[Row
 
 
 def test_chunks_of_small_neighbours_are_one() -> None:
-    """A channel that was filled event by event costs no more than one that was filled in batches."""
+    """A channel filled event by event costs no more than one filled in batches."""
     batches = [(sequence, raw_of([({"n": str(sequence)}, b"x")])) for sequence in range(1, 501)]
     assert [chunk.count for chunk in chunks_of(batches)] == [500]
 
 
 def test_chunks_of_a_large_constant_header_are_cut() -> None:
-    """A header that the wire has once for all events does not become gigabytes where each event has its own."""
+    """A header that the wire stores once does not become gigabytes when each event repeats it."""
     [columns] = columns_from_events(({"big": "x" * (1 << 20)}, b"") for _ in range(100))
     chunks = list(chunks_of([(1, columns.SerializeToString())]))
     assert [chunk.count for chunk in chunks] == [16, 16, 16, 16, 16, 16, 4]
@@ -53,6 +53,6 @@ def test_chunks_of_a_large_constant_header_are_cut() -> None:
 
 
 def test_parts_of_a_chunk_are_the_events_of_the_ranges() -> None:
-    """Only the sequences that are asked for are there."""
+    """Only the requested sequences are in the parts."""
     [chunk] = chunks_of([(11, raw_of(({}, bytes([n])) for n in range(10)))])
     assert [body for part in chunk.parts([(11, 12), (20, 20)]) for body in part.bodies] == [b"\0", b"\1", b"\t"]

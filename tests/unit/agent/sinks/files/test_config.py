@@ -62,8 +62,8 @@ def _problems(tmp_path: Path, *lines: str) -> list[str]:
         (['path = "/data"', "rolls = 1"], "sinks.archive.rolls: is not known"),
     ],
 )
-def test_settings_that_are_wrong_are_told_in_a_sentence(lines: list[str], problem: str, tmp_path: Path) -> None:
-    """Each mistake is named with its place, what it was, and what is allowed."""
+def test_settings_that_are_wrong_are_reported_in_a_sentence(lines: list[str], problem: str, tmp_path: Path) -> None:
+    """Each mistake is reported with its setting, its value, and what is allowed."""
     [told] = _problems(tmp_path, *lines)
     assert problem in told
 
@@ -80,7 +80,7 @@ def test_settings_that_are_wrong_are_told_in_a_sentence(lines: list[str], proble
 def test_settings_that_need_a_library_that_is_not_there_say_how_to_install_it(
     setting: dict[str, str], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing is found when the configuration is checked, not when the first event comes."""
+    """A missing library is found when the configuration is checked, not at the first event."""
     real_find = importlib.util.find_spec
 
     def find(name: str, package: str | None = None) -> ModuleSpec | None:
@@ -104,24 +104,24 @@ def test_settings_that_need_a_library_that_is_not_there_say_how_to_install_it(
     ],
 )
 def test_suffix_follows_the_format_unless_it_is_given(settings: dict[str, Any], suffix: str) -> None:
-    """Names end as the tools for the format want it."""
+    """Names end as the format's tools expect."""
     assert config_of("/data", **settings)._suffix() == suffix
 
 
 def test_idle_seconds_that_are_not_given_are_the_roll_seconds() -> None:
-    """Without it a file is open as long as it may be."""
+    """By default a file stays open as long as `roll_seconds` allows."""
     assert config_of("/data", roll_seconds=42.0).idle_seconds == 42.0
 
 
 def test_make_touches_no_directory(tmp_path: Path) -> None:
-    """A sink that is made has done nothing yet: that begins with its first run."""
+    """Creating a sink has no side effects; those begin with its first run."""
     sink = config_of(tmp_path / "out").make(SinkContext("archive", tmp_path / "state"))
     assert isinstance(sink, FilesSink)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_imported_bring_no_library_that_is_an_extra() -> None:
-    """A server without such a sink neither needs these libraries nor waits for them."""
+    """A server without such a sink does not import these libraries."""
     extras = {"fastavro", "fsspec", "pyarrow"}
     program = (
         f"import sys, millrace_server.configuration.settings; sys.exit(repr({extras} & sys.modules.keys() or None))"

@@ -10,7 +10,16 @@ import pytest
 
 from millrace_server.agent.sinks.files.event_files import EventFiles
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
-from tests.files_sink import SINK, config_of, files_below, lines_below, make_store, raw_of, rows_of, unfinished_below
+from tests.files_sink import (
+    SINK,
+    config_of,
+    files_below,
+    lines_below,
+    make_event_files,
+    raw_of,
+    rows_of,
+    unfinished_below,
+)
 
 CHANNEL_ID = "c0ffee" * 5
 MakeStore = Callable[..., EventFiles]
@@ -30,7 +39,7 @@ def open_store(tmp_path: Path, out: Path) -> Iterator[MakeStore]:
     with ExitStack() as opened:
 
         def open_one(path: str = "", **settings: Any) -> EventFiles:
-            store = make_store(config_of(out / path, **settings), tmp_path / "state")
+            store = make_event_files(config_of(out / path, **settings), tmp_path / "state")
             opened.callback(store.close)
             store.open()
             return store
@@ -48,7 +57,7 @@ def _numbers(out: Path) -> list[int]:
 
 
 def test_write_until_finished_shows_nothing(open_store: MakeStore, out: Path) -> None:
-    """A reader never sees a file that is not whole."""
+    """A reader never sees an incomplete file."""
     store = open_store()
     progress = store.write(1, CHANNEL_ID, [_batch(1, 10)], now=0.0)
     assert progress.completed == []
@@ -59,7 +68,7 @@ def test_write_until_finished_shows_nothing(open_store: MakeStore, out: Path) ->
     assert unfinished_below(out) == []
 
 
-def test_finished_file_has_a_name_that_tells_its_events(open_store: MakeStore, out: Path) -> None:
+def test_finished_file_is_named_after_its_events(open_store: MakeStore, out: Path) -> None:
     """The name has the sink, the channel, and the first and last sequence."""
     store = open_store(prefix="logs-", suffix=".log")
     store.write(1, CHANNEL_ID, [_batch(7, 3)], now=0.0)
@@ -69,7 +78,7 @@ def test_finished_file_has_a_name_that_tells_its_events(open_store: MakeStore, o
 
 
 def test_finish_beside_a_file_of_the_same_name_takes_another(open_store: MakeStore, out: Path) -> None:
-    """A file is never written over, whoever has made it."""
+    """A file is never overwritten, whoever created it."""
     taken = out / f"{SINK}-{CHANNEL_ID[:12]}-000000000001-000000000002.txt"
     taken.write_text("mine\n")
     store = open_store()
@@ -80,12 +89,12 @@ def test_finish_beside_a_file_of_the_same_name_takes_another(open_store: MakeSto
 
 
 def test_finish_in_another_file_system_beside_a_file_of_the_same_name_takes_another(tmp_path: Path) -> None:
-    """What is in an object store is not written over either."""
+    """Objects in an object store are not overwritten either."""
     files = fsspec.filesystem("memory")
     files.store.clear()
     name = f"/bucket/{SINK}-{CHANNEL_ID[:12]}-000000000001-000000000002"
     files.pipe_file(f"{name}.txt", b"1\n2\n")
-    store = make_store(config_of("memory://bucket"), tmp_path / "state")
+    store = make_event_files(config_of("memory://bucket"), tmp_path / "state")
     store.open()
     store.write(1, CHANNEL_ID, [_batch(1, 2)], now=0.0)
     assert store.finish_all().completed == [1]
@@ -94,7 +103,7 @@ def test_finish_in_another_file_system_beside_a_file_of_the_same_name_takes_anot
 
 
 def test_write_beyond_the_events_of_a_file_begins_the_next(open_store: MakeStore, out: Path) -> None:
-    """A file never has more events than it may, however large a delivery is."""
+    """A file never exceeds its event limit, however large a delivery is."""
     store = open_store(roll_events=4)
     assert store.write(1, CHANNEL_ID, [_batch(1, 10)], now=0.0).completed == []
     assert [path.read_text().split() for path in files_below(out)] == [list("1234"), list("5678")]
@@ -111,7 +120,7 @@ def test_write_beyond_the_bytes_of_a_file_finishes_it(open_store: MakeStore, out
 
 
 def test_roll_finishes_what_is_due_and_nothing_else(open_store: MakeStore, out: Path) -> None:
-    """Each file has its own time."""
+    """Each file has its own deadline."""
     store = open_store("{header:host}", roll_seconds=10.0, idle_seconds=4.0)
     assert store.write(1, CHANNEL_ID, [_batch(1, 1, host="a")], now=100.0).due_at == 104.0
     assert store.write(2, CHANNEL_ID, [_batch(2, 1, host="b")], now=103.0).due_at == 104.0
@@ -126,7 +135,7 @@ def test_roll_finishes_what_is_due_and_nothing_else(open_store: MakeStore, out: 
 
 
 def test_delivery_in_several_files_is_completed_with_the_last(open_store: MakeStore, out: Path) -> None:
-    """As long as one event of a delivery is in no finished file, it is not told as completed."""
+    """A delivery is complete only when all its events are in finished files."""
     store = open_store("{header:host}", roll_events=2)
     hosts = [({"host": "a"}, b"1"), ({"host": "b"}, b"2"), ({"host": "a"}, b"3")]
     assert store.write(1, CHANNEL_ID, [(1, raw_of(hosts))], now=0.0).completed == []
@@ -135,7 +144,7 @@ def test_delivery_in_several_files_is_completed_with_the_last(open_store: MakeSt
 
 
 def test_finish_delivery_leaves_files_alone_that_have_nothing_of_it(open_store: MakeStore, out: Path) -> None:
-    """To settle one delivery no more files are finished than need be."""
+    """Settling one delivery finishes no more files than necessary."""
     store = open_store("{header:host}")
     store.write(1, CHANNEL_ID, [_batch(1, 1, host="a")], now=0.0)
     store.write(2, CHANNEL_ID, [_batch(2, 1, host="b")], now=0.0)
@@ -143,10 +152,10 @@ def test_finish_delivery_leaves_files_alone_that_have_nothing_of_it(open_store: 
     assert [path.parent.name for path in files_below(out)] == ["a"]
 
 
-def test_write_to_more_directories_than_files_may_be_open_finishes_the_quietest(
+def test_write_to_more_directories_than_files_may_be_open_finishes_the_least_recent(
     open_store: MakeStore, out: Path
 ) -> None:
-    """However many directories headers make, so many files are open at most."""
+    """The number of open files is bounded, however many directories the headers make."""
     store = open_store("{header:host}", open_files_max=3)
     for sequence in range(1, 21):
         store.write(sequence, CHANNEL_ID, [_batch(sequence, 1, host=f"h{sequence % 7}")], now=0.0)
@@ -158,7 +167,7 @@ def test_write_to_more_directories_than_files_may_be_open_finishes_the_quietest(
 def test_open_after_a_crash_removes_its_own_unfinished_files_only(
     open_store: MakeStore, tmp_path: Path, out: Path
 ) -> None:
-    """What a crash has left goes at the next start; what belongs to others stays."""
+    """Leftovers of a crash are removed at the next start; files of others stay."""
     store = open_store("{header:host}")
     store.write(1, CHANNEL_ID, [_batch(1, 1, host="a"), _batch(2, 1, host="b")], now=0.0)
     [owner] = (out / ".millrace").iterdir()
@@ -173,14 +182,14 @@ def test_open_after_a_crash_removes_its_own_unfinished_files_only(
 
 
 def test_open_while_another_run_is_at_work_is_refused(open_store: MakeStore) -> None:
-    """Two runs of a sink never have the same files."""
+    """Two runs of a sink never use the same files."""
     open_store()
     with pytest.raises(ComponentError, match="an earlier run still waits"):
         open_store()
 
 
 def test_write_of_events_that_an_earlier_run_has_finished_skips_them(open_store: MakeStore, out: Path) -> None:
-    """After a crash between a file's name and its settling, only the rest is written."""
+    """After a crash between publish and settle, only the rest is written."""
     store = open_store("{header:host}", roll_events=2)
     rows = [({"host": "ab"[n % 2]}, str(n + 1).encode()) for n in range(7)]
     store.write(1, CHANNEL_ID, [(1, raw_of(rows))], now=0.0)
@@ -193,7 +202,7 @@ def test_write_of_events_that_an_earlier_run_has_finished_skips_them(open_store:
 
 
 def test_write_of_events_that_are_all_finished_completes_at_once(open_store: MakeStore, out: Path) -> None:
-    """Nothing has to be written for them, so they can be settled; also where somebody has taken the files away."""
+    """They can be settled without a write, even if the files were moved away."""
     store = open_store()
     store.write(1, CHANNEL_ID, [_batch(1, 5)], now=0.0)
     store.finish_all()
@@ -205,10 +214,10 @@ def test_write_of_events_that_are_all_finished_completes_at_once(open_store: Mak
     assert files_below(out) == []
 
 
-def test_forget_below_drops_receipts_once_their_events_are_settled(
+def test_delete_receipts_below_deletes_those_of_settled_events(
     open_store: MakeStore, tmp_path: Path, out: Path
 ) -> None:
-    """What the sink must remember does not grow."""
+    """The sink's state does not grow."""
     receipts = tmp_path / "state" / "receipts"
     store = open_store(roll_events=5)
     store.write(1, CHANNEL_ID, [_batch(1, 10)], now=0.0)
@@ -219,8 +228,8 @@ def test_forget_below_drops_receipts_once_their_events_are_settled(
     assert list(receipts.iterdir()) == []
 
 
-def test_write_from_a_channel_made_anew_skips_nothing(open_store: MakeStore, tmp_path: Path, out: Path) -> None:
-    """Another making of a channel begins with the same sequences, and has other events."""
+def test_write_from_a_recreated_channel_skips_nothing(open_store: MakeStore, tmp_path: Path, out: Path) -> None:
+    """A recreated channel reuses sequences for other events."""
     store = open_store()
     store.write(1, CHANNEL_ID, [_batch(1, 2)], now=0.0)
     assert store.write(2, "beef" * 8, [_batch(1, 3)], now=0.0).completed == [1]
@@ -241,7 +250,7 @@ def test_write_from_a_channel_made_anew_skips_nothing(open_store: MakeStore, tmp
 def test_open_with_a_damaged_receipt_fails_and_says_which(
     open_store: MakeStore, tmp_path: Path, content: bytes
 ) -> None:
-    """What was finished is not guessed: somebody must decide."""
+    """The sink does not guess what was finished: an operator must decide."""
     receipts = tmp_path / "state" / "receipts"
     receipts.mkdir(parents=True)
     (receipts / "000000000001.kept.json").write_bytes(content)
@@ -250,7 +259,7 @@ def test_open_with_a_damaged_receipt_fails_and_says_which(
 
 
 def test_open_with_a_receipt_of_a_later_version_is_refused(open_store: MakeStore, tmp_path: Path) -> None:
-    """What a later server has written is not touched."""
+    """State written by a later server is not changed."""
     receipts = tmp_path / "state" / "receipts"
     receipts.mkdir(parents=True)
     (receipts / "000000000001.kept.json").write_bytes(b'{"version":2}')
@@ -260,7 +269,7 @@ def test_open_with_a_receipt_of_a_later_version_is_refused(open_store: MakeStore
 
 
 def test_close_of_a_clean_run_leaves_no_directory_for_unfinished_files(open_store: MakeStore, out: Path) -> None:
-    """A directory that others read has nothing of ours but the files."""
+    """The target directory contains only finished files then."""
     store = open_store()
     store.write(1, CHANNEL_ID, [_batch(1, 1)], now=0.0)
     store.finish_all()

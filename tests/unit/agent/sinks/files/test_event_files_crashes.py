@@ -10,7 +10,7 @@ import pytest
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.files.event_files import EventFiles, WriteResult
 from tests.crashing_os import CrashingOs, Killed
-from tests.files_sink import config_of, lines_below, make_store, raw_of, unfinished_below
+from tests.files_sink import config_of, lines_below, make_event_files, raw_of, unfinished_below
 
 CHANNEL_ID = "c0ffee" * 5
 DELIVERIES = [range(1, 5), range(5, 7), range(7, 12), range(12, 13)]
@@ -18,7 +18,7 @@ LATER = range(13, 15)
 
 
 class Flow:
-    """A channel that knows what was settled, and a sink that empties it."""
+    """A channel that records what was settled, and a sink that empties it."""
 
     def __init__(self, root: Path) -> None:
         self.out = root / "out"
@@ -29,7 +29,7 @@ class Flow:
 
     def run(self, *later: range) -> None:
         """Brings all events that are not settled into files, and settles them; more of them in the end."""
-        store = self._store = make_store(self._config, self.state)
+        store = self._store = make_event_files(self._config, self.state)
         store.open()
         left = [numbers for numbers in (*DELIVERIES, *later) if not self.settled.issuperset(numbers)]
         held = dict(enumerate(left, start=1))
@@ -49,7 +49,7 @@ class Flow:
             self._store.delete_receipts_below(low)
 
     def forget_run(self) -> None:
-        """The process has gone: nobody has the lock, and nothing is written any more."""
+        """The process has gone: its lock is free, and it writes nothing any more."""
         if self._store is not None:
             self._store._directory.close()
             for file in self._store._files:
@@ -62,7 +62,7 @@ class Flow:
 
 
 def _crashed_at(calls: int, flow: Flow, crashing: CrashingOs) -> bool:
-    """Runs the flow until it is killed before one of the calls; tells whether it was."""
+    """Runs the flow until it is killed before one of the calls; returns whether it was."""
     crashing.calls_left = calls
     try:
         flow.run()
@@ -98,7 +98,7 @@ def _run_with_crashes(root: Path, calls: int, chance: random.Random | None, patc
 
 
 def test_run_killed_before_any_call_has_each_event_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the next run finds is enough to write each event exactly once, and to leave nothing unfinished."""
+    """The next run writes each event exactly once, and leaves nothing unfinished."""
     for calls in count():
         if not _run_with_crashes(tmp_path / str(calls), calls, None, monkeypatch):
             break
@@ -106,7 +106,7 @@ def test_run_killed_before_any_call_has_each_event_in_one_file(tmp_path: Path, m
 
 
 def test_run_after_power_cuts_has_each_event_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was not synced may be lost: no settled event is, and none comes twice."""
+    """Data that was not synced may be lost, but no settled event is, and none is written twice."""
     for calls in count():
         if not _run_with_crashes(tmp_path / str(calls), calls, random.Random(calls), monkeypatch):
             break

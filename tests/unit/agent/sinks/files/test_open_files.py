@@ -18,7 +18,7 @@ LIMITS = RollLimits(file_bytes=100, event_count=10, open_seconds=60.0, idle_seco
 
 
 class HoardingWriter(TextWriter):
-    """Keeps all in memory until it is told not to."""
+    """Buffers everything until `write_buffered`."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, "none", append_newline=False)
@@ -68,8 +68,8 @@ def test_due_at_follows_the_first_event_and_the_last(files: OpenFiles, tmp_path:
     assert files.due_at(file) == 160.0
 
 
-def test_is_full_at_either_limit_tells(files: OpenFiles, tmp_path: Path) -> None:
-    """A file is full at so many events, or about so many bytes."""
+def test_is_full_at_either_limit(files: OpenFiles, tmp_path: Path) -> None:
+    """A file is full at its event limit, or at about its size limit."""
     file = files.get("/data/a", tmp_path, 0.0)
     file.write(1, _chunk(*[b""] * 9), range(9), 0.0)
     assert not files.is_full(file)
@@ -81,8 +81,8 @@ def test_is_full_at_either_limit_tells(files: OpenFiles, tmp_path: Path) -> None
     assert files.is_full(other)
 
 
-def test_crowded_out_by_a_new_directory_is_who_was_silent_for_longest(files: OpenFiles, tmp_path: Path) -> None:
-    """At the maximum a new file takes the place of the one that got no event for longest."""
+def test_to_evict_for_a_new_directory_is_the_least_recent(files: OpenFiles, tmp_path: Path) -> None:
+    """At the maximum a new file replaces the least recently written one."""
     first = files.get("/data/a", tmp_path, 0.0)
     second = files.get("/data/b", tmp_path, 0.0)
     assert files.to_evict_for("/data/a") is None
@@ -91,8 +91,8 @@ def test_crowded_out_by_a_new_directory_is_who_was_silent_for_longest(files: Ope
     assert files.to_evict_for("/data/c") is second
 
 
-def test_bound_memory_has_the_largest_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all files hold in memory has a maximum, and the one with most gives way first."""
+def test_bound_memory_writes_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of all files is bounded; the largest buffer is written first."""
     monkeypatch.setattr(open_files, "BUFFERED_BYTES_MAX", 100)
     files = OpenFiles(LIMITS, HoardingWriter)
     small, large = files.get("/data/a", tmp_path, 0.0), files.get("/data/b", tmp_path, 0.0)
@@ -108,7 +108,7 @@ def test_bound_memory_has_the_largest_write(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_discard_of_all_leaves_nothing(files: OpenFiles, tmp_path: Path) -> None:
-    """What is not finished goes."""
+    """Unfinished files are removed."""
     for name in "ab":
         files.get(f"/data/{name}", tmp_path, 0.0).write(1, _chunk(b"x"), range(1), 0.0)
     files.discard()
@@ -117,7 +117,7 @@ def test_discard_of_all_leaves_nothing(files: OpenFiles, tmp_path: Path) -> None
 
 
 def test_add_of_neighbours_makes_one_range() -> None:
-    """A file that has a whole stretch of a channel costs one range, however it came."""
+    """A contiguous part of a channel costs one range, however it was added."""
     ranges = SequenceRanges()
     ranges.add(1, range(10))
     ranges.add(11, range(5))
@@ -127,7 +127,7 @@ def test_add_of_neighbours_makes_one_range() -> None:
 
 
 def test_add_of_lower_sequences_keeps_them_apart() -> None:
-    """What another reader has given back comes late, and is told as it is."""
+    """Events that another reader nacked arrive late, and are recorded as they are."""
     ranges = SequenceRanges()
     ranges.add(100, range(2))
     ranges.add(7, range(2))

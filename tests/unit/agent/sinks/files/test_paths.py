@@ -44,7 +44,7 @@ def test_read_time_of_millis_or_iso_is_in_seconds(text: str, seconds: int) -> No
 
 @pytest.mark.parametrize("text", ["", "now", "-5", "12.5", "2026-13-01T00:00:00", "9" * 10_000, "²"])
 def test_read_time_of_anything_else_is_none(text: str) -> None:
-    """A header that tells no time raises nothing, however long it is."""
+    """A header without a valid time raises nothing, however long it is."""
     assert read_time(text) is None
 
 
@@ -56,36 +56,36 @@ def test_read_time_of_anything_else_is_none(text: str) -> None:
         ("America/Los_Angeles", "%d %H", "01 04"),
     ],
 )
-def test_show_in_a_zone_uses_its_clocks(zone: str, strftime_format: str, shown: str) -> None:
-    """A time is shown as clocks in the zone show it."""
+def test_format_in_a_zone_uses_local_time(zone: str, strftime_format: str, shown: str) -> None:
+    """A time is formatted as local time."""
     assert TimeRule(ZoneInfo(zone), 1).format(NOON, strftime_format) == shown
 
 
 @pytest.mark.parametrize(
     ("round_seconds", "shown"), [(1, "17:59:37"), (60, "17:59:00"), (900, "17:45:00"), (3_600, "17:00:00")]
 )
-def test_show_rounded_goes_down_to_the_clocks_own_multiples(round_seconds: int, shown: str) -> None:
-    """Rounding is by the clock on the wall, also where that is 45 minutes beside UTC."""
+def test_format_rounded_goes_down_to_multiples_of_local_time(round_seconds: int, shown: str) -> None:
+    """Rounding uses local time, also in zones with an offset of 45 minutes."""
     moment = datetime(2026, 1, 1, 17, 59, 37, tzinfo=ZoneInfo("Asia/Kathmandu"))
     rule = TimeRule(ZoneInfo("Asia/Kathmandu"), round_seconds)
     assert rule.format(int(moment.timestamp()), "%H:%M:%S") == shown
 
 
-def test_show_rounded_to_a_day_begins_at_midnight() -> None:
+def test_format_rounded_to_a_day_begins_at_midnight() -> None:
     """A day is the zone's own."""
     assert TimeRule(ZoneInfo("Pacific/Auckland"), 86_400).format(NOON, "%d %H:%M") == "02 00:00"
 
 
 @pytest.mark.parametrize("text", [str(10**15), "9999-12-31T23:59:59", "0001-01-01T00:00:00", "2" + "0" * 40])
 def test_read_time_beyond_the_calendar_is_none(text: str) -> None:
-    """What no calendar has in every zone is no time."""
+    """A time outside the calendar in any time zone is invalid."""
     assert read_time(text) is None
 
 
 @pytest.mark.parametrize("text", ["0001-01-02T00:00:00", "9999-12-30T23:59:59"])
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
-def test_show_of_any_time_that_is_read_has_a_date_in_every_zone(text: str, zone: str) -> None:
-    """Also where it is another day."""
+def test_format_of_any_time_that_is_read_has_a_date_in_every_zone(text: str, zone: str) -> None:
+    """Even if that is another day."""
     seconds = read_time(text)
     assert seconds is not None
     assert TimeRule(ZoneInfo(zone), 1).format(seconds, "%d")
@@ -99,19 +99,19 @@ def _filled(text: str, headers: dict[str, str | None] | None = None, seconds: in
 
 
 def test_fill_with_headers_and_time_puts_them_in() -> None:
-    """A path has what stands in it, the event's headers, and its time."""
+    """The path has the literals, the event's headers, and its time."""
     path = _filled("/data/{header:host}/dt={time:%Y-%m-%d}/hour={time:%H}", {"host": "web-1"})
     assert path == "/data/web-1/dt=2026-01-01/hour=12"
 
 
 def test_fill_without_header_or_time_has_the_word_for_it() -> None:
-    """What an event does not have is told by a word, and never an empty name."""
+    """A missing value is replaced by a word, never by an empty name."""
     path = _filled("/data/{header:host}/{header:site}/{time:%Y}", {"host": None, "site": ""}, None)
     assert path == "/data/unknown/unknown/unknown"
 
 
 def test_parse_of_doubled_braces_makes_braces() -> None:
-    """Braces may be a part of a directory's name."""
+    """Braces may be part of a directory's name."""
     assert _filled("/data/{{x}}/{header:host}", {"host": "a"}) == "/data/{x}/a"
 
 
@@ -133,7 +133,7 @@ def test_parse_of_doubled_braces_makes_braces() -> None:
     ],
 )
 def test_root_of_a_template_is_what_all_paths_have_in_common(text: str, root: str) -> None:
-    """The root is the directory before the first place."""
+    """The root is the directory before the first placeholder."""
     assert PathTemplate.parse(text).root == root
 
 
@@ -154,7 +154,7 @@ def test_root_of_a_template_is_what_all_paths_have_in_common(text: str, root: st
     ],
 )
 def test_parse_of_what_is_no_template_says_why(text: str, said: str) -> None:
-    """A wrong template is refused with a sentence that shows it."""
+    """An invalid template is rejected with a sentence that shows it."""
     with pytest.raises(ValueError, match=re.escape(said)):
         PathTemplate.parse(text)
 
@@ -177,7 +177,7 @@ def test_parse_of_what_is_no_template_says_why(text: str, said: str) -> None:
     ],
 )
 def test_safe_value_of_hostile_headers_stays_one_visible_name(value: str, safe: str) -> None:
-    """A header can neither leave its directory nor hide a file nor confuse a terminal."""
+    """A header cannot leave its directory, hide a file, or confuse a terminal."""
     assert safe_value(value) == safe
 
 
@@ -185,7 +185,7 @@ def test_safe_value_of_hostile_headers_stays_one_visible_name(value: str, safe: 
 @example("\ud800" * 200)
 @example("é" * 51)
 def test_safe_value_of_any_text_is_a_name_that_file_systems_take(value: str) -> None:
-    """Whatever a header holds, it is one short, visible name that is not special; and none at all for none."""
+    """Every value becomes one short, visible, ordinary name; an empty value stays empty."""
     safe = safe_value(value)
     assert bool(safe) == bool(value)
     assert "/" not in safe
@@ -205,14 +205,14 @@ def _partitioner(path: str, *, is_clock_used: bool = True) -> Partitioner:
 
 
 def test_split_by_what_all_events_share_keeps_them_together() -> None:
-    """Where nothing in the path differs, no event is looked at."""
+    """If nothing in the path differs, no event is inspected."""
     chunk = _chunk(({"host": "a", "n": str(n)}, b"") for n in range(3))
     assert _partitioner("/data/{header:host}").split(chunk) == {"/data/a": range(3)}
     assert _partitioner("/data").split(chunk) == {"/data": range(3)}
 
 
 def test_split_by_a_header_sorts_events_and_keeps_their_order() -> None:
-    """Each event goes to its header's directory; one without goes to the word for that."""
+    """Each event goes to its header's directory; one without the header to that of `missing_word`."""
     hosts: list[dict[str, str]] = [{"host": "b"}, {"host": "a"}, {}, {"host": "b"}]
     chunk = _chunk((headers, b"") for headers in hosts)
     assert _partitioner("/data/{header:host}").split(chunk) == {
@@ -223,20 +223,20 @@ def test_split_by_a_header_sorts_events_and_keeps_their_order() -> None:
 
 
 def test_split_by_time_takes_the_header_before_the_clock() -> None:
-    """An event's own time counts; where it has none that can be read, it is the clock's."""
+    """An event's own time counts; without a valid one, the clock's does."""
     times: list[dict[str, str]] = [{"timestamp": "1000"}, {}, {"timestamp": "soon"}, {"timestamp": "9" * 16}]
     chunk = _chunk((headers, b"") for headers in times)
     assert _partitioner("/data/{time:%Y}").split(chunk) == {"/data/1970": [0], "/data/2026": [1, 2, 3]}
 
 
 def test_split_by_time_without_the_clock_has_the_word_for_no_time() -> None:
-    """Whoever wants no guess gets none."""
+    """The time of an event is never guessed if that is not configured."""
     chunk = _chunk([({}, b""), ({}, b"")])
     assert _partitioner("/data/{time:%Y}", is_clock_used=False).split(chunk) == {"/data/unknown": range(2)}
 
 
 def test_split_of_values_that_become_the_same_name_shares_a_directory() -> None:
-    """Two headers that are made safe to the same name are one directory, so one file is open for it."""
+    """Two headers with the same safe name share one open file."""
     chunk = _chunk(({"host": host}, b"") for host in ("a/b", "x", "a_b", "a/b"))
     assert _partitioner("/data/{header:host}").split(chunk) == {"/data/a_b": [0, 2, 3], "/data/x": [1]}
     chunk = _chunk(({"host": host}, b"") for host in ("a/b", "a_b"))

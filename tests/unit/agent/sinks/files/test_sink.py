@@ -50,7 +50,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 async def test_run_with_events_keeps_them_in_the_channel_until_the_file_has_its_name(tmp_path: Path, out: Path) -> None:
-    """An event leaves its channel when a whole file has it, and not before."""
+    """An event leaves its channel only when a complete file has it."""
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(*range(10))))
     async with bench.running():
@@ -64,7 +64,7 @@ async def test_run_with_events_keeps_them_in_the_channel_until_the_file_has_its_
 
 
 async def test_run_beyond_the_time_of_a_file_settles_by_itself(tmp_path: Path, out: Path) -> None:
-    """A file is finished in its time although no more events come."""
+    """A file is finished on time even if no more events arrive."""
     bench = _bench(tmp_path, roll_seconds=0.1)
     await bench.put(rows_of(_lines(1)))
     async with bench.running():
@@ -75,7 +75,7 @@ async def test_run_beyond_the_time_of_a_file_settles_by_itself(tmp_path: Path, o
 
 
 async def test_run_under_constant_load_finishes_files_in_their_time(tmp_path: Path, out: Path) -> None:
-    """A file that gets no more events is finished although others do get some without end."""
+    """A file without new events is finished while others receive some without end."""
     bench = _bench(tmp_path, "{header:host}", roll_seconds=0.2, batch_events_max=1)
     await bench.put(rows_of(_lines(0), host="quiet"))
 
@@ -92,8 +92,8 @@ async def test_run_under_constant_load_finishes_files_in_their_time(tmp_path: Pa
         assert bench.channel._contents.queue.event_count
 
 
-async def test_run_told_to_end_finishes_and_settles_all(tmp_path: Path, out: Path) -> None:
-    """A clean stop leaves neither unfinished files nor events that were taken."""
+async def test_run_closed_finishes_and_settles_all(tmp_path: Path, out: Path) -> None:
+    """A clean stop leaves no unfinished files and no unsettled events."""
     bench = _bench(tmp_path, "{header:host}")
     await bench.put(rows_of(_lines(1), host="a"), rows_of(_lines(2), host="b"))
     async with bench.running() as run:
@@ -105,8 +105,8 @@ async def test_run_told_to_end_finishes_and_settles_all(tmp_path: Path, out: Pat
     assert not (out / ".millrace").exists()
 
 
-async def test_run_cancelled_gives_back_what_is_unfinished(tmp_path: Path, out: Path) -> None:
-    """Where there is no more time, nothing is lost: the events are in the channel, for the next run."""
+async def test_run_cancelled_nacks_what_is_unfinished(tmp_path: Path, out: Path) -> None:
+    """If there is no more time, nothing is lost: the events are in the channel for the next run."""
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(1, 2)))
     async with bench.running():
@@ -133,7 +133,7 @@ async def test_run_with_small_deliveries_holds_one_transaction(tmp_path: Path, o
 
 
 async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Path, out: Path) -> None:
-    """Files are not worth a channel that is full for those who fill it."""
+    """Large files must not fill the channel for its producers."""
     channel = MemoryChannelConfig(type="memory", capacity=100, transaction_capacity=10)
     bench = _bench(tmp_path, channel=channel)
     async with bench.running():
@@ -146,8 +146,8 @@ async def test_run_holding_half_of_the_channel_finishes_files_early(tmp_path: Pa
     assert len(files_below(out)) <= 30
 
 
-async def test_run_holding_the_room_that_others_wait_for_finishes_files(tmp_path: Path, out: Path) -> None:
-    """A commit that needs more than half of the channel does not wait for a file's time."""
+async def test_run_holding_space_that_producers_wait_for_finishes_files(tmp_path: Path, out: Path) -> None:
+    """A commit that needs more than half of the channel does not wait for a file's deadline."""
     channel = MemoryChannelConfig(type="memory", capacity=100, keep_alive_seconds=20.0)
     bench = _bench(tmp_path, channel=channel)
     async with bench.running():
@@ -162,7 +162,7 @@ async def test_run_holding_the_room_that_others_wait_for_finishes_files(tmp_path
 async def test_run_with_deliveries_in_two_files_settles_each_when_its_own_are_finished(
     tmp_path: Path, out: Path
 ) -> None:
-    """A delivery does not wait for files that have nothing of it."""
+    """A delivery does not wait for files without its events."""
     bench = _bench(tmp_path, "{header:host}", roll_events=2, batch_events_max=2)
     await bench.put(rows_of(_lines(1), host="a"))
     async with bench.running():
@@ -173,7 +173,7 @@ async def test_run_with_deliveries_in_two_files_settles_each_when_its_own_are_fi
 
 
 async def test_run_when_the_channel_cannot_be_read_any_more_finishes_first(tmp_path: Path, out: Path) -> None:
-    """What has been written is as good as ever, so it is not thrown away."""
+    """Written events are still valid, so they are not discarded."""
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(1)))
     async with bench.running() as run:
@@ -187,7 +187,7 @@ async def test_run_when_the_channel_cannot_be_read_any_more_finishes_first(tmp_p
 async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The channel's disk fails between a file's name and the commit: the file counts all the same."""
+    """If the channel's disk fails between publish and commit, the file counts nevertheless."""
     bench = _bench(tmp_path)
     await bench.put(rows_of(_lines(1, 2)))
 
@@ -207,7 +207,7 @@ async def test_run_whose_deliveries_cannot_be_settled_writes_nothing_twice(
 
 
 async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None:
-    """A disk that is not mounted is not written below."""
+    """Nothing is written into the mount point of a disk that is not mounted."""
     bench = _bench(tmp_path)
     with pytest.raises(ComponentError, match=r"cannot write files to .*/out: is no directory; create it, or mount"):
         await bench.drain()
@@ -215,7 +215,7 @@ async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None
 
 
 async def test_run_without_permission_says_so(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that may not be written is told as it is, with the name that was refused."""
+    """The error names the directory that must not be written."""
 
     def refuse(path: Path, mode: int = 0o777) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -229,7 +229,7 @@ async def test_run_without_permission_says_so(tmp_path: Path, out: Path, monkeyp
 
 @pytest.fixture
 def failing_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """Has the nth next call of a function of `os` find a full disk."""
+    """Lets the nth next call of a function of `os` fail with a full disk."""
 
     def fail(name: str, nth: int) -> None:
         real = getattr(os, name)
@@ -248,10 +248,10 @@ def failing_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 
 
 @pytest.mark.parametrize("name", ["link", "fsync", "open", "mkdir", "replace"])
-async def test_run_on_a_disk_that_is_full_at_times_writes_each_event_once(
+async def test_run_on_a_disk_that_is_sometimes_full_writes_each_event_once(
     name: str, tmp_path: Path, out: Path, failing_call: Callable[[str, int], None]
 ) -> None:
-    """Whichever call finds no room, the run says so, and the next one goes on from there."""
+    """Whichever call fails, the run reports it, and the next one resumes from there."""
     (tmp_path / "state").mkdir()
     bench = _bench(tmp_path, "{header:host}", roll_events=10)
     told = []
@@ -270,10 +270,10 @@ async def test_run_on_a_disk_that_is_full_at_times_writes_each_event_once(
     assert sorted(map(int, lines_below(out))) == list(range(200))
 
 
-async def test_run_with_no_room_for_the_events_themselves_goes_on_when_there_is(
+async def test_run_with_no_space_for_the_events_resumes_when_there_is(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that the disk refuses loses nothing, and leaves no part of a file."""
+    """A refused write loses nothing, and leaves no partial file."""
     bench = _bench(tmp_path)
     await bench.put(rows_of([b"x" * 1_000_000]))
     real_open = os.open
@@ -294,7 +294,7 @@ async def test_run_with_no_room_for_the_events_themselves_goes_on_when_there_is(
 async def test_run_on_a_file_system_that_hangs_says_so_and_goes_on_when_it_answers(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for ever; what answers at last has done its work, and nothing is done twice."""
+    """The run does not block for ever; a late operation counts, and nothing is written twice."""
     answers = threading.Event()
     real_publish = LocalTarget.publish
 
@@ -323,7 +323,7 @@ async def test_run_on_a_file_system_that_hangs_says_so_and_goes_on_when_it_answe
 
 
 async def test_run_beside_another_sink_on_the_same_directory_shares_it(tmp_path: Path, out: Path) -> None:
-    """Two sinks may write into one directory: each removes and names its own files only."""
+    """Two sinks may share a directory: each removes and names only its own files."""
     first = _bench(tmp_path)
     second = SinkBench(config_of(out, roll_seconds=LONG_SECONDS), tmp_path / "other-state")
     await first.put(rows_of(_lines(1)))
@@ -338,7 +338,7 @@ async def test_run_beside_another_sink_on_the_same_directory_shares_it(tmp_path:
 
 
 async def test_run_with_nothing_to_do_waits_without_work(tmp_path: Path, out: Path) -> None:
-    """An idle sink does nothing at all: not one timer runs."""
+    """An idle sink does nothing: no timer runs."""
     bench = _bench(tmp_path)
     async with bench.running():
         await _until((out / ".millrace").exists)
@@ -370,7 +370,7 @@ async def _taken(bench: SinkBench, *counts: int) -> list[Delivery]:
 
 
 async def test_add_of_small_deliveries_joins_them_up_to_a_limit(bench: SinkBench) -> None:
-    """Neighbours are one as long as they are small together; the next one begins anew."""
+    """Neighbours are joined while they are small together; then a new one begins."""
     held = UnsettledDeliveries(join_events_max=3)
     assert [held.add(delivery) for delivery in await _taken(bench, 1, 2, 1, 1)] == [1, 1, 2, 2]
     assert len(held) == 2
@@ -387,7 +387,7 @@ async def test_add_of_small_deliveries_joins_them_up_to_a_limit(bench: SinkBench
     [UnsettledLimits(3, 1_000, 1_000), UnsettledLimits(1_000, 3, 1_000), UnsettledLimits(1_000, 1_000, 1)],
     ids=["events", "bytes", "deliveries"],
 )
-async def test_exceeds_at_any_of_the_limits_tells(limits: UnsettledLimits, bench: SinkBench) -> None:
+async def test_exceeds_at_any_of_the_limits(limits: UnsettledLimits, bench: SinkBench) -> None:
     """Events, bytes and deliveries each have a maximum."""
     held = UnsettledDeliveries(join_events_max=1)
     first, second = await _taken(bench, 2, 2)
@@ -399,8 +399,8 @@ async def test_exceeds_at_any_of_the_limits_tells(limits: UnsettledLimits, bench
     assert not held.exceeds(limits)
 
 
-async def test_low_sequence_is_below_all_that_is_held(bench: SinkBench) -> None:
-    """Below it all is settled; where nothing is held, that is all there was."""
+async def test_low_sequence_is_below_all_unsettled_events(bench: SinkBench) -> None:
+    """All events below it are settled; if none are unsettled, it is past the last one."""
     held = UnsettledDeliveries(join_events_max=1)
     numbers = [held.add(delivery) for delivery in await _taken(bench, 2, 2, 1)]
     assert held.low_sequence == 1
@@ -413,7 +413,7 @@ async def test_low_sequence_is_below_all_that_is_held(bench: SinkBench) -> None:
 
 
 async def test_call_runs_jobs_one_after_the_other_on_one_thread() -> None:
-    """Jobs share nothing with the event loop, and never run beside each other."""
+    """Jobs share nothing with the event loop, and never run concurrently."""
     worker = FileWorker("test", 10.0, "stalled")
     threads = await asyncio.gather(*(worker.call(threading.get_ident) for _ in range(5)))
     await worker.close(lambda: None, 10.0)
@@ -422,7 +422,7 @@ async def test_call_runs_jobs_one_after_the_other_on_one_thread() -> None:
 
 
 async def test_call_of_a_job_that_fails_raises_what_it_raised() -> None:
-    """A failure is the caller's, and the thread lives on."""
+    """An error is the caller's, and the thread survives it."""
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(ZeroDivisionError):
         await worker.call(lambda: 1 // 0)
@@ -431,7 +431,7 @@ async def test_call_of_a_job_that_fails_raises_what_it_raised() -> None:
 
 
 async def test_call_of_a_job_that_exits_raises_and_goes_on() -> None:
-    """A library that calls sys.exit leaves nobody waiting for a thread that has gone."""
+    """A library that calls sys.exit does not end the thread."""
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(RuntimeError, match="SystemExit"):
         await worker.call(sys.exit)
@@ -440,7 +440,7 @@ async def test_call_of_a_job_that_exits_raises_and_goes_on() -> None:
 
 
 async def test_call_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> None:
-    """Nobody waits for a job that does not end; what comes behind it waits for its end."""
+    """The caller does not wait for a call that hangs; later calls wait for its end."""
     answers = threading.Event()
     worker = FileWorker("test", 0.05, "does not answer")
     with pytest.raises(ComponentError, match="does not answer"):
@@ -453,7 +453,7 @@ async def test_call_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> Non
 
 
 async def test_call_cancelled_lets_the_job_go_on() -> None:
-    """A job that was begun is not torn apart, and an error that nobody waits for disturbs nobody."""
+    """A call that has begun is completed, and its error is not reported as unretrieved."""
     goes_on = threading.Event()
     worker = FileWorker("test", 10.0, "stalled")
 
@@ -471,7 +471,7 @@ async def test_call_cancelled_lets_the_job_go_on() -> None:
     await worker.close(lambda: None, 10.0)
 
 
-def test_job_that_ends_after_its_loop_is_gone_ends_in_silence() -> None:
+def test_call_that_ends_after_its_loop_is_closed_raises_nothing() -> None:
     """A file system that answers after the server has ended raises nothing."""
     answers = threading.Event()
 

@@ -49,7 +49,7 @@ def _staged(target: LocalTarget | RemoteTarget, content: bytes) -> Path:
 
 
 def test_publish_local_makes_directories_and_moves(local: LocalTarget, tmp_path: Path) -> None:
-    """The file is under its name and nowhere else, and those who read it may enter its directory."""
+    """The file is at its final name only, and other users may enter its directory."""
     staged = _staged(local, b"x")
     final = tmp_path / "a" / "b" / "file.txt"
     local.publish(staged, str(final))
@@ -70,7 +70,7 @@ def test_publish_local_where_there_is_such_a_file_changes_nothing(
     has_links: bool,  # noqa: FBT001 - pytest passes it by name
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A finished file is never lost to another of its name, whatever the file system can do."""
+    """A finished file is never replaced by another one, whatever the file system supports."""
     if not has_links:
         monkeypatch.setattr(os, "link", _refuse_link)
     taken = tmp_path / "file.txt"
@@ -84,7 +84,7 @@ def test_publish_local_where_there_is_such_a_file_changes_nothing(
 def test_publish_local_without_hard_links_renames(
     local: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File systems without hard links are good enough."""
+    """File systems without hard links are supported."""
     monkeypatch.setattr(os, "link", _refuse_link)
     staged = _staged(local, b"x")
     local.publish(staged, str(tmp_path / "file.txt"))
@@ -99,7 +99,7 @@ def _refuse_link(*_: object) -> None:
 def test_publish_local_that_fails_leaves_no_file(
     local: LocalTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is wrong is told, and there is no part of a file."""
+    """The error is reported, and there is no partial file."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -111,7 +111,7 @@ def test_publish_local_that_fails_leaves_no_file(
 
 
 def test_open_remote_removes_its_own_parts_only(tmp_path: Path, memory: Any) -> None:
-    """What a crash has left on the way is removed, and what others have there stays."""
+    """Partial uploads of a crash are removed, and files of others stay."""
     memory.pipe_file("/bucket/logs/.millrace/sink-1/000009.part", b"left")
     memory.pipe_file("/bucket/logs/.millrace/sink-2/000001.part", b"another's")
     (tmp_path / "staging").mkdir()
@@ -122,7 +122,7 @@ def test_open_remote_removes_its_own_parts_only(tmp_path: Path, memory: Any) -> 
 
 
 def test_publish_remote_sends_and_renames(tmp_path: Path, memory: Any) -> None:
-    """The file is there as a whole under its name, and nothing else is."""
+    """Only the complete file is there, at its final name."""
     target = _remote(tmp_path)
     target.publish(_staged(target, b"content"), f"{ROOT}/dt=1/file.txt")
     assert memory.find("/bucket") == ["/bucket/logs/dt=1/file.txt"]
@@ -135,7 +135,7 @@ def test_publish_remote_sends_and_renames(tmp_path: Path, memory: Any) -> None:
 def test_publish_remote_that_fails_on_the_way_shows_no_file(
     tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload that breaks off is not seen under the file's name."""
+    """An interrupted upload is not visible at the final name."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -150,7 +150,7 @@ def test_publish_remote_that_fails_on_the_way_shows_no_file(
 
 
 def test_call_that_raises_anything_is_an_error_of_the_file_system(tmp_path: Path) -> None:
-    """Libraries of file systems raise what they like; for a sink all of it may pass."""
+    """File system libraries raise errors of any type; the sink retries after all of them."""
 
     class StrangeError(Exception):
         pass
@@ -164,7 +164,7 @@ def test_call_that_raises_anything_is_an_error_of_the_file_system(tmp_path: Path
 
 
 def test_publish_to_hdfs_sends_and_renames_below_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hadoop is asked for the name in the address, and gets the paths without it. A directory stands for its disks."""
+    """Hadoop gets the host of the URL and paths without it; a directory stands in for its disks."""
     asked: list[tuple[str, int]] = []
     disks = tmp_path / "disks"
     disks.mkdir()
@@ -205,7 +205,7 @@ def _s3_target(s3: FakeS3, tmp_path: Path) -> RemoteTarget:
 
 
 def test_publish_to_s3_makes_one_whole_object(s3: FakeS3, tmp_path: Path) -> None:
-    """An object is complete or not there, however many parts it was sent in."""
+    """An object is complete or absent, however many parts were uploaded."""
     target = _s3_target(s3, tmp_path)
     content = bytes(range(256)) * (80 << 10)
     target.publish(_staged(target, content), f"{S3_ROOT}/dt=1/large.txt")
@@ -218,7 +218,7 @@ def test_publish_to_s3_makes_one_whole_object(s3: FakeS3, tmp_path: Path) -> Non
 def test_publish_to_s3_of_a_file_that_cannot_be_read_leaves_no_object(
     s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of a file never stays under its name."""
+    """A partial file never stays at the final name."""
 
     def fail_after_a_part(source: Any, copy: Any, _: int) -> None:
         copy.write(source.read(10))

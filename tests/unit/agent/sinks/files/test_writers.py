@@ -87,14 +87,14 @@ def _text_body(record: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 def test_text_written_has_bodies_as_they_are(compression: Compression) -> None:
-    """A text file is the bodies, each with a newline behind it."""
+    """A text file has the bodies, each followed by a newline."""
     chunk = _chunk(HOSTILE)
     content = _written(lambda file: TextWriter(file, compression, append_newline=True), (chunk, range(5)))
     assert _unpacked(content, compression) == b"".join(body + b"\n" for _, body in HOSTILE)
 
 
 def test_text_written_without_newlines_is_the_bodies_alone() -> None:
-    """Bodies that have their own ends get no second one."""
+    """Bodies with line ends of their own get no second one."""
     content = _written(lambda file: TextWriter(file, "none", append_newline=False), (_chunk(HOSTILE), range(5)))
     assert content == b"".join(body for _, body in HOSTILE)
 
@@ -102,7 +102,7 @@ def test_text_written_without_newlines_is_the_bodies_alone() -> None:
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 @pytest.mark.parametrize("is_body_text", [True, False])
 def test_json_written_is_read_back_whole(compression: Compression, is_body_text: bool) -> None:  # noqa: FBT001 - pytest passes it by name
-    """Each line is one event; a body that is no text is there as base64."""
+    """Each line is one event; a body that is not UTF-8 is stored as base64."""
     content = _written(
         lambda file: JsonWriter(file, compression, is_body_text=is_body_text), (_chunk(HOSTILE), range(5))
     )
@@ -114,7 +114,7 @@ def test_json_written_is_read_back_whole(compression: Compression, is_body_text:
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
 @pytest.mark.parametrize("is_body_text", [True, False])
 def test_avro_written_is_read_back_whole(compression: Compression, is_body_text: bool) -> None:  # noqa: FBT001 - pytest passes it by name
-    """Each record is one event; as text, one that is none is there as bytes."""
+    """Each record is one event; with text bodies, one that is not UTF-8 is stored as bytes."""
     content = _written(
         lambda file: AvroWriter(file, compression, is_body_text=is_body_text), (_chunk(HOSTILE), range(5))
     )
@@ -124,7 +124,7 @@ def test_avro_written_is_read_back_whole(compression: Compression, is_body_text:
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd", "snappy"])
 @pytest.mark.parametrize("is_body_text", [True, False])
 def test_parquet_written_is_read_back_whole(compression: Compression, is_body_text: bool) -> None:  # noqa: FBT001 - pytest passes it by name
-    """Each row is one event; as text, one that is none is there as bytes."""
+    """Each row is one event; with text bodies, one that is not UTF-8 is stored as bytes."""
     content = _written(
         lambda file: ParquetWriter(file, compression, is_body_text=is_body_text), (_chunk(HOSTILE), range(5))
     )
@@ -148,7 +148,7 @@ WRITERS: dict[str, tuple[Callable[[Any], EventWriter], Callable[[bytes], Iterato
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_write_of_some_rows_leaves_the_others_out(name: str) -> None:
-    """A file has the events that belong to it, be they neighbours or not, and their own sequences."""
+    """A file has exactly its own events, contiguous or not, with their own sequences."""
     make, read = WRITERS[name]
     chunk = _chunk(HOSTILE, first_sequence=41)
     whole = _expected(HOSTILE, first_sequence=41)
@@ -158,7 +158,7 @@ def test_write_of_some_rows_leaves_the_others_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_finish_without_events_makes_a_file_that_can_be_read(name: str) -> None:
-    """A file of a format is one even with nothing in it."""
+    """A file without events is valid too."""
     make, read = WRITERS[name]
     assert list(read(_written(make))) == []
 
@@ -174,7 +174,7 @@ ROWS = st.lists(
 @pytest.mark.parametrize("name", WRITERS)
 @given(batches=st.lists(ROWS, min_size=1, max_size=3))
 def test_write_of_any_events_is_read_back_whole(name: str, batches: list[list[Row]]) -> None:
-    """Whatever headers and bodies events have, they are the same when they are read."""
+    """Any headers and bodies are read back unchanged."""
     make, read = WRITERS[name]
     parts = [(_chunk(rows, 100 * number), range(len(rows))) for number, rows in enumerate(batches, start=1)]
     expected = [row for number, rows in enumerate(batches, start=1) for row in _expected(rows, 100 * number)]
@@ -182,7 +182,7 @@ def test_write_of_any_events_is_read_back_whole(name: str, batches: list[list[Ro
 
 
 def test_parquet_with_many_events_has_row_groups_of_a_bounded_size() -> None:
-    """What is held in memory becomes a row group at a limit."""
+    """The buffer becomes a row group at its limit."""
     chunk = _chunk([({}, b"x" * (ROW_GROUP_BYTES // 8 + 1))])
     file = io.BytesIO()
     writer = ParquetWriter(file, "none", is_body_text=False)
@@ -194,7 +194,7 @@ def test_parquet_with_many_events_has_row_groups_of_a_bounded_size() -> None:
 
 
 def test_parquet_discarded_writes_nothing_more(tmp_path: Path) -> None:
-    """A file that is not wanted any more may be closed and removed at once."""
+    """A discarded file may be closed and removed at once."""
     with (tmp_path / "part").open("xb") as file:
         writer = ParquetWriter(file, "none", is_body_text=False)
         writer.write(_chunk(HOSTILE), range(5))

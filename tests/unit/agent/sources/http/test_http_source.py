@@ -475,7 +475,7 @@ async def test_run_with_a_port_in_use_says_so_and_can_begin_again() -> None:
         ({"request_headers": {"a b": "c"}}, None),
     ],
 )
-def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
     """Which setting, what it was, what is allowed."""
     with pytest.raises(ValidationError) as raised:
         HttpSourceConfig.model_validate({**TABLE, **settings}, strict=True)

@@ -62,7 +62,7 @@ def test_config_that_makes_sense_is_taken(settings: Mapping[str, object]) -> Non
         ({"framing": "guess"}, 'framing: is "guess"; it must be "auto" or "newline" or "octet_counting"'),
     ],
 )
-def test_config_that_makes_no_sense_is_told_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
+def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str, object], problem: str | None) -> None:
     """Which setting, what it was, what is allowed."""
     [told] = problems(settings)
     assert problem is None or told == problem
