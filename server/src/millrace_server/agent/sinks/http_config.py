@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, Field, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 
 Format = Literal["json", "json_lines", "single"]
 Verdict = Literal["settle", "retry", "reject"]
@@ -124,6 +124,4 @@ class HttpSinkConfig(SinkConfig):
                 return "retry"
 
     def make(self, _context: SinkContext) -> Sink:
-        from millrace_server.agent.sinks.http_sink import HttpSink
-
-        return HttpSink(self)
+        return sink_class(self.type)(self)

@@ -1,8 +1,9 @@
 """The interface of all sinks, and the two smallest ones: `custom` and `null`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
@@ -35,6 +36,19 @@ class Sink(Protocol):
             ComponentError: It cannot work now; it is run again later.
             ComponentFailedError: It cannot work until an operator changes something.
         """
+
+
+_CLASSES = {
+    "http": "millrace_server.agent.sinks.http_sink:HttpSink",
+    "millrace": "millrace_server.agent.sinks.millrace.sink:ForwardingSink",
+}
+"""The classes of sinks that are imported on their first use, by type."""
+
+
+def sink_class(type_name: str) -> Callable[..., Sink]:
+    """Imports and returns the class of a sink."""
+    found: Callable[..., Sink] = resolve_name(_CLASSES[type_name])
+    return found
 
 
 class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid"):

@@ -2,9 +2,10 @@
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
@@ -63,6 +64,21 @@ class Source(Protocol):
             ComponentError: It cannot work at the moment; it is run again later.
             ComponentFailedError: It cannot work until an operator changes something.
         """
+
+
+_CLASSES = {
+    "http": "millrace_server.agent.sources.http.source:HttpSource",
+    "spooldir": "millrace_server.agent.sources.spooldir.source:SpooldirSource",
+    "syslog": "millrace_server.agent.sources.syslog.source:SyslogSource",
+    "taildir": "millrace_server.agent.sources.taildir.source:TaildirSource",
+}
+"""The classes of sources that are imported on their first use, by type."""
+
+
+def source_class(type_name: str) -> Callable[..., Source]:
+    """Imports and returns the class of a source."""
+    found: Callable[..., Source] = resolve_name(_CLASSES[type_name])
+    return found
 
 
 class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):

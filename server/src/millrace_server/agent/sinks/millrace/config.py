@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import ChannelName
-from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext
+from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 from millrace_server.network.addresses import Address
 
 _MIB = 1 << 20
@@ -68,7 +68,5 @@ class MillraceSinkConfig(SinkConfig):
     """How long a server may take to answer a request; longer than the target channel's `keep_alive_seconds`."""
 
     def make(self, place: SinkContext) -> Sink:
-        # gRPC is imported by whoever forwards.
-        from millrace_server.agent.sinks.millrace.sink import ForwardingSink
-
-        return ForwardingSink(self, place.directory)
+        # Imports gRPC's client only in servers that forward.
+        return sink_class(self.type)(self, place.directory)

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_plaintext_allowed
+from millrace_server.agent.sources.source import (
+    ListeningSourceConfig,
+    Source,
+    SourceContext,
+    check_plaintext_allowed,
+    source_class,
+)
 from millrace_server.network.addresses import Address
 
 _MIB = 1024 * 1024
@@ -87,6 +93,4 @@ class HttpSourceConfig(ListeningSourceConfig):
         return bytes_max
 
     def make(self, place: SourceContext) -> Source:
-        from millrace_server.agent.sources.http.source import HttpSource
-
-        return HttpSource(place.name, self)
+        return source_class(self.type)(place.name, self)

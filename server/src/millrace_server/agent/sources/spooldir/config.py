@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
-from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
 from millrace_server.channels.config import NamedPath
 
 MIB = 1 << 20
@@ -184,6 +184,4 @@ class SpooldirSourceConfig(SourceConfig):
         return value
 
     def make(self, place: SourceContext) -> Source:
-        from millrace_server.agent.sources.spooldir.source import SpooldirSource
-
-        return SpooldirSource(place.name, self)
+        return source_class(self.type)(place.name, self)

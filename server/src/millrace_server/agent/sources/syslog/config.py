@@ -8,7 +8,13 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.setting_types import TimeZoneName
-from millrace_server.agent.sources.source import ListeningSourceConfig, Source, SourceContext, check_plaintext_allowed
+from millrace_server.agent.sources.source import (
+    ListeningSourceConfig,
+    Source,
+    SourceContext,
+    check_plaintext_allowed,
+    source_class,
+)
 from millrace_server.network.addresses import Address
 
 MESSAGE_BYTES_LOWEST, MESSAGE_BYTES_HIGHEST = 480, 16 * 1024 * 1024
@@ -114,6 +120,4 @@ class SyslogSourceConfig(ListeningSourceConfig):
         return texts
 
     def make(self, place: SourceContext) -> Source:
-        from millrace_server.agent.sources.syslog.source import SyslogSource
-
-        return SyslogSource(place.name, self)
+        return source_class(self.type)(place.name, self)

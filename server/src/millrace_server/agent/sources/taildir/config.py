@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.lines.config import LinesConfig
-from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
+from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
 
 HeaderKey = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -80,6 +80,4 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
         return headers
 
     def make(self, place: SourceContext) -> Source:
-        from millrace_server.agent.sources.taildir.source import TaildirSource
-
-        return TaildirSource(self, place)
+        return source_class(self.type)(self, place)
