@@ -23,6 +23,7 @@ from typing import IO, Any, Self
 
 _REQUEST_BYTES_MAX = 128 * 1024
 _STREAM_COUNT = 3
+_creation = threading.Lock()
 _ROOT = Path(__file__).resolve().parents[1]
 _LOST_EXIT_CODE = -signal.SIGKILL
 
@@ -64,7 +65,7 @@ class ForkedProgram:
             self._status, its_status = socket.socketpair()
             given.callback(its_status.close)
             handed_over = [its_status.fileno(), read_from, written_to, told_to]
-            socket.send_fds(_fork_server(os.getpid()).requests, [json.dumps(request).encode()], handed_over)
+            socket.send_fds(_fork_server().requests, [json.dumps(request).encode()], handed_over)
         self._answers = self._status.makefile("r", encoding="ascii")
         self.pid = int(self._answers.readline())
 
@@ -178,9 +179,15 @@ class _ForkServer:
             self.process = subprocess.Popen([sys.executable, "-m", "tests.fork_server"], cwd=_ROOT, stdin=its.fileno())
 
 
+def _fork_server() -> _ForkServer:
+    """Returns the fork server of this process; a forked process has its own."""
+    # Several threads may come first, and a server that is not kept would end under the programs that it has started.
+    with _creation:
+        return _fork_server_of(os.getpid())
+
+
 @cache
-def _fork_server(_owner_pid: int) -> _ForkServer:
-    """The fork server of this process; one that was forked itself has its own."""
+def _fork_server_of(_owner_pid: int) -> _ForkServer:
     return _ForkServer()
 
 

@@ -61,7 +61,7 @@ def test_open_after_a_crash_at_any_change_finds_what_was_acknowledged(
 ) -> None:
     """All that was answered is there, the rest whole or not at all and in order, and opening again finds the same."""
     for moment in _recorded(configs_in(tmp_path), chance, 25):
-        asyncio.run(check_moment(moment, chance, 2))
+        asyncio.run(check_moment(moment, chance, 1))
 
 
 @pytest.mark.parametrize("configs_in", CONFIGS)
@@ -69,8 +69,8 @@ def test_open_after_a_crash_in_a_long_history_finds_what_was_acknowledged(
     configs_in: Configs, tmp_path: Path, chance: random.Random
 ) -> None:
     """The same with many segments and checkpoints behind it."""
-    moments = _recorded(configs_in(tmp_path), chance, 150)
-    for moment in chance.sample(moments, min(25, len(moments))):
+    moments = _recorded(configs_in(tmp_path), chance, 100)
+    for moment in chance.sample(moments, min(12, len(moments))):
         asyncio.run(check_moment(moment, chance, 3))
 
 

@@ -28,14 +28,14 @@ def _history(chance: random.Random, step_count: int) -> History:
 
 def test_open_after_a_crash_at_any_change_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
     """What was answered and spilled is there, what is lost is not said to be stored, and no sequence comes twice."""
-    for moment in _history(chance, 40).moments:
+    for moment in _history(chance, 25).moments:
         asyncio.run(check_moment(moment, chance, 1))
 
 
 def test_open_after_a_crash_in_a_long_history_finds_the_log_and_nothing_of_lost_memory(chance: random.Random) -> None:
     """The same with restarts, checkpoints and many segments behind it."""
-    moments = _history(chance, 300).moments
-    for moment in chance.sample(moments, min(60, len(moments))):
+    moments = _history(chance, 200).moments
+    for moment in chance.sample(moments, min(25, len(moments))):
         asyncio.run(check_moment(moment, chance, 2))
 
 
