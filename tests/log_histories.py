@@ -36,7 +36,7 @@ CODECS = [
     PayloadCodec(active_key_id="old", keys=KEYS),
     PayloadCodec(compresses=True, active_key_id="new", keys=KEYS),
 ]
-"""All ways to seal; each opens what the others sealed."""
+"""All codecs; each decodes what the others encoded."""
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
 _ANSWER_SECONDS_MAX = 60
@@ -46,7 +46,7 @@ Found = tuple[Kind, bytes]
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
+    """Makes logs preallocate little, so that copies are cheap, and write a SYNC_POINT only when they close."""
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1024)
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 2048)
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
@@ -187,7 +187,7 @@ class RunningLog:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Keeps the writer from looking at what is submitted, so that it finds all of it at once."""
+        """Holds the writer's lock, so that it finds all submissions at once."""
         with self._writer._lock:
             yield
 
@@ -219,7 +219,7 @@ class Moment:
 
 
 class Recording:
-    """Keeps all moments of a disk from now on."""
+    """Records all moments of a disk from now on."""
 
     def __init__(self, disk: SimulatedDisk, account: Callable[[], Account]) -> None:
         self._disk = disk
@@ -228,7 +228,7 @@ class Recording:
         disk.before_call = self._before_call
 
     def end(self) -> list[Moment]:
-        """Stops, and gives all moments, this one included."""
+        """Stops, and returns all moments, this one included."""
         self._disk.before_call = lambda _kind, _name: None
         self._keep("end")
         return self.moments
@@ -244,7 +244,7 @@ class Recording:
 def recorded(
     disk: SimulatedDisk, history: Callable[[RunningLog], None], directories: Sequence[Path] = (DATA,)
 ) -> list[Moment]:
-    """Runs a history on a log that has nothing yet, from its opening to its closing, and gives all moments of it."""
+    """Runs a history on an empty log from its opening to its closing, and returns all its moments."""
     running: list[RunningLog] = []
     recording = Recording(disk, lambda: running[0].account_now() if running else Account())
     with RunningLog(disk, directories) as log:

@@ -11,7 +11,7 @@ from tests.simulated_channels import make_simple
 
 @pytest.fixture
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has logs reserve little, so that copies are cheap, and mark their end only when they close."""
+    """Makes logs preallocate little, so that copies are cheap, and write a SYNC_POINT only when they close."""
     make_small(monkeypatch)
 
 

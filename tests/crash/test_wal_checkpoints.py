@@ -65,7 +65,7 @@ def test_write_when_crashed_at_any_change_leaves_the_one_before_or_the_new_one(
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", _CHANGING_KINDS)
 def test_write_with_any_call_failing_keeps_a_good_one(kind: str, error_number: int, chance: random.Random) -> None:
-    """An error while a checkpoint is written is told, a good one stays, and the next one is written as ever."""
+    """An error in a checkpoint's write is raised, a valid one stays, and the next write succeeds."""
     for nth in range(1, 4):
         disk = _with_checkpoints(3)
         disk.set_content(DATA / "checkpoint.new", b"left by a crash")
@@ -156,7 +156,7 @@ def test_valid_checkpoints_without_the_newest_begin_with_the_one_before() -> Non
 
 @pytest.mark.parametrize("kind", ["open", "size", "read"])
 def test_valid_checkpoints_with_the_newest_unreadable_begin_with_the_one_before(kind: str) -> None:
-    """A disk that cannot give a checkpoint back has damaged it."""
+    """A checkpoint that the disk cannot read counts as damaged."""
     disk = _with_checkpoints(2)
     disk.fail(kind, 1, errno.EIO)
     assert _numbers(disk) == [1]
@@ -178,7 +178,7 @@ def _with_checksum(content: bytearray) -> bytearray:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_valid_checkpoints_that_were_sealed_are_opened(codec: PayloadCodec) -> None:
-    """A state comes back as it was given, however it was sealed, and lies on the disk as it was sealed."""
+    """A state is decoded as it was given, whatever the codec, and lies encoded on the disk."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=codec).write(_checkpoint(1))
     with_keys = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=PLAIN)

@@ -43,7 +43,7 @@ class WrittenLog:
             end = log.append().end
         assert end is not None
         self.end = end
-        """Where the records end, before the mark."""
+        """Where the records end, before the SYNC_POINT."""
         self.found = replay(self.disk)
 
     def with_content(self, path: Path, content: bytes | bytearray) -> SimulatedDisk:
@@ -90,7 +90,7 @@ def test_replay_with_any_bit_flipped_finds_it_or_loses_nothing(written: WrittenL
 
 
 def test_read_with_any_bit_of_the_record_flipped_finds_it(written: WrittenLog) -> None:
-    """A record that is read back is what was written, or an error is told."""
+    """A record that is read is what was written, or an error is raised."""
     log = WriteAheadLog(files_on(written.disk))
     records = list(log.replay())
     for location in written.locations:
@@ -193,7 +193,7 @@ def _record_twice(disk: SimulatedDisk, written: WrittenLog) -> None:
 
 
 def _record_of_another_segment(disk: SimulatedDisk, written: WrittenLog) -> None:
-    """The same place of the segment before has a record of the same size there."""
+    """The previous segment has a record of the same size at the same position."""
     content, place = disk.content(THIRD), written.location(THIRD, 1)
     assert place.position == written.location(SECOND, 1).position
     end = place.position + RECORD_HEAD_BYTES + place.payload_length
@@ -251,7 +251,7 @@ DAMAGES = [
 def test_replay_of_a_damaged_log_says_what_is_wrong_and_changes_nothing(
     written: WrittenLog, damage: Callable[[SimulatedDisk, WrittenLog], None], message: str
 ) -> None:
-    """Each of these damages is told, with the file and the place."""
+    """Each of these damages is reported with its file and position."""
     disk = written.disk.copy()
     damage(disk, written)
     before = disk.fingerprint()
@@ -261,7 +261,7 @@ def test_replay_of_a_damaged_log_says_what_is_wrong_and_changes_nothing(
 
 
 def test_replay_with_a_segment_in_two_directories_refuses_both(written: WrittenLog) -> None:
-    """Of two files for one segment, nobody knows which is right."""
+    """Of two files for one segment, it is unknown which is right."""
     disk = SimulatedDisk(TWO_DIRECTORIES)
     for directory in TWO_DIRECTORIES:
         disk.set_content(directory / FIRST.name, written.disk.content(FIRST))
@@ -323,7 +323,7 @@ def _records(*payloads: bytes) -> list[Found]:
 
 
 def test_replay_of_a_hole_that_was_not_synced_cuts_what_is_behind_it() -> None:
-    """Good records behind a hole that no sync covered were never acknowledged; they are gone for good."""
+    """Valid records behind a hole that no sync covered were never acknowledged, and never reappear."""
     torn = TornLog(was_synced=False)
     assert replay(torn.disk) == _records(b"state", b"before")
     with RunningLog(torn.disk) as log:
@@ -334,7 +334,7 @@ def test_replay_of_a_hole_that_was_not_synced_cuts_what_is_behind_it() -> None:
 
 
 def test_replay_of_a_hole_that_was_synced_finds_it() -> None:
-    """A record behind the hole that was written after a sync of the hole proves rot, without any mark."""
+    """A record behind the hole that was written after a sync of the hole proves damage, without any SYNC_POINT."""
     torn = TornLog(was_synced=True)
     with pytest.raises(LogCorruptError, match=r"is damaged at byte \d+; it was synced up to byte \d+"):
         replay(torn.disk)
@@ -342,7 +342,7 @@ def test_replay_of_a_hole_that_was_synced_finds_it() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_replay_of_a_last_record_that_rotted_finds_it_once_it_is_marked(count: int) -> None:
-    """The mark at the end of a log covers the last record, whose sync nothing else tells of."""
+    """The SYNC_POINT at the end of a log covers the last record, whose sync no other record states."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)

@@ -106,7 +106,7 @@ def test_sync_after_one_failed_is_never_retried(error_number: int) -> None:
 def test_replay_with_any_call_failing_changes_nothing_for_the_next(
     kind: str, error_number: int, chance: random.Random
 ) -> None:
-    """An error while a log is opened is told, and the log opens with all that it has once the error has gone."""
+    """An error in the opening of a log is raised, and the log opens with all records once the error has passed."""
     moments, _log = _work_with_fault(SimulatedDisk(TWO_DIRECTORIES), "none", 1, 0)
     moment = chance.choice(moments[len(moments) // 2 :])
     for nth in range(1, 8):
@@ -141,7 +141,7 @@ def test_submit_on_a_full_disk_refuses_until_there_is_room() -> None:
 
 
 def test_submit_that_is_refused_is_not_found_whatever_the_disk_keeps() -> None:
-    """Once the refusal is told, no power cut brings back what a short write left."""
+    """After a refusal was reported, no power cut brings back what a short write left."""
     for seed in range(100):
         disk = SimulatedDisk([DATA], seed)
         with RunningLog(disk) as log:
@@ -155,7 +155,7 @@ def test_submit_that_is_refused_is_not_found_whatever_the_disk_keeps() -> None:
 
 
 def test_submit_when_its_rest_cannot_be_cut_fails_the_log() -> None:
-    """Where nobody knows whether a refused record would be found, it is not refused but the log has failed."""
+    """If a refused record might still be found, the log fails instead of refusing."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)

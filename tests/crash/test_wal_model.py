@@ -28,7 +28,7 @@ KINDS = st.sampled_from(
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log whose answers are kept, and looked up again whenever it is opened."""
+    """A log whose answers are kept, and compared with each replay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(payloads=PAYLOADS, needs_sync=st.booleans(), resumes=st.booleans())
     def append(self, payloads: list[bytes], *, needs_sync: bool, resumes: bool) -> None:
-        """Some records, perhaps built on what was refused; a log that has none yet begins with a segment."""
+        """Some records, perhaps built on refused ones; an empty log begins with a segment."""
         begins_segment = not self.log.log.first_segment_id
         self.log.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes).exception()
 
@@ -90,7 +90,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(codec=st.sampled_from(CODECS))
     def stop(self, codec: PayloadCodec) -> None:
-        """The log is closed as it should be, and opened anew, perhaps to seal payloads otherwise from now on."""
+        """The log is closed gracefully and reopened, perhaps with another codec."""
         self.log.log.close()
         self._open(self.disk.copy(), codec)
 

@@ -1,4 +1,4 @@
-"""A real disk on which a write finds no room, or which gives back something else."""
+"""A real disk on which a write finds no room, or which returns other bytes than were written."""
 
 import errno
 import os

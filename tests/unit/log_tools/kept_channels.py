@@ -35,7 +35,7 @@ TOOLS = ToolContext(OsDisk(), PayloadCodec(), ToolProgress())
 
 
 def limits_of(**limits: Any) -> LogChannelConfig:
-    """Small segments, and checkpoints at the end only; a spillable channel's configuration where it has memory."""
+    """A configuration with small segments and checkpoints at the end only; spillable if it has memory."""
     usual: dict[str, Any] = {"min_free_bytes": 0, "checkpoint_interval_seconds": 3600.0}
     config: LogChannelConfig = FileChannelConfig(type="file", **usual)
     if "memory_capacity" in limits:
@@ -183,5 +183,5 @@ def positions(segment: Path) -> list[int]:
 
 
 def log_end(directory: Path) -> int:
-    """Where the last segment's last MARK lies: rot there is cut like a torn tail, and nothing is lost with it."""
+    """Returns the position of the last SYNC_POINT: damage there is truncated like a torn tail, and loses nothing."""
     return positions(segments(directory)[-1])[-1]

@@ -213,7 +213,7 @@ def iter_of_ever_other_segments(home: Path) -> Any:
 
 
 def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files may be good; whoever runs the tool is somebody else."""
+    """The files may be good, but the user of the tool may not read them."""
 
     class Refusing(OsDisk):
         def open(self, path: Path, *, writable: bool = False) -> OsFile:
@@ -228,7 +228,7 @@ def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, m
 def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is no damage; where the disk has lost it, it is."""
+    """A missing permission is no damage; a read error of the disk is."""
     home = copied(made, tmp_path / NAME)
     refusal: OSError = PermissionError(errno.EACCES, "Permission denied")
 
@@ -301,7 +301,7 @@ def test_restore_of_a_damaged_backup_makes_nothing(backup: Path, tmp_path: Path)
 
 
 def test_restore_to_a_place_in_use_changes_nothing(backup: Path, tmp_path: Path) -> None:
-    """Neither a channel nor anything else is overwritten."""
+    """No existing file is overwritten."""
     home = tmp_path / NAME
     home.mkdir()
     (home / "file").touch()
@@ -344,7 +344,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def test_back_up_and_restore_without_the_key_compare_checksums(key_file: Path, tmp_path: Path) -> None:
-    """Whoever copies need not be able to read; which key is needed is told."""
+    """A backup needs no keys, and reports those that are needed to read it."""
     encryption = EncryptionConfig(keys={"2026": key_file}, active_key="2026")
     limits: dict[str, Any] = {"encryption": encryption, "compression": "zstd"}
     home = make_channel(tmp_path, **limits)

@@ -34,7 +34,7 @@ def state_of(next_sequence: int, claim: pb.Claim | None = None, reserved_sequenc
 
 
 def keep_of(next_sequence: int, reserved_sequence: int = 0, puts: Sequence[bytes] = (), first: int = 6) -> bytes:
-    """The payload of a KEEP of puts with one event each, which has one byte of body."""
+    """The payload of a MEMORY_STATE of puts with one event each, which has one byte of body."""
     ones = [1] * len(puts)
     return pb.MemoryState(
         state=pb.State(next_sequence=next_sequence, reserved_sequence=reserved_sequence),
@@ -137,7 +137,7 @@ def test_apply_of_a_record_that_contradicts_says_how(
 
 
 def test_apply_behind_damage_names_what_was_lost(check: ContentsCheck) -> None:
-    """The next COMMIT or STATE tells where the sequences go on."""
+    """The next COMMIT or STATE states where the sequences continue."""
     check.skip_damage()
     check.apply(record_of(Kind.PUT, ONE))
     check.apply(record_of(Kind.COMMIT, commit_of(9, [ONE], [1])))

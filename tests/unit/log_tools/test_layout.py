@@ -82,7 +82,7 @@ def test_find_layout_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
 
 
 def test_find_layout_of_another_versions_channel_is_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """It is not damaged, and must not be mended."""
+    """It is not damaged, and must not be repaired."""
     home = copied(made[0], tmp_path / NAME)
     content = json.loads((home / CHANNEL_FILE).read_text())
     (home / CHANNEL_FILE).write_text(json.dumps({**content, "version": 2}))
@@ -94,7 +94,7 @@ def test_find_layout_of_another_versions_channel_is_refused(made: tuple[Path, Pa
 def test_find_layout_with_a_channel_file_of_nonsense_tells_it(
     made: tuple[Path, Path, Path], tmp_path: Path, content: str
 ) -> None:
-    """The others still say who the channel is."""
+    """The other directories still state the channel's identity."""
     home = copied(made[0], tmp_path / NAME)
     (home / CHANNEL_FILE).write_text(content, encoding="latin-1")
     layout = find_layout([home, *made[1:]])
@@ -113,7 +113,7 @@ def test_find_layout_of_a_deleted_channel_is_refused(made: tuple[Path, Path, Pat
 
 @pytest.mark.parametrize("name", ["segment-000000000009.log", NEWEST])
 def test_open_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path], tmp_path: Path, name: str) -> None:
-    """Nor does anything else that is no file."""
+    """Other things that are not regular files do not block it either."""
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / name).unlink(missing_ok=True)
     os.mkfifo(homes[2] / name)

@@ -69,7 +69,7 @@ def test_repair_of_a_good_channel_does_nothing(home: Path) -> None:
 
 
 def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None:
-    """Whoever reads it decides."""
+    """Without a confirmation, nothing is changed."""
     flip(segments(home)[1], 100)
     before = contents(home)
     told = repair(layout_of(home), TOOLS)
@@ -161,7 +161,7 @@ async def take_most(base: Path) -> None:
 
 
 def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint behind it that needs nothing before tells the whole channel."""
+    """A checkpoint behind the damage that needs nothing before it has the whole channel."""
     with monkeypatch.context() as patched:
         patched.setattr(WriteAheadLog, "remove_before", lambda _log, _segment_id: 0)
         home = make_channel(tmp_path)
@@ -179,7 +179,7 @@ def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", [NEWEST, PREVIOUS])
 def test_repair_of_a_damaged_checkpoint_removes_it_and_nothing_else(home: Path, name: str) -> None:
-    """The log tells all that it told."""
+    """The log has everything that was in it."""
     before = story_of(home)
     flip(home / name, 100)
     files = contents(home)
@@ -296,7 +296,7 @@ def test_repair_on_a_full_disk_changes_nothing_before_the_copy_is_whole(home: Pa
 def test_repair_that_fails_half_way_says_where_the_files_are(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They tell what a second repair must know; with them back it does all that the first one would have done."""
+    """A second repair needs them; once they are restored, it completes what the first one began."""
     flip(segments(home)[1], 100)
     before = contents(home)
 
@@ -336,7 +336,7 @@ async def put_only(base: Path) -> None:
 
 
 def test_repair_of_a_segment_with_nothing_good_in_it_removes_it(home: Path) -> None:
-    """A header alone cannot be made anew where no record tells its number."""
+    """A header cannot be rebuilt if no record has its LSN."""
     segment = segments(home)[1]
     segment.write_bytes(b"\xff" * segment.stat().st_size)
     steps = repaired(home).steps

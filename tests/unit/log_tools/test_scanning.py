@@ -1,4 +1,4 @@
-"""Logs that somebody has changed with right checksums, and recoveries that do not agree."""
+"""Logs that were changed with matching checksums, and recoveries that do not agree."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,13 +78,13 @@ def test_verify_with_another_first_lsn_reports_it(home: Path) -> None:
 
 
 def test_verify_with_another_lsn_reports_it(home: Path) -> None:
-    """A record that was good elsewhere is not good here."""
+    """A record that is valid elsewhere is not valid here."""
     position = change_head(segments(home)[0], 2, lambda head: replace(head, lsn=99))
     assert first_damage(home).sentence.endswith(f"the record at byte {position} has LSN 99; it must be 3")
 
 
 def test_verify_with_a_segment_that_begins_otherwise_tells_it(home: Path) -> None:
-    """Older segments may be gone then, and nothing tells how the channel stood."""
+    """Older segments may have been removed, and nothing else has the channel's state."""
     change_head(segments(home)[0], 0, lambda head: replace(head, kind=Kind.CLAIM))
     assert "is a CLAIM; a segment begins with a STATE" in first_damage(home).sentence
 
@@ -174,7 +174,7 @@ def test_differences_of_endings_that_may_be_forgotten_are_none(monkeypatch: pyte
 
 
 def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
-    """It holds together, and is not what the log tells. What it tells is not granted all the same."""
+    """A valid checkpoint may contradict the log; the sequences in it are still not granted again."""
     (home / PREVIOUS).unlink()
     files = CheckpointFiles(OsDisk(), home, layout_of(home).log_id, keeps_previous=False)
     checkpoint = next(files.valid_checkpoints())

@@ -1,4 +1,4 @@
-"""The tools on the log of a spillable channel, which does not tell of all that its channel did."""
+"""The tools on the log of a spillable channel, which does not have all of its commits."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def test_verify_of_a_spillable_channel_finds_nothing(home: Path) -> None:
 
 
 def test_verify_without_checkpoints_finds_the_same_channel(home: Path) -> None:
-    """What a checkpoint tells of commits in memory is in the log too."""
+    """What a checkpoint says of commits in memory is in the log too."""
     before = story_of(home)
     for name in (NEWEST, PREVIOUS):
         (home / name).unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def test_repair_of_a_good_spillable_channel_does_nothing(home: Path) -> None:
 
 
 def test_repair_of_a_spillable_log_that_lost_its_end_gives_no_sequence_twice(home: Path) -> None:
-    """As far as anything tells of sequences, or reserves them, the repaired log goes on behind them."""
+    """The repaired log continues behind all sequences that any record or checkpoint mentions or reserves."""
     last = segments(home)[-1]
     content = bytearray(last.read_bytes())
     content[100] ^= 1
@@ -106,7 +106,7 @@ def test_repair_of_a_spillable_log_that_lost_its_end_gives_no_sequence_twice(hom
 
 
 def test_backup_and_restore_of_a_spillable_channel_is_the_same(home: Path, tmp_path: Path) -> None:
-    """With all that its log tells."""
+    """It has everything that is in its log."""
     before = story_of(home)
     assert run("backup", home, tmp_path / "backup").exit_code == 0
     shutil.rmtree(home)

@@ -36,7 +36,7 @@ MARK: Made = (Kind.SYNC_POINT, b"", 168)
 
 
 class Growing:
-    """A file that somebody writes: whoever reads it waits in between, and then it is another."""
+    """A file that is being written: its content changes whenever the reader waits."""
 
     def __init__(self, *contents: bytes) -> None:
         self._contents = list(contents)
@@ -73,12 +73,12 @@ def find(layout: ChannelLayout, monkeypatch: pytest.MonkeyPatch) -> Find:
 
 
 def test_find_tail_of_a_closed_log_takes_its_mark_for_a_proof(find: Find) -> None:
-    """A MARK is written alone, behind all that stays."""
+    """A SYNC_POINT is written alone, behind everything that stays."""
     assert find(segment_of([STATE, FIRST, SECOND, MARK])) == Tail(200)
 
 
 def test_find_tail_of_a_first_record_needs_no_proof(find: Find) -> None:
-    """A segment has its name only once that is synced."""
+    """A segment has its name only once its first record is synced."""
     assert find(segment_of([STATE])) == Tail(96)
 
 
@@ -106,7 +106,7 @@ def test_find_tail_after_a_kill_takes_what_stays_there(find: Find) -> None:
 
 
 def test_find_tail_of_what_goes_on_without_a_proof_ends_where_the_look_began(find: Find) -> None:
-    """Where commits are synced at times only, what came meanwhile may still be taken back."""
+    """If commits are synced at an interval, those that came meanwhile may still be truncated."""
     unsynced = (Kind.PUT, b"more", 96)
     assert find(segment_of([STATE, FIRST]), segment_of([STATE, FIRST, unsynced])) == Tail(132, torn_bytes=0)
 
@@ -137,14 +137,14 @@ def test_find_tail_that_saw_a_place_too_early_looks_again(layout: ChannelLayout)
 
 
 def test_find_tail_with_a_successor_takes_the_whole_segment(layout: ChannelLayout, find: Find) -> None:
-    """The next segment's header tells how long this one was when it was full."""
+    """The next segment's header states the length of this one."""
     following = SegmentHeader(LOG_ID, 2, 4, 168).encode()
     (layout.directories[0] / segment_name(2)).write_bytes(following)
     assert find(segment_of([STATE, FIRST, SECOND])) == Tail(168)
 
 
 def test_find_tail_with_a_proof_at_hand_does_not_wait(layout: ChannelLayout) -> None:
-    """Only a kill has the tools wait."""
+    """The tools wait only after a kill."""
     content = segment_of([STATE, FIRST, SECOND, MARK])
     started = time.monotonic()
     find_tail(ReadOnlyFile.of(content), layout, 1, is_live=True)

@@ -30,7 +30,7 @@ from tests.unit.log_tools.kept_channels import (
 )
 
 STEP = 61
-"""Every so manieth byte is damaged; it has no divisor in common with the lengths of records."""
+"""Only every n-th byte is damaged; n has no divisor in common with the lengths of records."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_verify_of_a_good_channel_finds_nothing_and_changes_nothing(home: Path) 
 
 
 def test_verify_of_numbers_that_are_never_sent_any_more_finds_nothing(tmp_path: Path) -> None:
-    """The log tells of them as the checkpoint does."""
+    """The log has them like the checkpoint."""
 
     async def fill_with_gaps() -> None:
         async with open_channel(tmp_path) as channel:
@@ -113,7 +113,7 @@ def test_verify_with_any_bit_flipped_says_which_segment_is_damaged_where(made: P
 
 
 def test_verify_of_a_damaged_put_names_its_sequences(home: Path) -> None:
-    """Whoever reads it knows what to ask producers for."""
+    """The report lists the sequences that damage concerns."""
     put = positions(segments(home)[0])[3]
     flip(segments(home)[0], put + 50)
     assert verified(home).scan.contents.lost == [(11, 20)]
@@ -174,7 +174,7 @@ def test_verify_with_the_last_segment_missing_learns_of_it_from_the_checkpoint(h
 
 
 def test_verify_with_the_first_segment_missing_tells_whose_events_are_gone(home: Path) -> None:
-    """A log whose first segments have gone is a log; a checkpoint that needs them tells that they were needed."""
+    """A log without its first segments is valid, unless a checkpoint needs them."""
     segments(home)[0].unlink()
     report = verified(home)
     assert f"{NEWEST}: needs segment 1, and the log begins behind it" in report.sentences
@@ -190,7 +190,7 @@ def test_verify_with_an_old_checkpoint_calls_it_stale(home: Path) -> None:
 
 
 def test_verify_with_a_segment_that_grew_tells_what_is_too_much(home: Path) -> None:
-    """What lies behind a full segment's end is nobody's."""
+    """Bytes behind a full segment's end belong to no record."""
     first = segments(home)[0]
     length = first.stat().st_size
     first.write_bytes(first.read_bytes() + b"more")
@@ -208,7 +208,7 @@ def test_verify_with_a_segment_of_another_channel_says_whose_it_is(home: Path, t
 
 
 def test_verify_with_a_segment_twice_says_so(home: Path, tmp_path: Path) -> None:
-    """Nobody knows which one counts."""
+    """It is unknown which of the two is right."""
     second = tmp_path / "second"
     second.mkdir()
     shutil.copy(segments(home)[1], second)

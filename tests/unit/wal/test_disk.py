@@ -61,7 +61,7 @@ def test_read_when_the_system_reads_a_part_goes_on(tmp_path: Path, monkeypatch: 
 
 
 def test_read_cached_of_what_was_just_written_gives_it(tmp_path: Path) -> None:
-    """What the kernel has at hand is read like anything else; what is not there is not waited for."""
+    """Cached bytes are read like others; the call does not wait for bytes that are not cached."""
     file = DISK.create(tmp_path / "file")
     file.write([b"0123456789"], 0)
     assert file.read_cached(8, 1) == b"12345678"
@@ -71,7 +71,7 @@ def test_read_cached_of_what_was_just_written_gives_it(tmp_path: Path) -> None:
 def test_read_cached_where_the_disk_must_be_waited_for_gives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None at all of it at hand, or the first part only: both say that one has to wait."""
+    """If nothing or only a part is cached, the call returns None."""
     file = DISK.create(tmp_path / "file")
     file.write([b"0123456789"], 0)
     preadv = os.preadv
@@ -116,7 +116,7 @@ def test_read_cached_when_the_disk_fails_raises(tmp_path: Path) -> None:
 
 
 def test_reserve_beyond_the_end_reads_as_zeros(tmp_path: Path) -> None:
-    """What is set aside has zeros until it is written, and can be cut off again."""
+    """Preallocated space reads as zeros until it is written, and can be truncated."""
     file = DISK.create(tmp_path / "file")
     file.write([b"content"], 0)
     file.reserve(7, 1000)

@@ -123,7 +123,7 @@ async def test_submit_of_many_at_once_is_answered_with_one_call_to_the_loop() ->
 
 
 async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: WriteAheadLog) -> None:
-    """A mistake in one callback is the event loop's to tell; all others are called."""
+    """The event loop reports an error in one callback; all others are called."""
     mistakes: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: mistakes.append(context["exception"]))
 
@@ -142,7 +142,7 @@ async def test_submit_whose_answer_raises_keeps_no_answer_from_others(log: Write
 
 
 def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> None:
-    """Answers that nobody can hear do not end the writer."""
+    """Answers to a closed event loop do not end the writer."""
     files = SegmentFiles(OsDisk(), [tmp_path], CHANNEL_ID)
     unheard = WriteAheadLog(files)
     assert list(unheard.replay()) == []
@@ -162,7 +162,7 @@ def test_close_after_the_event_loop_was_closed_still_writes(tmp_path: Path) -> N
 
 
 async def test_submit_when_the_disk_refuses_raises(tmp_path: Path) -> None:
-    """The error comes to whoever waits."""
+    """The waiting caller gets the error."""
     disk = SimulatedDisk([DATA])
     log = WriteAheadLog(files_on(disk))
     assert list(log.replay()) == []
@@ -232,7 +232,7 @@ def test_replay_that_does_not_settle_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_replay_after_one_that_failed_begins_anew() -> None:
-    """Who cannot read from one place may read from another, with the same log."""
+    """After a replay that failed, the same log can be replayed from another start."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as running:
         running.append(b"state", begins_segment=True)
@@ -250,7 +250,7 @@ def test_replay_after_one_that_failed_begins_anew() -> None:
 
 
 def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
-    """Nothing may be written behind records that nobody has read."""
+    """Records may only be written behind records that were replayed."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as running:
         running.append(b"state", begins_segment=True)
@@ -267,7 +267,7 @@ def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
 
 
 def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
-    """Compression and keys may change at each start; what was sealed before stays readable."""
+    """Compression and keys may change at each start; older payloads stay readable."""
     disk = SimulatedDisk([DATA])
     for number, codec in enumerate(CODECS):
         with RunningLog(disk, codec=codec) as log:
@@ -374,7 +374,7 @@ def test_replay_after_a_kill_syncs_names_that_nobody_synced() -> None:
 
 
 def test_remove_before_a_segment_removes_those_in_front_of_it() -> None:
-    """Their names are gone for good, one after the other; what remains is told."""
+    """Their names are removed durably, one after the other, and the remaining segments are reported."""
     disk = SimulatedDisk(TWO_DIRECTORIES)
     with RunningLog(disk, TWO_DIRECTORIES) as log:
         for number in range(4):
@@ -424,7 +424,7 @@ def test_remove_before_a_segment_that_is_yet_to_come_is_a_mistake() -> None:
 
 
 async def test_read_while_its_segment_is_removed_ends_well(log: WriteAheadLog) -> None:
-    """A read that began before the removal has its file still."""
+    """A read that began before the removal keeps its file."""
     begun = await _submit(log, STATE, _put(b"record"), begins_segment=True)
     await _submit(log, STATE, begins_segment=True)
     segment = log._segments[1]

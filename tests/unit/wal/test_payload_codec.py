@@ -27,7 +27,7 @@ def _sealed(codec: PayloadCodec, payload: bytes, kind: int = Kind.PUT, context: 
 
 @given(st.sampled_from(CODECS), st.lists(st.binary() | st.integers(0, 5000).map(bytes)), st.sampled_from(Kind))
 def test_decode_of_what_was_sealed_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
-    """However a payload is sealed and cut, whoever has the keys opens it, and it grows by little at most."""
+    """Whatever the codec and the pieces, the payload decodes with its keys and grows by little at most."""
     flags, sealed = codec.encode(kind, pieces, PLACE)
     whole = b"".join(sealed)
     assert PLAIN.decode(kind, flags, memoryview(whole), PLACE) == b"".join(pieces)
@@ -36,7 +36,7 @@ def test_decode_of_what_was_sealed_gives_it_back(codec: PayloadCodec, pieces: li
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
-    """There is nothing in it to keep small or secret."""
+    """An empty payload has nothing to compress or to hide."""
     assert codec.encode(Kind.SYNC_POINT, [], PLACE) == (Flags(0), [])
     assert codec.encode(Kind.PUT, [b"", b""], PLACE) == (Flags(0), [b"", b""])
 
@@ -60,7 +60,7 @@ def test_encode_of_what_does_not_get_smaller_leaves_it_uncompressed(payload: byt
 
 
 def test_encode_with_a_key_hides_the_payload_differently_each_time() -> None:
-    """Equal payloads cannot be told as equal; the layout is the documented one."""
+    """Equal payloads have different ciphertexts, in the documented layout."""
     payload = b"secret" * 10
     sealed = {_sealed(ENCRYPTING, payload)[1] for _ in range(100)}
     assert len({one[4:16] for one in sealed}) == 100
@@ -83,7 +83,7 @@ def test_decode_elsewhere_or_as_something_else_is_refused(codec: PayloadCodec) -
 
 @pytest.mark.parametrize("codec", CODECS[2:])
 def test_decode_with_any_bit_flipped_is_refused(codec: PayloadCodec) -> None:
-    """No change of a sealed payload goes unseen; in the key's id it asks for another key."""
+    """Every change of an encrypted payload is detected; one in the key's id names another key."""
     flags, sealed = _sealed(codec, b"payload" * 20)
     changed = bytearray(sealed)
     for bit in range(8 * len(sealed)):
@@ -95,7 +95,7 @@ def test_decode_with_any_bit_flipped_is_refused(codec: PayloadCodec) -> None:
 
 
 def test_decode_cut_anywhere_is_refused() -> None:
-    """Whatever is missing of a sealed payload, an error says so."""
+    """An encrypted payload that is cut anywhere raises an error."""
     for codec in CODECS[1:]:
         flags, sealed = _sealed(codec, b"payload" * 20)
         for length in range(len(sealed)):
@@ -124,7 +124,7 @@ def test_decode_without_the_key_says_which_is_needed() -> None:
 
 
 def test_decode_with_another_key_of_that_name_is_refused() -> None:
-    """Which of the two is wrong, nobody can say."""
+    """The payload or the key may be wrong; the error says so."""
     flags, sealed = _sealed(ENCRYPTING, b"payload")
     with pytest.raises(LogCorruptError, match="with the key 'old': the payload or the key has changed"):
         PayloadCodec(keys={"old": b"?" * 32}).decode(Kind.PUT, flags, sealed, PLACE)
@@ -141,7 +141,7 @@ def test_decode_of_a_frame_that_claims_too_much_sets_nothing_aside(monkeypatch: 
 
 
 def test_decode_of_a_frame_that_does_not_tell_its_length_is_refused() -> None:
-    """Nobody knows how much to set aside for it; Millrace writes no such frame."""
+    """Millrace writes no such frame, and decompressing it would need an unknown amount of memory."""
     endless = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
     with pytest.raises(LogCorruptError, match="it claims to have -1 bytes"):
         PLAIN.decode(Kind.PUT, Flags.COMPRESSED, endless, PLACE)
@@ -178,7 +178,7 @@ def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
     ],
 )
 def test_sealer_with_keys_that_cannot_be_is_a_mistake(active_key_id: str, keys: dict[str, bytes], message: str) -> None:
-    """Whoever makes one has checked what the user gave."""
+    """The caller has validated the user's keys before."""
     with pytest.raises(AssertionError, match=message):
         PayloadCodec(active_key_id=active_key_id, keys=keys)
 

@@ -75,7 +75,7 @@ def test_read_run_over_segments_takes_one_call_for_each(disk: SimulatedDisk) -> 
 
 
 def test_read_run_of_much_is_cut(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call reads more than the limit, unless one record has more."""
+    """No call reads more than the limit, unless a single record is larger."""
     monkeypatch.setattr(reading, "RUN_BYTES_MAX", 300)
     payloads = [bytes(68), bytes(68), bytes(68), bytes(1), bytes(500), bytes(1)]
     with RunningLog(disk) as log:
@@ -132,7 +132,7 @@ def test_read_run_with_damage_says_where(disk: SimulatedDisk, offset: int) -> No
 
 @pytest.mark.parametrize("cached_only", [True, False])
 def test_read_run_of_a_segment_that_is_gone_says_so(disk: SimulatedDisk, *, cached_only: bool) -> None:
-    """A location outlives its segment; whoever reads there is told."""
+    """A location may outlive its segment; reading it raises an error."""
     with RunningLog(disk) as log:
         locations = _write(log, b"state", begins_segment=True)
         _write(log, b"state", begins_segment=True)

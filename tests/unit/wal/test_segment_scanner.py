@@ -23,7 +23,7 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _written(*payloads: bytes) -> tuple[SimulatedDisk, list[Location]]:
-    """A segment with a state and these records, each synced, and no mark."""
+    """A segment with a STATE and these records, each synced, and no SYNC_POINT."""
     disk = SimulatedDisk([DATA])
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -64,7 +64,7 @@ def test_records_across_the_borders_of_windows_are_read_whole() -> None:
 
 
 def test_records_with_rot_before_a_good_one_find_it_wherever_that_lies() -> None:
-    """The record that proves the rot is found at any distance from it."""
+    """The record that proves the damage is found at any distance from it."""
     for length in range(2 * WINDOW_BYTES):
         disk, (_first, rotten, proof) = _written(b"before", b"x" * length, b"proves it")
         _flip(disk, rotten.position)
@@ -93,7 +93,7 @@ def test_records_with_rot_before_a_good_one_find_it_whatever_it_says(kind: Kind)
 
 @pytest.mark.parametrize("filling", [b"\1\0\0\0", b"\0\0\0\0", b"MILLRACE", b"\7\3\0\0"])
 def test_records_behind_a_hole_that_look_like_heads_prove_nothing(filling: bytes) -> None:
-    """What only has the shape of a head is not taken for one."""
+    """Bytes that only have the shape of a head are not taken for one."""
     disk, locations = _written(b"torn" + filling * 100)
     _flip(disk, locations[0].position)
     (state,) = _scanned(disk)
@@ -116,7 +116,7 @@ def test_records_with_a_length_beyond_the_file_end_there() -> None:
 
 
 def test_records_up_to_where_the_file_was_synced_must_be_good() -> None:
-    """What is known from elsewhere counts as well as what the records say."""
+    """The synced length that other files state counts like what the records state."""
     disk, locations = _written(b"last")
     end = locations[0].position + 32 + 4
     assert len(_scanned(disk, end)) == 2

@@ -78,7 +78,7 @@ def test_create_when_it_cannot_clean_up_tells_the_first_error() -> None:
 
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOSPC])
 def test_create_when_the_sync_of_the_name_fails_says_so(error_number: int) -> None:
-    """With whatever error: the segment is there, and nobody knows for how long."""
+    """Whatever the error, the segment exists, but a crash may still remove it."""
     disk = SimulatedDisk([DATA])
     disk.fail("sync_directory", 1, error_number)
     with pytest.raises(NameUnsyncedError):

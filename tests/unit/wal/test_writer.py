@@ -35,7 +35,7 @@ def _count(disk: SimulatedDisk, kind: str) -> int:
 
 
 class Gate:
-    """Holds one call of a kind until it is told to let it go."""
+    """Holds one call of a kind until it is opened."""
 
     def __init__(self, disk: SimulatedDisk, kind: str) -> None:
         self._kind = kind
@@ -86,7 +86,7 @@ def test_submit_of_a_lone_record_waits_for_nobody(disk: SimulatedDisk) -> None:
 
 
 def test_submit_behind_a_lone_record_waits_for_nobody(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was answered alone may never come again."""
+    """A caller that was answered alone may never submit again."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -127,7 +127,7 @@ def test_submit_after_several_were_answered_waits_for_as_many(
 def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes again at once is not waited for besides."""
+    """A caller that submits again at once is counted only once."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     log = WriteAheadLog(files_on(disk))
     assert list(log.replay()) == []
@@ -151,7 +151,7 @@ def test_submit_before_the_thread_goes_on_from_an_answer_is_counted_once(
 def test_submit_after_several_waits_neither_long_nor_where_they_wrote_much(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch, seconds: float, bytes_max: int
 ) -> None:
-    """Who does not come again is not waited for, nor anybody where a sync costs less than the writing."""
+    """The delay ends for callers that do not submit again, and there is none after a large group."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", seconds)
     monkeypatch.setattr(writer, "COMMIT_DELAY_BYTES_MAX", bytes_max)
     with RunningLog(disk) as log:
@@ -165,7 +165,7 @@ def test_submit_after_several_waits_neither_long_nor_where_they_wrote_much(
 def test_close_while_others_are_waited_for_writes_what_is_there(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody comes any more, so nobody is waited for."""
+    """A closing log waits for no more submissions."""
     monkeypatch.setattr(writer, "COMMIT_DELAY_SECONDS", _WAIT_SECONDS)
     started = time.monotonic()
     with RunningLog(disk) as log:
@@ -205,7 +205,7 @@ def test_submit_beside_others_that_need_no_sync_is_synced(disk: SimulatedDisk) -
 
 
 def test_submit_of_no_records_is_a_barrier(disk: SimulatedDisk) -> None:
-    """It writes nothing, tells where the log ends, and all before it is on the disk."""
+    """It writes nothing, has the log's end, and everything before it is durable."""
     with RunningLog(disk) as log:
         begun = log.append(b"state", begins_segment=True)
         unsynced = log.append(b"no haste", needs_sync=False)
@@ -229,7 +229,7 @@ def test_submit_that_begins_a_segment_ends_the_group_before_it(disk: SimulatedDi
 
 
 def test_submit_of_much_at_once_is_written_in_groups(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group has a limit; a submission larger than that is a group alone."""
+    """A group has a limit; a larger submission is a group of its own."""
     monkeypatch.setattr(writer, "GROUP_BYTES_MAX", 1000)
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
@@ -280,7 +280,7 @@ def test_submit_on_a_disk_that_cannot_reserve_grows_the_file(disk: SimulatedDisk
 
 
 def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
-    """Nobody waits for an answer that cannot come."""
+    """A submission to a closed log is answered with an error."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
     with pytest.raises(LogFailedError, match="the log is closed"):
@@ -308,7 +308,7 @@ def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk)
 
 
 def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
-    """Begins the first segment with a large state; returns while the mark behind it is synced."""
+    """Begins the first segment with a large STATE; returns while the SYNC_POINT behind it is being synced."""
     begun = Gate(disk, "sync_directory")
     answer = log.submit(b"state" * 100, begins_segment=True)
     begun.wait()
@@ -320,7 +320,7 @@ def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
 
 
 def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
-    """The synced positions that a segment's marks tell of."""
+    """Returns the synced positions of a segment's SYNC_POINTs."""
     content = disk.content(path)
     header = SegmentHeader.decode(content)
     position, marks = 64, []
@@ -345,7 +345,7 @@ def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
 
 
 def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A while after the last sync its mark is written and synced, without anybody asking; then there is silence."""
+    """Some time after the last sync, one SYNC_POINT is written and synced, and then nothing more."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     syncs = 0
     is_marked = threading.Event()
@@ -365,7 +365,7 @@ def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, mo
 
 
 def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark does not stand for records that nobody has synced yet."""
+    """A SYNC_POINT does not cover records that were not synced."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         _begin_and_await_mark(log, disk)
@@ -385,7 +385,7 @@ def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkey
 
 
 def test_mark_that_finds_no_room_hinders_nobody(disk: SimulatedDisk) -> None:
-    """A full disk leaves the end without a mark; the log closes all the same."""
+    """On a full disk the log closes without a last SYNC_POINT."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         disk.fail("write", 1, errno.ENOSPC)
@@ -394,7 +394,7 @@ def test_mark_that_finds_no_room_hinders_nobody(disk: SimulatedDisk) -> None:
 
 
 def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the disk is an error, also where only a mark met it."""
+    """A disk error fails the log even if only a SYNC_POINT met it."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     gate = Gate(disk, "sync_directory")
     with RunningLog(disk) as log:
@@ -412,7 +412,7 @@ def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.
 
 
 def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: SimulatedDisk) -> None:
-    """A mistake of the caller's is told to whoever waits; the writer's thread goes on answering."""
+    """An error in a caller's payload is answered, and the writer's thread goes on."""
     with RunningLog(disk) as log:
         for _ in range(2):
             with pytest.raises(LogFailedError, match="the log failed: AssertionError"):
@@ -420,7 +420,7 @@ def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: Simul
 
 
 def test_submit_of_a_segment_without_records_fails_the_log(disk: SimulatedDisk) -> None:
-    """A segment that has no first record would look as if it had lost it."""
+    """A segment without a first record would look damaged."""
     answer: Future[Exception | None] = Future()
     with RunningLog(disk) as log:
         log.log.submit(
@@ -431,7 +431,7 @@ def test_submit_of_a_segment_without_records_fails_the_log(disk: SimulatedDisk) 
 
 
 def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk) -> None:
-    """One that was raised over and over would keep everything that its traceback names."""
+    """An exception that is raised repeatedly would keep growing its traceback."""
     with RunningLog(disk) as log:
         log.append(b"state", begins_segment=True)
         disk.fail("sync", 1, errno.EIO)
@@ -441,7 +441,7 @@ def test_submit_to_a_failed_log_raises_a_new_error_each_time(disk: SimulatedDisk
 
 
 def _full_once(disk: SimulatedDisk, log: RunningLog, *, waiting: int = 0) -> list["Future[Submission]"]:
-    """Has a write find no room; returns the answers of what was submitted then, and of what waited behind it."""
+    """Makes a write find no room; returns the answers to that submission and to those behind it."""
     gate = Gate(disk, "write")
     answers = [log.submit(b"refused" * 10)]
     gate.wait()
@@ -501,7 +501,7 @@ def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: Simulat
 
 
 def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody builds on a mark."""
+    """A refused SYNC_POINT refuses nothing else, since nothing builds on it."""
     monkeypatch.setattr(writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
     with RunningLog(disk) as log:
         begun = Gate(disk, "sync_directory")
@@ -518,7 +518,7 @@ def test_mark_that_finds_no_room_refuses_nothing_else(disk: SimulatedDisk, monke
 
 
 def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small segment has little set aside, a large one as much as it has, up to a limit."""
+    """A small segment preallocates little, a large one as much as it has, up to a limit."""
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1000)
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 5000)
     sizes = []
@@ -548,4 +548,4 @@ def test_start_behind_records_goes_on_with_their_numbers(disk: SimulatedDisk) ->
 
 
 def _nobody(_submission: Submission, _error: Exception | None) -> None:
-    """Who does not care for an answer."""
+    """Ignores an answer."""
