@@ -5,9 +5,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace.dead_letters import DEAD_LETTER_PREFIX
-from millrace_server.agent.channel_writer import BODY_BYTES_MAX, BatchLimits, part_of
+from millrace_server.agent.channel_writer import BODY_BYTES_MAX, BatchLimits
 from millrace_server.agent.components import ComponentState
-from millrace_server.agent.events import EventTable
+from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, QuickInterceptor
 from millrace_server.agent.selectors import LoadBalancingConfig, MultiplexingConfig, ReplicatingConfig, SelectorConfig
 from millrace_server.agent.supervision import ComponentError

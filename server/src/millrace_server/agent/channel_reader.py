@@ -40,9 +40,7 @@ class UnsettledLimits(NamedTuple):
     """How much a sink may hold unsettled: half of the channel's limits, so that producers still find space."""
 
     event_count: int
-    """Events."""
     body_bytes: int
-    """Bytes of their bodies."""
     delivery_count: int
     """Deliveries, each of which is an open transaction."""
 

@@ -3,12 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from millrace_server.agent.batch_router import BatchRouter, Routing
 from millrace_server.agent.components import Component, ComponentState, EventOutcome
-from millrace_server.agent.events import EventTable
+from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.interceptor_run import StepError
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.supervision import Backoff, ComponentError, describe
@@ -267,8 +266,3 @@ class BatchLimits:
         if sum(map(len, bodies)) <= body_bytes_max:
             return len(bodies)
         return max(sum(end <= body_bytes_max for end in accumulate(map(len, bodies))), 1)
-
-
-def part_of(table: EventTable, stamp: Stamp, start: int, stop: int) -> tuple[EventTable, Stamp]:
-    """Returns a range of a batch's events with their numbers; the batch has as many numbers as events."""
-    return table.part(start, stop), replace(stamp, first=stamp.first + start, last=stamp.first + stop - 1)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from millrace.columns import ColumnsError
 from millrace.dead_letters import DeadLetterField
 from millrace_server.agent.components import Component, EventOutcome
-from millrace_server.agent.events import EventTable
+from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -103,9 +103,11 @@ class DeadLetterWriter:
                 self._drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})
                 return
             middle = letters.count // 2
-            halves = (None, None) if stamp is None else _halved(stamp, middle)
-            await self.write(letters.part(0, middle), halves[0], fields)
-            await self.write(letters.part(middle, letters.count), halves[1], fields)
+            for start, stop in ((0, middle), (middle, letters.count)):
+                if stamp is None:
+                    await self.write(letters.part(start, stop), None, fields)
+                else:
+                    await self.write(*part_of(letters, stamp, start, stop), fields)
             return
         except BadArgumentError:
             if stamp is None:
@@ -148,8 +150,3 @@ def _stamp_of(batch_indexes: Sequence[int] | None, producer_id: str, batch: Stam
     if batch_indexes is None or batch_indexes[-1] >= batch.span:
         return None
     return Stamp(producer_id, batch.first + batch_indexes[0], batch.first + batch_indexes[-1])
-
-
-def _halved(stamp: Stamp, count: int) -> tuple[Stamp, Stamp]:
-    border = stamp.first + count
-    return Stamp(stamp.producer_id, stamp.first, border - 1), Stamp(stamp.producer_id, border, stamp.last)

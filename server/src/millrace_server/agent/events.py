@@ -1,11 +1,13 @@
 """Events between a source and its channels."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 
 from millrace.columns import HEADER_KEYS_MAX, columns_from_events
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import StoredColumns, Window
+from millrace_server.channels.stamps import Stamp
 
 HeaderValues = str | Sequence[str | None]
 """A header of many events: one value for all of them, or one value per event, None for an event without it."""
@@ -135,3 +137,8 @@ def _column(key: str, values: HeaderValues) -> event_pb2.HeaderColumn | None:
     if not any(sizes):
         return None
     return event_pb2.HeaderColumn(key=key, sizes=sizes, values=b"".join(filter(None, cells)))
+
+
+def part_of(table: EventTable, stamp: Stamp, start: int, stop: int) -> tuple[EventTable, Stamp]:
+    """Returns a range of a batch's events with their numbers; the batch has as many numbers as events."""
+    return table.part(start, stop), replace(stamp, first=stamp.first + start, last=stamp.first + stop - 1)

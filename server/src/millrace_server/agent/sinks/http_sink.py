@@ -24,15 +24,11 @@ class HttpSink:
         # Without the query, which may hold a secret.
         self._shown_url = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
         self._planner = RequestPlanner(is_single=config.format == "single")
-        self._headers = self._constant_headers()
-
-    def _constant_headers(self) -> list[tuple[str, str]]:
-        headers = dict(self._config.headers)
-        if not any(name.lower() == "content-type" for name in headers):
-            headers["Content-Type"] = CONTENT_TYPES[self._config.format]
-        if self._config.compression == "gzip":
-            headers["Content-Encoding"] = "gzip"
-        return list(headers.items())
+        self._headers = dict(config.headers)
+        if not any(name.lower() == "content-type" for name in config.headers):
+            self._headers["Content-Type"] = CONTENT_TYPES[config.format]
+        if config.compression == "gzip":
+            self._headers["Content-Encoding"] = "gzip"
 
     async def run(self, reader: ChannelReader) -> None:
         """See `Sink.run`."""
@@ -62,7 +58,7 @@ class HttpSink:
     async def _send(self, client: HttpClient, channel_id: str, request: Sequence[StoredBatch]) -> None:
         is_compressed = self._config.compression == "gzip"
         body = await asyncio.to_thread(encode, request, self._config.format, is_compressed=is_compressed)
-        headers = [*self._headers, ("Idempotency-Key", idempotency_key(channel_id, request))]
+        headers = [*self._headers.items(), ("Idempotency-Key", idempotency_key(channel_id, request))]
         self._planner.record_sent(request)
         try:
             async with asyncio.timeout(self._config.answer_seconds_max):
