@@ -8,9 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from millrace_server.agent.sources.spooldir import chunks as chunks_module
-from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges, open_chunks
+from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges
 from millrace_server.agent.sources.spooldir.config import AnyFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
+from millrace_server.agent.sources.spooldir.source import open_chunks
 from tests.spool import opened, put
 
 _FORMATS: TypeAdapter[AnyFormat] = TypeAdapter(AnyFormat)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
-from millrace_server.agent.sources.spooldir.config import AnyFormat, AvroFormat, BlobFormat, LinesFormat
+from millrace_server.agent.sources.spooldir.config import BlobFormat, LinesFormat
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 
 
@@ -84,20 +84,7 @@ class ChunkReader(Protocol):
         """
 
 
-def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> ChunkReader:
-    """Returns a reader of the part of a file that some channel has not stored."""
-    match file_format:
-        case LinesFormat():
-            return _LineChunks(content, file_format, stored, limits)
-        case BlobFormat():
-            return _BlobChunk(content, file_format, stored)
-        case AvroFormat():
-            from millrace_server.agent.sources.spooldir.avro import AvroChunks
-
-            return AvroChunks(content, file_format, stored, limits)
-
-
-class _LineChunks:
+class LineChunks:
     """Lines, numbered by the bytes of the content."""
 
     def __init__(self, content: Content, config: LinesFormat, stored: StoredRanges, limits: ChunkLimits) -> None:
@@ -148,7 +135,7 @@ class _LineChunks:
         yield lines
 
 
-class _BlobChunk:
+class BlobChunk:
     """The entire file as one event with the number 0."""
 
     def __init__(self, content: Content, config: BlobFormat, stored: StoredRanges) -> None:

@@ -15,11 +15,22 @@ import structlog
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
 from millrace_server.agent.sources.line_stream import ReadAhead
-from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, StoredRanges, open_chunks
+from millrace_server.agent.sources.spooldir.chunks import (
+    BlobChunk,
+    Chunk,
+    ChunkLimits,
+    ChunkReader,
+    LineChunks,
+    StoredRanges,
+)
 from millrace_server.agent.sources.spooldir.config import (
     QUARANTINED_SUFFIX,
     REASON_SUFFIX,
+    AnyFormat,
+    AvroFormat,
+    BlobFormat,
     DeleteDone,
+    LinesFormat,
     MoveDone,
     RenameDone,
     SpooldirSourceConfig,
@@ -321,3 +332,16 @@ async def _opened(found: FoundFile, thread: WorkerThread) -> AsyncGenerator[Spoo
         await asyncio.wait({opening})
         if opening.exception() is None:
             opening.result().close()
+
+
+def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> ChunkReader:
+    """Returns a reader of the part of a file that some channel has not stored."""
+    match file_format:
+        case LinesFormat():
+            return LineChunks(content, file_format, stored, limits)
+        case BlobFormat():
+            return BlobChunk(content, file_format, stored)
+        case AvroFormat():
+            from millrace_server.agent.sources.spooldir.avro import AvroChunks
+
+            return AvroChunks(content, file_format, stored, limits)
