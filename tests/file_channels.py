@@ -23,8 +23,7 @@ from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
-from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.recent import RecentMemory
+from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.records import restore_claim, restore_ended, restore_ledger
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.transaction import EndedTxns, Outcome

@@ -20,8 +20,13 @@ from millrace_server.channels.channel_file import (
     ChannelIdentity,
     DirectoryError,
 )
-from millrace_server.channels.directories import ChannelDirectories, open_directories
-from millrace_server.channels.directory_lock import LOCK_FILE, DirectoryInUseError, lock_directory
+from millrace_server.channels.directories import (
+    LOCK_FILE,
+    ChannelDirectories,
+    DirectoryInUseError,
+    lock_directory,
+    open_directories,
+)
 from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
 from millrace_server.wal.segments import segment_name
 from tests.crashing_os import CrashingOs, Killed

@@ -9,8 +9,7 @@ import pytest
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
-from millrace_server.channels.directories import open_directories
-from millrace_server.channels.directory_lock import DirectoryInUseError
+from millrace_server.channels.directories import DirectoryInUseError, open_directories
 from millrace_server.channels.file_store import FileStore, FileStores
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.recent import READ_BYTES_MAX, WRITTEN_BYTES_MAX, RecentColumns, RecentMemory
+from millrace_server.channels.log_columns import READ_BYTES_MAX, WRITTEN_BYTES_MAX, RecentColumns, RecentMemory
 from millrace_server.wal.records import Location
 from tests.channel_events import stored
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
-from millrace_server.channels.directory_lock import lock_directory
+from millrace_server.channels.directories import lock_directory
 from millrace_server.cli import log_targets
 from millrace_server.cli.reporting import EXIT_DAMAGED, EXIT_UNAVAILABLE, EXIT_USAGE
 from millrace_server.hosting.data_dir import Catalog

@@ -10,7 +10,7 @@ import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
 from millrace_server.channels.config import EncryptionConfig
-from millrace_server.channels.directory_lock import DirectoryInUseError, lock_directory
+from millrace_server.channels.directories import DirectoryInUseError, lock_directory
 from millrace_server.log_tools import view
 from millrace_server.log_tools.backup import RestoreTarget, ToolContext, back_up, restore
 from millrace_server.log_tools.layout import DamagedError, ToolError, UnavailableError, UsageError

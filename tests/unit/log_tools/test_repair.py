@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace_server.channels.channel_file import CHANNEL_FILE, ChannelFile
-from millrace_server.channels.directory_lock import DirectoryInUseError, lock_directory
+from millrace_server.channels.directories import DirectoryInUseError, lock_directory
 from millrace_server.log_tools.backup import ToolContext
 from millrace_server.log_tools.layout import DamagedError, ToolError, UsageError
 from millrace_server.log_tools.repair import Repair, repair, skipping_records

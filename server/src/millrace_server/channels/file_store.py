@@ -20,8 +20,7 @@ from millrace_server.channels.directories import ChannelDirectories, open_direct
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.keys import load_keys
-from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.recent import RecentMemory
+from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.recovery import Recovered, ReplayProgress, recover
 from millrace_server.channels.spillable import SpillableCommitter, TieredContext
 from millrace_server.wal.checkpoints import CheckpointFiles

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.config import KEY_ID_PATTERN, LogChannelConfig
-from millrace_server.channels.directory_lock import DirectoryInUseError
+from millrace_server.channels.directories import DirectoryInUseError
 from millrace_server.channels.file_store import make_codec
 from millrace_server.channels.keys import KeyFileError, load_keys
 from millrace_server.cli.reporting import (

@@ -15,7 +15,7 @@ from millrace_server.channels.channel_file import (
     ChannelFile,
     ChannelIdentity,
 )
-from millrace_server.channels.directory_lock import LOCK_FILE, lock_directory
+from millrace_server.channels.directories import LOCK_FILE, lock_directory
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.files import make_directories
 from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolError, UsageError, find_layout

@@ -11,7 +11,7 @@ from re import fullmatch
 
 from millrace.v1 import event_pb2
 from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
-from millrace_server.channels.directory_lock import LOCK_FILE, lock_directory
+from millrace_server.channels.directories import LOCK_FILE, lock_directory
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.channels.records import state_record
 from millrace_server.log_tools.backup import (
