@@ -126,8 +126,8 @@ def check_accounts(channel: Channel) -> None:
     held = in_queue + taken
     assert contents.queue.event_count == sum(batch.count for batch in in_queue)
     assert contents.taken_count == sum(batch.count for batch in taken)
-    assert contents.room.event_count == sum(batch.count for batch in held)
-    assert contents.room.body_bytes == sum(len(body) for body in bodies_of(held))
+    assert contents.capacity.event_count == sum(batch.count for batch in held)
+    assert contents.capacity.body_bytes == sum(len(body) for body in bodies_of(held))
     sequences = [sequence for sequence, _ in numbered(held)]
     assert len(set(sequences)) == len(sequences)
     assert all(sequence < contents.next_sequence for sequence in sequences)

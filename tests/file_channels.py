@@ -153,8 +153,8 @@ class FileChannel:
         restore_ended(state.ended_txns, ended)
         return Story(
             events=numbered(held),
-            event_count=contents.room.event_count,
-            body_bytes=contents.room.body_bytes,
+            event_count=contents.capacity.event_count,
+            body_bytes=contents.capacity.body_bytes,
             next_sequence=state.next_sequence,
             stamps=dict(restore_ledger(state.producers).producers()),
             ended=dict(ended.items()),

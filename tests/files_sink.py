@@ -83,7 +83,7 @@ class SinkBench:
     @property
     def unsettled(self) -> int:
         """Events that are in the channel, taken or not."""
-        return self.channel._contents.room.event_count
+        return self.channel._contents.capacity.event_count
 
     async def until_settled(self) -> None:
         """Waits until the channel is empty."""

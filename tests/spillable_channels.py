@@ -28,7 +28,7 @@ def check_share(channel: Channel) -> None:
     held = [batch for batch in contents.held_batches() if not batch.is_in_log]
     assert share.event_count == sum(batch.count for batch in held)
     assert share.body_bytes == sum(batch.window.body_bytes for batch in held)
-    assert share.log_event_count == contents.room.event_count - share.event_count
+    assert share.log_event_count == contents.capacity.event_count - share.event_count
     columns = {id(batch.window.stored) for batch in held}
     assert {id(stored) for stored in share._unlogged} <= columns, "nothing is remembered of what has left"
     for held_commit in share._unlogged.values():

@@ -27,14 +27,14 @@ def put(directory: Path, name: str, content: bytes = b"", *, modified_seconds: f
     return hidden.rename(path)
 
 
-def found_at(path: Path) -> FoundFile:
+def locate(path: Path) -> FoundFile:
     """A file as the lookout finds it."""
     return FoundFile(path, FileStatus.of(path.lstat()))
 
 
 def opened(path: Path) -> SpoolFile:
     """A file as it is read."""
-    return SpoolFile.open(found_at(path))
+    return SpoolFile.open(locate(path))
 
 
 def names_in(directory: Path) -> list[str]:

@@ -183,8 +183,8 @@ class History:
         assert numbered(contents.queue) == account.queue
         assert contents.next_sequence == account.next_sequence
         assert contents.first_sequence == account.first_sequence
-        assert (contents.room.event_count, contents.room.body_bytes) == (len(account.held), account.held_bytes)
-        assert (contents.room.events_max, contents.room.body_bytes_max) == (
+        assert (contents.capacity.event_count, contents.capacity.body_bytes) == (len(account.held), account.held_bytes)
+        assert (contents.capacity.events_max, contents.capacity.body_bytes_max) == (
             account.limits.capacity,
             account.limits.body_bytes_max,
         )
@@ -217,7 +217,7 @@ class History:
         contents = self.channel._contents
         assert not self.lines[""]
         assert len(contents.takers) == len(self.lines["takers"])
-        assert len(contents.room.waiters) == len(self.lines["room"])
+        assert len(contents.capacity.waiters) == len(self.lines["room"])
         for running in self.lines["takers"]:
             look = self._look(running.call)
             # Limits that became smaller meanwhile are told when there is something to take.

@@ -318,7 +318,7 @@ class ChannelModel(RuleBasedStateMachine):
         assert all(running.task.done() for running in waiting)
         assert self._troubles == []
         contents = self.channel._contents
-        assert (self.channel.open_transactions, len(contents.takers), len(contents.room.waiters)) == (0, 0, 0)
+        assert (self.channel.open_transactions, len(contents.takers), len(contents.capacity.waiters)) == (0, 0, 0)
 
 
 SETTINGS = settings(

@@ -227,7 +227,7 @@ async def test_stop_sources_in_the_middle_of_a_delivery_ends_them(tmp_path: Path
         await until(lambda: bool(made_sources))
         for body in (b"a", b"b"):
             made_sources[0].bodies.put_nowait(body)
-        await until(lambda: bool(registry.get("orders")._contents.room.waiters))
+        await until(lambda: bool(registry.get("orders")._contents.capacity.waiters))
         await agent.stop_sources(GRACE_SECONDS)
         assert [component.state for component in agent.components] == [ComponentState.STOPPED]
         assert queued(registry.get("orders")) == [b"a"]

@@ -147,7 +147,7 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
     await settle()
     await writer.wait_open()
     assert writer.stored_ranges("file") == [[], []]
-    assert len(registry.get("b")._contents.room.waiters) == 0
+    assert len(registry.get("b")._contents.capacity.waiters) == 0
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -256,7 +256,7 @@ async def test_pick_when_all_are_full_takes_the_first_that_gets_space() -> None:
     await registry.get("b").purge()
     assert await picking.answer() == "b"
     assert now() == 1
-    assert not registry.get("a")._contents.room.waiters
+    assert not registry.get("a")._contents.capacity.waiters
 
 
 async def test_pick_when_all_stay_full_fails_after_the_keep_alive() -> None:
@@ -267,7 +267,7 @@ async def test_pick_when_all_stay_full_fails_after_the_keep_alive() -> None:
     with pytest.raises(ChannelFullError):
         await FanOut(registry, ["a", "b"]).pick(RoundRobin(), batch(b"1"), batch_stamp(0, 0))
     assert now() == KEEP_ALIVE
-    assert [len(registry.get(name)._contents.room.waiters) for name in "ab"] == [0, 0]
+    assert [len(registry.get(name)._contents.capacity.waiters) for name in "ab"] == [0, 0]
 
 
 async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
@@ -278,7 +278,7 @@ async def test_pick_when_cancelled_leaves_no_line_behind() -> None:
     picking = await started(FanOut(registry, ["a", "b"]).pick(LeastFull(), batch(b"1"), batch_stamp(0, 0)))
     picking.cancel()
     await settle()
-    assert [len(registry.get(name)._contents.room.waiters) for name in "ab"] == [0, 0]
+    assert [len(registry.get(name)._contents.capacity.waiters) for name in "ab"] == [0, 0]
 
 
 async def test_pick_of_an_event_that_fits_one_channel_only_takes_that() -> None:

@@ -72,7 +72,7 @@ class FakeRegistry:
     def get(self, name: str) -> Channel:
         return self.opened[name].channel
 
-    def get_hosted(self, name: str) -> Any:
+    def find(self, name: str) -> Any:
         opened = asyncio.Event()
         opened.set()
         return SimpleNamespace(opened=opened, channel=self.get(name), config=self.get(name).config)
@@ -187,7 +187,7 @@ class World:
 
     def stored(self) -> dict[str, list[bytes]]:
         """All that ever came into each channel."""
-        assert all(self.registry.get(name)._contents.room.event_count <= CAPACITY for name in NAMES)
+        assert all(self.registry.get(name)._contents.capacity.event_count <= CAPACITY for name in NAMES)
         return {name: self.taken[name] + bodies_of(self.registry.get(name)._contents.queue) for name in NAMES}
 
     def check_whole(self) -> None:

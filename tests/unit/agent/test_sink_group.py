@@ -113,7 +113,7 @@ class Group:
         self.count += count
 
     async def delivered(self) -> None:
-        await until(lambda: not self.channel._contents.room.event_count)
+        await until(lambda: not self.channel._contents.capacity.event_count)
 
     @property
     def all_bodies(self) -> list[bytes]:

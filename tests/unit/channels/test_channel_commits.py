@@ -215,7 +215,7 @@ async def test_commit_of_a_swap_on_a_full_channel_is_at_once(channel: Channel) -
     channel.transactions.put(txn_id, [stored(b"dddd")], None)
     assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
     assert now() == 0
-    assert (channel._contents.room.event_count, channel._contents.room.body_bytes) == (3, 10)
+    assert (channel._contents.capacity.event_count, channel._contents.capacity.body_bytes) == (3, 10)
 
 
 async def test_commit_of_a_swap_with_more_bytes_waits_for_them(channel: Channel) -> None:
@@ -264,7 +264,7 @@ async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
         await started(channel.transactions.commit([begin_with_puts(channel, body)], None))
         for body in (b"d", b"e", b"f")
     ]
-    assert len(channel._contents.room.waiters) == 3
+    assert len(channel._contents.capacity.waiters) == 3
     for number in range(3):
         taking = await begin_with_takes(channel, 1)
         late = begin_with_puts(channel, b"late")
@@ -276,7 +276,7 @@ async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
         await settle()
         channel.transactions.rollback(late)
     assert queued(channel) == [b"d", b"e", b"f"]
-    assert len(channel._contents.room.waiters) == 0
+    assert len(channel._contents.capacity.waiters) == 0
 
 
 async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
@@ -298,7 +298,7 @@ async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: 
     call = await started(channel.transactions.commit([txn_id], None))
     call.cancel()
     await settle()
-    assert (len(channel._contents.room.waiters), channel.open_transactions) == (0, 1)
+    assert (len(channel._contents.capacity.waiters), channel.open_transactions) == (0, 1)
     await make_room(channel)
     assert await channel.transactions.commit([txn_id], None) == Receipt(4, 4)
 
@@ -351,7 +351,7 @@ async def test_commit_that_waits_when_the_channel_is_deleted_is_told_at_once(cha
     for call in (commit, behind):
         with pytest.raises(ChannelNotFoundError):
             await call.answer()
-    assert (now(), len(channel._contents.room.waiters)) == (0, 0)
+    assert (now(), len(channel._contents.capacity.waiters)) == (0, 0)
 
 
 async def test_commit_without_keep_alive_does_not_wait() -> None:
@@ -380,7 +380,7 @@ async def test_commit_of_repeats_alone_still_removes_its_takes() -> None:
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"a")], None)
     assert await channel.transactions.commit([txn_id], Stamp("p", 1, 1)) == Receipt(0, 0, is_deduplicated=True)
-    assert channel._contents.room.event_count == 0
+    assert channel._contents.capacity.event_count == 0
     check_accounts(channel)
 
 
@@ -421,7 +421,7 @@ async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> 
     )
     assert now() == 3
     assert channel.config is before
-    assert channel._contents.room.events_max == 3
+    assert channel._contents.capacity.events_max == 3
     assert channel.transactions.begin(None, None)[1] == 30
 
 
@@ -443,9 +443,9 @@ async def test_update_to_less_waits_for_room(channel: Channel) -> None:
 async def test_update_of_bytes_alone_follows_the_same_rule(channel: Channel) -> None:
     """There is no last achieved size in between."""
     assert await channel.update(limits_of(capacity=3, body_bytes_max=8)) != ""
-    assert channel._contents.room.body_bytes_max == 10
+    assert channel._contents.capacity.body_bytes_max == 10
     assert await channel.update(limits_of(capacity=3, body_bytes_max=9)) == ""
-    assert channel._contents.room.body_bytes_max == 9
+    assert channel._contents.capacity.body_bytes_max == 9
 
 
 async def test_update_of_other_limits_holds_from_then_on() -> None:

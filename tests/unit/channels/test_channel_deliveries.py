@@ -70,10 +70,10 @@ async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channe
     assert bodies_of(first.takes) == [b"a", b"b", b"c", b"d"]
     _ = channel.deliveries.settle(second)
     channel.deliveries.nack(second)
-    assert channel._contents.room.event_count == 4
+    assert channel._contents.capacity.event_count == 4
     commits = channel._contents.counters.commits
     _ = channel.deliveries.settle(first)
-    assert (channel._contents.room.event_count, channel.open_transactions) == (0, 0)
+    assert (channel._contents.capacity.event_count, channel.open_transactions) == (0, 0)
     assert channel._contents.counters.commits == commits + 1
     check_accounts(channel)
 
@@ -112,7 +112,7 @@ async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
     await asyncio.sleep(1_000_000)
     assert queued(channel) == [b"d"]
     _ = channel.deliveries.settle(delivery)
-    assert channel._contents.room.event_count == 1
+    assert channel._contents.capacity.event_count == 1
 
 
 async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
@@ -189,7 +189,7 @@ async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel)
     with pytest.raises(DrainingError):
         await call.answer()
     _ = channel.deliveries.settle(delivery)
-    assert channel._contents.room.event_count == 0
+    assert channel._contents.capacity.event_count == 0
 
 
 async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:

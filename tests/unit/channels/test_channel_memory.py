@@ -108,7 +108,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
             commit.cancel()
         await settle()
         del takes, appends
-        assert (len(channel._contents.takers), len(channel._contents.room.waiters)) == (0, 0)
+        assert (len(channel._contents.takers), len(channel._contents.capacity.waiters)) == (0, 0)
         sizes.append(traced_bytes())
     assert sizes[2] - sizes[1] < 20_000
     assert scheduled_timers() < 1_500
@@ -120,7 +120,7 @@ async def test_events_queued_in_batches_cost_little_more_than_their_bytes(traced
     before = traced_bytes()
     for _ in range(100):
         await append(channel, *[b"x" * 100] * 1_000)
-    assert channel._contents.room.body_bytes == 10_000_000
+    assert channel._contents.capacity.body_bytes == 10_000_000
     assert traced_bytes() - before < 1.3 * 10_000_000
 
 

@@ -167,7 +167,7 @@ async def test_put_is_invisible_until_commit(channel: Channel) -> None:
     other = begin(channel)
     assert await take(channel, other) == []
     assert await take(channel, txn_id) == []
-    assert channel._contents.room.event_count == 0
+    assert channel._contents.capacity.event_count == 0
     await channel.transactions.commit([txn_id], None)
     assert await take(channel, other) == [b"a"]
 
@@ -267,7 +267,7 @@ async def test_commit_of_takes_alone_has_no_sequences(channel: Channel) -> None:
     await append(channel, b"a")
     assert await channel.transactions.commit([await begin_with_takes(channel, 1)], None) == Receipt(0, 0)
     check_accounts(channel)
-    assert channel._contents.room.event_count == 0
+    assert channel._contents.capacity.event_count == 0
 
 
 async def test_commit_of_several_stores_in_the_order_of_their_ids(channel: Channel) -> None:
@@ -383,7 +383,7 @@ async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
         else:
             await channel.transactions.commit([txn_id], None)
         check_accounts(channel)
-        assert (channel._contents.room.event_count, channel._contents.room.body_bytes) == (10, 100)
+        assert (channel._contents.capacity.event_count, channel._contents.capacity.body_bytes) == (10, 100)
     assert now() == 0
 
 

@@ -343,9 +343,9 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRe
     assert await desk.acknowledge("r", 1, 3) == 4
     assert await desk.acknowledge("r", 1, 1) == 4
     assert await desk.acknowledge("r", 1, 0) == 4
-    assert (contents.room.event_count, contents.counters.take_successes) == (3, 3)
+    assert (contents.capacity.event_count, contents.counters.take_successes) == (3, 3)
     assert await desk.acknowledge("r", 1, 6) == 7
-    assert (contents.room.event_count, contents.room.body_bytes) == (0, 0)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("through_sequence", [7, 8, (1 << 64) - 1])

@@ -173,7 +173,7 @@ def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents
     """Each follows the one before, and is seen only once it is applied; in their order, or not at all."""
     first = prepared(contents, contents.plan([window(b"c")], [], Stamp("p", 1, 1)))
     second = prepared(contents, contents.plan([window(b"d"), window(b"e")], [], Stamp("p", 2, 3)))
-    assert (contents.next_sequence, contents.assigned_sequence, contents.room.event_count) == (3, 6, 5)
+    assert (contents.next_sequence, contents.assigned_sequence, contents.capacity.event_count) == (3, 6, 5)
     assert second.receipt == Receipt(4, 5)
     assert bodies_of(contents.queue) == [b"a", b"b"]
     with pytest.raises(AssertionError):
@@ -191,10 +191,10 @@ def test_abort_of_a_swap_gives_back_what_it_charged(contents: Contents) -> None:
     """Capacity that a change needs is charged when it begins, room that it frees when it is finished."""
     taken = contents.take_all()
     swap = prepared(contents, contents.plan([window(b"1234567"), window(b"")], taken, None))
-    assert (contents.room.event_count, contents.room.body_bytes) == (2, 7)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (2, 7)
     contents.abort(swap)
-    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (2, 2, 2)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (2, 2, 2)
     less = prepared(contents, contents.plan([window(b"")], taken, None))
-    assert (contents.room.event_count, contents.room.body_bytes) == (2, 2)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (2, 2)
     contents.apply(less)
-    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (1, 0, 0)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (1, 0, 0)

@@ -8,7 +8,7 @@ from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.committer import MemoryCommitter, remove
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.queue import EventQueue, Portion
+from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import (
     BadArgumentError,
@@ -39,7 +39,7 @@ def put(contents: Contents, *bodies: bytes, stamp: Stamp | None = None) -> Recei
 
 def take(contents: Contents, events_max: int) -> list[StoredBatch]:
     return contents.take(
-        Portion(events_max=events_max, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+        AnswerLimits(events_max=events_max, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
     )
 
 
@@ -82,9 +82,9 @@ async def test_make_of_takes_frees_their_room(contents: Contents) -> None:
     """What was taken keeps its room until then; sequences are never given again."""
     filled(contents)
     taken = take(contents, 3)
-    assert (contents.room.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
+    assert (contents.capacity.event_count, contents.taken_count, contents.first_sequence) == (4, 3, 4)
     make(contents, contents.plan([], taken, None))
-    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (1, 1, 0)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (1, 1, 0)
     assert put(contents, b"e") == Receipt(5, 5)
 
 
@@ -94,7 +94,7 @@ async def test_make_of_a_swap_charges_the_difference(contents: Contents) -> None
     for number in range(50):
         taken = take(contents, 2)
         make(contents, contents.plan([window(b"12", b"1234" + b"x" * (number % 2))], taken, None))
-        assert (contents.room.event_count, contents.room.body_bytes) == (2, 6 + number % 2)
+        assert (contents.capacity.event_count, contents.capacity.body_bytes) == (2, 6 + number % 2)
 
 
 async def test_first_sequence_when_all_is_taken_is_the_next(contents: Contents) -> None:
@@ -175,7 +175,7 @@ async def test_goes_at_once_while_another_waits_only_without_need_of_room(conten
     waiting = await started(put_when_room(contents, b"e", b"f"))
     taken = take(contents, 3)
     make(contents, contents.plan([], taken, None))
-    assert contents.room.admits(1, 1)
+    assert contents.capacity.admits(1, 1)
     assert not contents.admits(contents.plan([window(b"g")], [], None))
     assert contents.admits(contents.plan([], [], None))
     assert await waiting.answer() == Receipt(5, 6)
@@ -189,7 +189,7 @@ async def test_wait_for_room_in_vain_is_refused_in_time(contents: Contents, body
     with pytest.raises(ChannelFullError, match="in 3 s"):
         await put_when_room(contents, body)
     assert now() == KEEP_ALIVE
-    assert (contents.room.event_count, contents.next_sequence, len(contents.room.waiters)) == (4, 5, 0)
+    assert (contents.capacity.event_count, contents.next_sequence, len(contents.capacity.waiters)) == (4, 5, 0)
 
 
 async def test_wait_for_bytes_in_vain_is_refused_as_such(contents: Contents) -> None:
@@ -214,7 +214,7 @@ async def test_wait_for_room_of_many_serves_them_in_order(contents: Contents) ->
         make(contents, contents.plan([], take(contents, 1), None))
         await settle()
         assert order == expected
-    assert len(contents.room.waiters) == 0
+    assert len(contents.capacity.waiters) == 0
 
 
 async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(contents: Contents) -> None:
@@ -240,7 +240,7 @@ async def test_wait_for_room_of_one_woken_out_of_turn_overtakes_nobody(contents:
     second = await started(put_when_room(contents, b"f"))
     repeat = await started(_append_when_room(contents, Stamp("p", 1, 1), b"g"))
     contents.ledger.accept(Stamp("p", 1, 1))
-    contents.room.waiters.wake_all()
+    contents.capacity.waiters.wake_all()
     await settle()
     assert not first.is_done
     assert not second.is_done
@@ -310,7 +310,7 @@ async def test_wait_for_room_while_somebody_else_commits_it_ends(contents: Conte
     planned = [contents.plan([window(b"e")], [], None), done]
     call = await started(contents.wait_for_room(lambda: planned.pop(0), KEEP_ALIVE))
     for _ in range(2):
-        contents.room.waiters.wake_next()
+        contents.capacity.waiters.wake_next()
         await settle()
     assert await call.answer() is done
 
@@ -345,7 +345,11 @@ async def test_resize_to_less_without_room_keeps_the_old_size(
     filled(contents)
     assert not await contents.resize(events_max, body_bytes_max, KEEP_ALIVE)
     assert now() == KEEP_ALIVE
-    assert (contents.room.events_max, contents.room.body_bytes_max, len(contents.room.waiters)) == (4, 10, 0)
+    assert (contents.capacity.events_max, contents.capacity.body_bytes_max, len(contents.capacity.waiters)) == (
+        4,
+        10,
+        0,
+    )
 
 
 async def test_resize_to_less_waits_for_room_before_all_others(contents: Contents) -> None:
@@ -359,7 +363,7 @@ async def test_resize_to_less_waits_for_room_before_all_others(contents: Content
     assert not commit.is_done
     make(contents, contents.plan([], take(contents, 1), None))
     assert await commit.answer() == Receipt(5, 5)
-    assert contents.room.events_max == 3
+    assert contents.capacity.events_max == 3
 
 
 async def test_resize_to_less_may_leave_one_limit_above_the_room(contents: Contents) -> None:
@@ -378,7 +382,7 @@ async def test_resize_that_is_cancelled_lets_others_have_the_room(contents: Cont
     resize.cancel()
     assert await commit.answer() == Receipt(4, 4)
     assert now() == 0
-    assert contents.room.events_max == 4
+    assert contents.capacity.events_max == 4
 
 
 async def test_put_back_of_taken_events_returns_them_to_their_places(contents: Contents) -> None:
@@ -398,14 +402,14 @@ async def test_put_back_of_taken_events_returns_them_to_their_places(contents: C
     make(contents, contents.plan([], second, None))
     contents.put_back(first)
     assert numbered(contents.queue) == [(1, b"a"), (3, b"c"), (4, b"d")]
-    assert (contents.room.event_count, contents.room.body_bytes) == (3, 3)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (3, 3)
 
 
 async def test_remove_through_a_sequence_counts_as_taken(contents: Contents) -> None:
     """Acknowledged events free their room."""
     filled(contents)
     await remove(contents, MemoryCommitter(contents), contents.take_through(3))
-    assert (bodies_of(contents.queue), contents.room.event_count) == ([b"d"], 1)
+    assert (bodies_of(contents.queue), contents.capacity.event_count) == ([b"d"], 1)
     assert contents.counters.take_successes == 3
 
 
@@ -421,14 +425,14 @@ async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) 
     taken = take(contents, 1)
     commit = await started(put_when_room(contents, b"e", b"f"))
     assert await purge(contents) == 3
-    assert contents.room.event_count == 1
+    assert contents.capacity.event_count == 1
     await settle()
     assert await commit.answer() == Receipt(5, 6)
     contents.put_back(taken)
     assert bodies_of(contents.queue) == [b"a", b"e", b"f"]
     assert contents.counters.take_successes == 0
     assert (await purge(contents), await purge(contents)) == (3, 0)
-    assert (contents.room.event_count, contents.room.body_bytes) == (0, 0)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes) == (0, 0)
 
 
 async def test_close_tells_all_who_wait_and_all_who_come() -> None:
@@ -492,8 +496,8 @@ def test_change_of_windows_counts_them() -> None:
 async def test_load_of_what_is_in_memory_gives_it_as_it_is(contents: Contents) -> None:
     """Nobody waits."""
     batches = list(filled(contents).queue)
-    await contents.load_ahead(
-        Portion(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
+    await contents.prefetch(
+        AnswerLimits(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
     )
     assert [one async for one in contents.load(batches)] == batches
     assert [one async for one in contents.load([])] == []
@@ -514,6 +518,6 @@ def test_restore_of_a_queue_charges_its_room() -> None:
     queue.append(StoredBatch(5, window(b"aa", b"b")))
     ledger.accept(Stamp("p", 1, 2))
     contents.restore(queue, ledger)
-    assert (contents.room.event_count, contents.room.body_bytes, contents.taken_count) == (2, 3, 0)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.taken_count) == (2, 3, 0)
     assert (contents.first_sequence, contents.next_sequence, contents.assigned_sequence) == (5, 9, 9)
     assert contents.plan([window(b"x")], [], Stamp("p", 2, 2)).dropped_count == 1

@@ -54,7 +54,7 @@ async def test_append_without_room_on_the_disk_never_happened(disk: SimulatedDis
         calls = await called(
             append(channel, b"b", stamp=Stamp("p", 1, 1)), append(channel, b"c", stamp=Stamp("p", 2, 2))
         )
-        assert channel._contents.room.event_count == 3
+        assert channel._contents.capacity.event_count == 3
         gate.open()
         assert await first == Receipt(1, 1)
         assert [await refusal(call) for call in calls] == ["DISK_FULL"] * 2
@@ -183,7 +183,7 @@ async def test_purge_and_acknowledge_without_room_return_the_events(disk: Simula
         check_accounts(channel)
         assert await channel.claims.acknowledge("r", None, 2) == 3
         assert await channel.purge() == 1
-        assert (channel._contents.room.event_count, channel._contents.counters.take_successes) == (0, 2)
+        assert (channel._contents.capacity.event_count, channel._contents.counters.take_successes) == (0, 2)
 
 
 async def test_acknowledge_repeated_behind_one_that_was_refused_says_nothing_untrue(disk: SimulatedDisk) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from millrace_server.channels.batches import Form
 from millrace_server.channels.channel_core import ChannelLimits, TakeLimits
-from millrace_server.channels.queue import Portion
+from millrace_server.channels.queue import AnswerLimits
 from millrace_server.errors import BytesFullError, EventTooLargeError, TxnCapacityError
 from tests.channel_events import limits_of, stored
 
@@ -83,11 +83,11 @@ def test_portion_is_what_was_asked_for_within_the_limits(
     events_max, body_bytes_max, answer_bytes_max = portion
     wanted_events, wanted_bytes, allowed_events = wanted
     taking = TakeLimits(events_max=wanted_events, body_bytes_max=wanted_bytes, form=form)
-    assert limits.portion(taking, allowed_events) == Portion(
+    assert limits.answer_limits(taking, allowed_events) == AnswerLimits(
         events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
     )
 
 
 def test_portion_in_rows_is_a_small_one() -> None:
     """Whatever a message may hold."""
-    assert ChannelLimits(limits_of(), 1 << 30).portion(TakeLimits(form=Form.ROWS), 10).answer_bytes_max == 8 << 20
+    assert ChannelLimits(limits_of(), 1 << 30).answer_limits(TakeLimits(form=Form.ROWS), 10).answer_bytes_max == 8 << 20

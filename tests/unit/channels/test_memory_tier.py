@@ -102,7 +102,7 @@ def test_spill_of_events_makes_their_commit_durable() -> None:
     tier, ledger, held = tier_with_reserve(), StampLedger(), batch(1, b"a", b"b")
     tier.prepare(prepared(ledger, held, stamp=Stamp("p", 1, 2)))
     tier.spill([held])
-    held.window.stored.found_at(Location(1, 64, 10), Ended())
+    held.window.stored.locate(Location(1, 64, 10), Ended())
     assert tier.durable_ledger(ledger) is ledger
     assert (tier.event_count, tier.log_event_count) == (0, 2)
     tier.remove([held])

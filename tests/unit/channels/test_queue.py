@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 
 from millrace_server.channels import queue as queue_module
 from millrace_server.channels.batches import Form, StoredBatch, StoredColumns, Window
-from millrace_server.channels.queue import EventQueue, Portion, PortionMeter
+from millrace_server.channels.queue import AnswerBudget, AnswerLimits, EventQueue
 from millrace_server.errors import ChannelCorruptError
 from millrace_server.wal.records import Location
 from tests.channel_events import batch, bodies_of, numbered
@@ -24,8 +24,10 @@ def portion(
     body_bytes_max: int = 1 << 30,
     answer_bytes_max: int = 1 << 30,
     form: Form = Form.COLUMNS,
-) -> Portion:
-    return Portion(events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form)
+) -> AnswerLimits:
+    return AnswerLimits(
+        events_max=events_max, body_bytes_max=body_bytes_max, answer_bytes_max=answer_bytes_max, form=form
+    )
 
 
 def queue_of(*batches: StoredBatch) -> EventQueue:
@@ -49,7 +51,7 @@ class DamagedSource:
 
 
 @pytest.mark.parametrize("limits", [portion(form=Form.ROWS), portion(events_max=4)])
-def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: Portion) -> None:
+def test_take_that_cannot_read_a_batch_takes_nothing(queue: EventQueue, limits: AnswerLimits) -> None:
     """What stood before the damage is still there, in its place."""
     damaged = StoredColumns.in_log(Location(1, 64, 100), DamagedSource(), 2, 2, 100)
     first = queue.take(portion(events_max=3))
@@ -94,7 +96,7 @@ def test_take_of_an_empty_queue_gives_nothing() -> None:
         (portion(events_max=2, body_bytes_max=7), b"a b"),
     ],
 )
-def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: Portion, bodies: bytes) -> None:
+def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: AnswerLimits, bodies: bytes) -> None:
     """Batches are cut where a limit says so; what does not fit ends the answer, though a later event might fit."""
     expected = bodies.split()
     assert bodies_of(queue.take(limits)) == expected
@@ -214,14 +216,14 @@ def test_read_of_many_batches_ends_some_way_on(monkeypatch: pytest.MonkeyPatch) 
 def test_first_of_batches_that_do_not_all_fit_leaves_no_gap() -> None:
     """What follows an event that does not fit is left out, though it might fit itself."""
     batches = [batch(1, b"a"), batch(2, b"b" * 10), batch(3, b"c")]
-    meter = PortionMeter(portion(body_bytes_max=5))
+    meter = AnswerBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a")]
 
 
 def test_first_of_batches_one_of_which_fits_in_part_ends_there() -> None:
     """A batch that is cut is the last."""
     batches = [batch(1, b"a"), batch(2, b"b", b"b" * 10), batch(4, b"c")]
-    meter = PortionMeter(portion(body_bytes_max=5))
+    meter = AnswerBudget(portion(body_bytes_max=5))
     assert numbered(meter.first_of(batches)) == [(1, b"a"), (2, b"b")]
 
 

@@ -17,7 +17,7 @@ class Source:
 
 def columns(length: int) -> StoredColumns:
     one = stored(b"x" * length)
-    one.found_at(Location(1, 0, one.raw_bytes), Source())
+    one.locate(Location(1, 0, one.raw_bytes), Source())
     return one
 
 

@@ -75,7 +75,7 @@ def prepared(
 
 def in_log(one: StoredBatch, position: int) -> StoredBatch:
     """The same batch, in the log too."""
-    one.window.stored.found_at(Location(1, position, 10), Source())
+    one.window.stored.locate(Location(1, position, 10), Source())
     return one
 
 

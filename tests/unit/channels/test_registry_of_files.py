@@ -8,7 +8,7 @@ import pytest
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import ChannelFile
-from millrace_server.channels.hosted import ChannelState
+from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import (
     ChannelCorruptError,
@@ -44,7 +44,7 @@ class Server:
 
     def _note(self, name: str) -> None:
         if name in self.registry:
-            self.told.append((name, self.registry.get_hosted(name).state))
+            self.told.append((name, self.registry.find(name).state))
 
     async def open(self, name: str = "orders", **limits: Any) -> Channel:
         hosted = self.registry.create(name, file_limits(**limits))
@@ -173,7 +173,7 @@ async def test_create_of_a_damaged_channel_is_corrupt_and_can_be_deleted(server:
     damage(server, b"damaged")
     with pytest.raises(ChannelCorruptError):
         await server.open()
-    hosted = server.registry.get_hosted("orders")
+    hosted = server.registry.find("orders")
     assert hosted.state is ChannelState.CORRUPT
     await server.registry.wait_open(30)
     with pytest.raises(ChannelCorruptError):
@@ -193,7 +193,7 @@ async def test_create_of_a_channel_that_another_has_open_is_refused_and_harms_no
     second = Server(server.base, server.disk)
     with pytest.raises(ChannelLogFailedError, match="cannot be opened; the server's log tells why"):
         await second.open()
-    assert second.registry.get_hosted("orders").state is ChannelState.LOG_FAILED
+    assert second.registry.find("orders").state is ChannelState.LOG_FAILED
     with pytest.raises(ChannelLogFailedError, match="cannot be deleted; the server's log tells why"):
         await second.registry.mark_deleted("orders")
     await second.registry.close()

@@ -94,7 +94,7 @@ async def test_append_that_fits_memory_writes_nothing(opened: Opened) -> None:
     channel.transactions.rollback(await begin_with_takes(channel, 2))
     assert await consume(channel) == [b"a", b"b"]
     assert opened.written_since(call_count) == []
-    assert not channel._contents.room.event_count
+    assert not channel._contents.capacity.event_count
 
 
 async def test_append_beyond_memory_goes_to_the_log_as_a_whole(opened: Opened) -> None:
@@ -304,7 +304,7 @@ async def test_counters_of_both_parts_are_those_of_one_channel(opened: Opened) -
     assert (counters.put_attempts, counters.put_successes, counters.deduplicated) == (6, 4, 2)
     assert (counters.take_attempts, counters.take_successes) == (6, 3)
     assert (counters.commits, counters.rollbacks) == (4, 1)
-    assert (contents.room.event_count, contents.room.body_bytes, contents.queue.event_count) == (1, 1, 1)
+    assert (contents.capacity.event_count, contents.capacity.body_bytes, contents.queue.event_count) == (1, 1, 1)
     assert channel._core.committer.memory_event_count == 0
 
 
@@ -347,7 +347,7 @@ async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
     assert await channel.claims.acknowledge("r", claim.epoch, 3) == 4
     assert await channel.purge() == 1
     check_share(channel)
-    assert not channel._contents.room.event_count
+    assert not channel._contents.capacity.event_count
 
 
 # The disk has no room.
@@ -414,7 +414,7 @@ async def test_commit_of_memory_behind_one_that_is_refused_is_made_again(opened:
     )
     assert isinstance(outcomes[0], DiskFullError)
     assert not isinstance(outcomes[1], BaseException)
-    assert not channel._contents.room.event_count
+    assert not channel._contents.capacity.event_count
     opened.disk.heal()
     receipt = await append(channel, b"d")
     assert receipt.first_sequence == 3

@@ -255,7 +255,7 @@ async def test_claim_after_a_crash_goes_on_behind_what_is_lost(crashing: Crashin
     assert bodies_of(read) == [b"c", b"behind the reserve"]
     through = read[-1].first_sequence
     assert await channel.claims.acknowledge("r", renewed.epoch, through) == through + 1
-    assert not channel._contents.room.event_count
+    assert not channel._contents.capacity.event_count
 
 
 async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crashing: Crashing) -> None:

@@ -89,7 +89,7 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
     service = AdminService(registry, FullCatalog(tmp_path / "catalog.json"))
     with pytest.raises(DiskFullError):
         await service._update_channel(pb.UpdateChannelRequest(name="orders", config={"capacity": 200}))
-    assert (channel.config.capacity, channel._contents.room.events_max) == (100, 100)
+    assert (channel.config.capacity, channel._contents.capacity.events_max) == (100, 100)
 
 
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
         )
     )
     await asyncio.sleep(0)
-    assert len(channel._contents.room.waiters) == 1
+    assert len(channel._contents.capacity.waiters) == 1
     other = asyncio.ensure_future(
         service._update_channel(pb.UpdateChannelRequest(name="orders", config={"open_transactions_max": 7}))
     )

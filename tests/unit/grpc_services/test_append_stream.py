@@ -104,7 +104,7 @@ async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running:
         stream.send(*bodies)
     await running.turn()
     assert stream.sequences == [1]
-    assert len(running.channel._contents.room.waiters) == 2
+    assert len(running.channel._contents.capacity.waiters) == 2
     await running.channel.purge()
     await running.end()
     assert stream.sequences == [1, 4, 6]
@@ -154,11 +154,11 @@ async def test_stream_whose_caller_leaves_ends_what_only_waits(running: Running)
     for bodies in ([b"a"] * 4, [b"b"], [b"c"]):
         stream.send(*bodies)
     await running.turn()
-    assert len(running.channel._contents.room.waiters) == 2
+    assert len(running.channel._contents.capacity.waiters) == 2
     running.serving.cancel()
     await asyncio.wait({running.serving})
     await running.turn()
-    assert len(running.channel._contents.room.waiters) == 0
+    assert len(running.channel._contents.capacity.waiters) == 0
     await running.channel.purge()
     await running.turn()
     assert queued(running.channel) == []

@@ -11,8 +11,8 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import FileChannelConfig, LogChannelConfig, SpillableChannelConfig
-from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.recovery import Recovered
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
@@ -46,18 +46,18 @@ def limits_of(**limits: Any) -> LogChannelConfig:
 @asynccontextmanager
 async def open_channel(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[Channel]:
     """A channel that a registry opens, until the end of the block."""
-    async with open_hosted(base, name, **limits) as hosted:
-        yield hosted.channel
+    async with open_hosted(base, name, **limits) as handle:
+        yield handle.channel
 
 
 @asynccontextmanager
-async def open_hosted(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[HostedChannel]:
+async def open_hosted(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[ChannelHandle]:
     """The same, with what the registry knows of it."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=base)
-    hosted = registry.create(name, limits_of(**limits))
+    handle = registry.create(name, limits_of(**limits))
     try:
-        await hosted.opened.wait()
-        yield hosted
+        await handle.opened.wait()
+        yield handle
     finally:
         await registry.close()
 

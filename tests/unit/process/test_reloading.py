@@ -126,7 +126,7 @@ async def test_reload_of_changed_limits_changes_the_channel_in_use(server: Serve
     last = await server.reload(tables_of({"orders": MEMORY, "bills": {**MEMORY, "capacity": 5_000}}, {"out": NULL}))
     assert last["channels_changed"] == ["bills"]
     assert server.registry.get("bills") is bills
-    assert (bills.config.capacity, bills._contents.room.events_max) == (5_000, 5_000)
+    assert (bills.config.capacity, bills._contents.capacity.events_max) == (5_000, 5_000)
     assert queued(bills) == [b"a", b"b"]
 
 
@@ -226,7 +226,7 @@ async def test_reload_tries_a_channel_again_that_could_not_be_opened(server: Ser
     tables = tables_of({"orders": MEMORY, "bills": MEMORY, "sealed": sealed}, {"out": NULL})
     await server.reload(tables)
     await server.registry.wait_open()
-    assert server.registry.get_hosted("sealed").channel_if_open is None
+    assert server.registry.find("sealed").channel_if_open is None
     key.write_text("ab" * 32)
     key.chmod(0o600)
     assert (await server.reload(tables))["channels_made"] == ["sealed"]

@@ -148,9 +148,9 @@ class ChannelReader:
         Raises:
             MillraceError: It could not be opened.
         """
-        hosted = self._registry.get_hosted(self._channel_name)
-        await hosted.opened.wait()
-        hosted.refuse_unless_open()
+        handle = self._registry.find(self._channel_name)
+        await handle.opened.wait()
+        handle.refuse_unless_open()
 
     def unsettled_limits(self) -> UnsettledLimits:
         """Returns how much a sink may hold unsettled now.
@@ -167,7 +167,7 @@ class ChannelReader:
         """Whether a producer waits for space in the channel."""
         if self._channel_name not in self._registry:
             return False
-        channel = self._registry.get_hosted(self._channel_name).channel_if_open
+        channel = self._registry.find(self._channel_name).channel_if_open
         return channel is not None and channel.has_waiting_commits
 
     def request_flush(self) -> None:
@@ -179,9 +179,9 @@ class ChannelReader:
         self._is_closing = True
         self.request_flush()
         if self._channel_name in self._registry:
-            hosted = self._registry.get_hosted(self._channel_name)
-            if hosted.channel_if_open is not None:
-                hosted.channel_if_open.wake_takers()
+            handle = self._registry.find(self._channel_name)
+            if handle.channel_if_open is not None:
+                handle.channel_if_open.wake_takers()
 
     def nack_all(self) -> None:
         for delivery in list(self._unsettled):

@@ -77,7 +77,7 @@ class ChannelWriter:
             MillraceError: A channel does not exist, could not be opened, or cannot be written.
         """
         for name in self._router.required:
-            hosted = self._registry.get_hosted(name)
+            hosted = self._registry.find(name)
             await hosted.opened.wait()
             await hosted.channel.transactions.wait_until_durable()
 
@@ -233,7 +233,7 @@ class BatchLimits:
         return max(min([BODY_BYTES_MAX, *takes]) >> self._halvings, 1)
 
     def _configs(self) -> Iterator[ChannelConfig]:
-        return (self._registry.get_hosted(name).config for name in self._channels if name in self._registry)
+        return (self._registry.find(name).config for name in self._channels if name in self._registry)
 
     def note_stored(self) -> None:
         self._batches_since += 1

@@ -64,7 +64,7 @@ class StoredColumns:
         """Columns that lie in a log, and not in memory until somebody wants them."""
         stored = cls(b"", count, body_bytes)
         stored.raw_bytes = raw_bytes
-        stored.found_at(location, source)
+        stored.locate(location, source)
         stored.forget()
         return stored
 
@@ -110,7 +110,7 @@ class StoredColumns:
         """Whether `raw` needs no disk."""
         return self._raw is not None
 
-    def found_at(self, location: Location, source: ColumnsSource) -> None:
+    def locate(self, location: Location, source: ColumnsSource) -> None:
         """From now on they lie in a log as well."""
         self.location = location
         self._source = source

@@ -14,7 +14,7 @@ from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents, Subscriber
 from millrace_server.channels.counters import ChannelCounters, ChannelGauges
 from millrace_server.channels.deliveries import Deliveries
-from millrace_server.channels.queue import PortionMeter
+from millrace_server.channels.queue import AnswerBudget
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions, TxnDirectory
 from millrace_server.errors import MillraceError
@@ -93,7 +93,7 @@ class Channel:
     @property
     def event_count(self) -> int:
         """Events in the channel, queued or taken."""
-        return self._contents.room.event_count
+        return self._contents.capacity.event_count
 
     @property
     def open_transactions(self) -> int:
@@ -118,13 +118,13 @@ class Channel:
     @property
     def used_fraction(self) -> float:
         """The used part of the capacity, in events or in bytes, whichever is larger."""
-        room = self._contents.room
-        return max(room.event_count / room.events_max, room.body_bytes / room.body_bytes_max)
+        capacity = self._contents.capacity
+        return max(capacity.event_count / capacity.events_max, capacity.body_bytes / capacity.body_bytes_max)
 
     @property
     def has_waiting_commits(self) -> bool:
         """Whether commits wait for room."""
-        return bool(self._contents.room.waiters)
+        return bool(self._contents.capacity.waiters)
 
     def gauges(self) -> ChannelGauges:
         """The channel at this moment."""
@@ -133,11 +133,11 @@ class Channel:
             queued_events=contents.queue.event_count,
             taken_events=contents.taken_count,
             memory_events=self._core.committer.memory_event_count,
-            body_bytes=contents.room.body_bytes,
-            body_bytes_max=contents.room.body_bytes_max,
+            body_bytes=contents.capacity.body_bytes,
+            body_bytes_max=contents.capacity.body_bytes_max,
             open_transactions=self.open_transactions,
             waiting_takes=len(contents.takers),
-            waiting_commits=len(contents.room.waiters),
+            waiting_commits=len(contents.capacity.waiters),
             producers=len(contents.ledger),
             first_sequence=contents.first_sequence,
             next_sequence=contents.next_sequence,
@@ -145,7 +145,7 @@ class Channel:
 
     def has_room(self, event_count: int, body_bytes: int) -> bool:
         """Whether so many events with so many bytes of bodies fit now."""
-        return self._contents.room.admits(event_count, body_bytes)
+        return self._contents.capacity.admits(event_count, body_bytes)
 
     def has_accepted(self, stamp: Stamp) -> bool:
         """Whether all numbers of a stamp were accepted; their commit may still be in flight."""
@@ -186,8 +186,8 @@ class Channel:
         start = 0
         while start < batch.count:
             rest = batch.part(start, batch.count)
-            portion = self._core.limits.portion(TakeLimits(form=form), rest.count)
-            count = PortionMeter(portion).admit(rest)
+            answer = self._core.limits.answer_limits(TakeLimits(form=form), rest.count)
+            count = AnswerBudget(answer).admit(rest)
             yield rest.part(0, count)
             start += count
 
@@ -244,8 +244,8 @@ class Channel:
         contents = self._contents
         if not await contents.resize(config.capacity, config.body_bytes_max, self.config.keep_alive_seconds):
             return (
-                f"the channel holds {contents.room.event_count} events with {contents.room.body_bytes} body bytes, and "
-                f"the new limits are {config.capacity} and {config.body_bytes_max}; nothing was changed"
+                f"the channel holds {contents.capacity.event_count} events with {contents.capacity.body_bytes} body "
+                f"bytes, and the new limits are {config.capacity} and {config.body_bytes_max}; nothing was changed"
             )
         self.enforce(config)
         return ""

@@ -9,7 +9,7 @@ from millrace_server.channels.claims import ClaimRegistry
 from millrace_server.channels.committer import ClaimRecord, Committer
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents
-from millrace_server.channels.queue import Portion
+from millrace_server.channels.queue import AnswerLimits
 from millrace_server.channels.transaction import EndedTxns, TxnLimit
 from millrace_server.errors import BytesFullError, DrainingError, EventTooLargeError, TxnCapacityError
 
@@ -103,14 +103,14 @@ class ChannelLimits:
             )
         return left
 
-    def portion(self, limits: TakeLimits, events_max: int) -> Portion:
+    def answer_limits(self, limits: TakeLimits, events_max: int) -> AnswerLimits:
         """What one answer holds, of at most `events_max` events."""
         answer_bytes_max = self._answer_bytes_max
         if limits.form is Form.ROWS:
             # Rows are encoded one by one, which holds up all other calls: so an answer in rows is small.
             events_max = min(events_max, _ROWS_MAX)
             answer_bytes_max = min(answer_bytes_max, _ROWS_BYTES_MAX)
-        return Portion(
+        return AnswerLimits(
             events_max=min(limits.events_max or events_max, events_max),
             body_bytes_max=limits.body_bytes_max or _UNLIMITED_BYTES,
             answer_bytes_max=answer_bytes_max,
@@ -163,7 +163,7 @@ class ChannelCore:
         self.config = config
         self.limits = ChannelLimits(config, self._answer_bytes_max)
         self.committer.enforce(config)
-        self.contents.room.resize(config.capacity, config.body_bytes_max)
+        self.contents.capacity.resize(config.capacity, config.body_bytes_max)
 
     def refuse_if_draining(self) -> None:
         """Raises DrainingError where the server stops."""
@@ -185,17 +185,17 @@ class ChannelCore:
         self.channel_limit.count(change)
         self.server_limit.count(change)
 
-    def largest_portion(self, limits: TakeLimits) -> Portion:
+    def largest_answer(self, limits: TakeLimits) -> AnswerLimits:
         """What one answer holds of as many events as a transaction may take."""
-        return self.limits.portion(limits, self.limits.transaction_capacity)
+        return self.limits.answer_limits(limits, self.limits.transaction_capacity)
 
-    def take_removable(self, portion: Portion) -> list[StoredBatch]:
+    def take_removable(self, limits: AnswerLimits) -> list[StoredBatch]:
         """Takes the oldest events.
 
         Where the log has failed and the oldest events are in memory only, they are taken without any of the log, so
         that they can still be removed.
         """
-        batches = self.contents.take(portion)
+        batches = self.contents.take(limits)
         if self.committer.fault is None:
             return batches
         removable = list(takewhile(lambda batch: not batch.is_in_log, batches))

@@ -74,7 +74,7 @@ class MemoryCommitter:
 
     @property
     def memory_event_count(self) -> int:
-        return self._contents.room.event_count
+        return self._contents.capacity.event_count
 
     def enforce(self, _config: ChannelConfig) -> None:
         """Nothing depends on the configuration."""

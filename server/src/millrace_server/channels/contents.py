@@ -9,7 +9,7 @@ from millrace_server.channels.batches import StoredBatch, Window
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.channels.log_columns import LogColumns
-from millrace_server.channels.queue import EventQueue, Portion
+from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
@@ -74,12 +74,14 @@ class Contents:
 
     Args:
         name: The channel's name.
-        room: How much it may hold; empty.
+        capacity: Counts the events against the limits; empty.
         next_sequence: The first sequence that it assigns.
         columns: Reads events that are not in memory; None where all are.
     """
 
-    def __init__(self, name: str, room: Capacity, next_sequence: int = 1, columns: LogColumns | None = None) -> None:
+    def __init__(
+        self, name: str, capacity: Capacity, next_sequence: int = 1, columns: LogColumns | None = None
+    ) -> None:
         self._name = name
         self._columns = columns
         self._is_closed = False
@@ -87,7 +89,7 @@ class Contents:
         self._taken: dict[int, StoredBatch] = {}
         self._assigned_sequence = next_sequence
         self.queue = EventQueue()
-        self.room = room
+        self.capacity = capacity
         self.ledger = StampLedger()
         self.takers = WaitQueue()
         self.readers = WaitQueue()
@@ -121,7 +123,7 @@ class Contents:
         """Fills the contents with what a log has told."""
         self.queue = queue
         self.ledger = ledger
-        self.room.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
+        self.capacity.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
 
     def refuse_if_closed(self) -> None:
         """Raises ChannelNotFoundError once the channel is deleted."""
@@ -133,7 +135,7 @@ class Contents:
         self._is_closed = True
         self.takers.wake_all()
         self.readers.wake_all()
-        self.room.waiters.wake_all()
+        self.capacity.waiters.wake_all()
         for subscriber in self._subscribers:
             subscriber.end()
 
@@ -155,10 +157,10 @@ class Contents:
             commit.has_new_numbers = bool(ranges)
         else:
             commit = Commit(puts, takes)
-        if commit.put_count > self.room.events_max or commit.put_body_bytes > self.room.body_bytes_max:
+        if commit.put_count > self.capacity.events_max or commit.put_body_bytes > self.capacity.body_bytes_max:
             raise TxnCapacityError(
                 f"the commit puts {commit.put_count} events with {commit.put_body_bytes} body bytes; the whole channel "
-                f"holds {self.room.events_max} and {self.room.body_bytes_max}; commit less at once"
+                f"holds {self.capacity.events_max} and {self.capacity.body_bytes_max}; commit less at once"
             )
         return commit
 
@@ -166,7 +168,7 @@ class Contents:
         """Whether a planned commit can be prepared now: there is room, and no earlier one waits for it."""
         if not commit.needs_room:
             return True
-        return not self.room.waiters and self.room.admits(commit.event_count, commit.body_bytes)
+        return not self.capacity.waiters and self.capacity.admits(commit.event_count, commit.body_bytes)
 
     async def wait_for_room(self, plan: Callable[[], Commit], keep_alive_seconds: float) -> Commit:
         """Waits in the queue for room.
@@ -182,7 +184,7 @@ class Contents:
         clock = asyncio.get_running_loop().time
         give_up = clock() + keep_alive_seconds
         try:
-            with self.room.waiters.join() as waiter:
+            with self.capacity.waiters.join() as waiter:
                 while True:
                     is_woken = await waiter.wait(give_up - clock())
                     commit = plan()
@@ -190,14 +192,14 @@ class Contents:
                         return commit
                     # A waiter that was woken out of turn must not overtake; one whose time is up takes what room there
                     # is.
-                    is_turn = self.room.waiters.is_first(waiter) or not is_woken
-                    if is_turn and self.room.admits(commit.event_count, commit.body_bytes):
+                    is_turn = self.capacity.waiters.is_first(waiter) or not is_woken
+                    if is_turn and self.capacity.admits(commit.event_count, commit.body_bytes):
                         return commit
                     if not is_woken:
-                        raise self.room.full_error(commit.event_count, commit.body_bytes, keep_alive_seconds)
+                        raise self.capacity.full_error(commit.event_count, commit.body_bytes, keep_alive_seconds)
         finally:
             # There may be room for the next one too, or it needs less than this one did.
-            self.room.waiters.wake_next()
+            self.capacity.waiters.wake_next()
 
     def prepare(self, commit: Commit) -> None:
         """Assigns a planned commit its sequences, accepts its stamp, and charges the room that it needs."""
@@ -210,7 +212,7 @@ class Contents:
         commit.first_sequence, commit.batches = first_sequence, batches
         commit.acceptance = None if commit.stamp is None else self.ledger.accept(commit.stamp)
         if commit.needs_room:
-            self.room.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
+            self.capacity.change(max(commit.event_count, 0), max(commit.body_bytes, 0))
         is_deduplicated = commit.dropped_count > 0
         if batches:
             self._assigned_sequence = next_sequence
@@ -232,7 +234,7 @@ class Contents:
         if commit.takes:
             self._remove_taken(commit.takes)
             # What a commit needs is charged when it is prepared; what it frees is free only now.
-            self.room.change(min(commit.event_count, 0), min(commit.body_bytes, 0))
+            self.capacity.change(min(commit.event_count, 0), min(commit.body_bytes, 0))
         counters = self.counters
         counters.put_successes += commit.put_count
         if not commit.is_purge:
@@ -247,7 +249,7 @@ class Contents:
         self._assigned_sequence = commit.first_sequence
         if commit.acceptance is not None:
             self.ledger.undo(commit.acceptance)
-        self.room.change(-max(commit.event_count, 0), -max(commit.body_bytes, 0))
+        self.capacity.change(-max(commit.event_count, 0), -max(commit.body_bytes, 0))
 
     async def resize(self, events_max: int, body_bytes_max: int, keep_alive_seconds: float) -> bool:
         """Sets new limits, once what the channel holds fits them.
@@ -260,27 +262,27 @@ class Contents:
         is_woken = True
         try:
             # First in the line: commits that wait for room would take what this waits for.
-            with self.room.waiters.join(at_front=True) as waiter:
-                while self.room.event_count > events_max or self.room.body_bytes > body_bytes_max:
+            with self.capacity.waiters.join(at_front=True) as waiter:
+                while self.capacity.event_count > events_max or self.capacity.body_bytes > body_bytes_max:
                     if not is_woken:
                         return False
                     is_woken = await waiter.wait(give_up - clock())
                     self.refuse_if_closed()
-                self.room.resize(events_max, body_bytes_max)
+                self.capacity.resize(events_max, body_bytes_max)
         finally:
-            self.room.waiters.wake_next()
+            self.capacity.waiters.wake_next()
         return True
 
     # Takes.
 
-    async def load_ahead(self, portion: Portion) -> None:
-        """Sees to it that a take of this portion finds its events in memory, without holding up anybody else.
+    async def prefetch(self, limits: AnswerLimits) -> None:
+        """Sees to it that a take of this limits finds its events in memory, without holding up anybody else.
 
         Raises:
             ChannelCorruptError: Some of them are not what was written.
         """
         if self._columns is not None:
-            await self._columns.load(_first_of(self.queue, portion.events_max))
+            await self._columns.load(_first_of(self.queue, limits.events_max))
 
     async def load(self, batches: Iterable[StoredBatch]) -> AsyncGenerator[StoredBatch]:
         """The same batches, each when it is in memory.
@@ -297,9 +299,9 @@ class Contents:
                 yield batch
             left = left[len(group) :]
 
-    def take(self, portion: Portion) -> list[StoredBatch]:
+    def take(self, limits: AnswerLimits) -> list[StoredBatch]:
         """Takes the oldest events; they keep their room until they are removed or put back."""
-        return self._mark_taken(self.queue.take(portion))
+        return self._mark_taken(self.queue.take(limits))
 
     def take_through(self, sequence: int) -> list[StoredBatch]:
         """Takes all queued events up to a sequence, included."""

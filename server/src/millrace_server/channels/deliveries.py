@@ -6,7 +6,7 @@ from collections.abc import Callable
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel_core import ChannelCore, TakeLimits
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.queue import Portion
+from millrace_server.channels.queue import AnswerLimits
 from millrace_server.channels.transaction import Transaction, TxnState
 from millrace_server.errors import MillraceError
 
@@ -46,13 +46,13 @@ class Deliveries:
         try:
             with self._contents.takers.join() as waiter:
                 while True:
-                    await self._contents.load_ahead(core.largest_portion(limits))
+                    await self._contents.prefetch(core.largest_answer(limits))
                     self._contents.refuse_if_closed()
                     if not is_wanted():
                         return None
                     core.claims.refuse_if_claimed()
                     core.refuse_one_more()
-                    batches = self._take(core.largest_portion(limits))
+                    batches = self._take(core.largest_answer(limits))
                     if batches:
                         break
                     await waiter.wait(_FOREVER_SECONDS)
@@ -64,8 +64,8 @@ class Deliveries:
         core.count_open(1)
         return delivery
 
-    def _take(self, portion: Portion) -> list[StoredBatch]:
-        batches = self._core.take_removable(portion)
+    def _take(self, limits: AnswerLimits) -> list[StoredBatch]:
+        batches = self._core.take_removable(limits)
         fault = self._core.committer.fault
         if fault is not None and not (batches and not batches[0].is_in_log):
             # Its settlement would fail, and it would be delivered again and again.

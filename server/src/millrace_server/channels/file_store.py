@@ -268,8 +268,8 @@ class FileStores:
         self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered
     ) -> tuple[Journal | SpillableCommitter, Journal]:
         """The channel's committer, and the journal that it writes with."""
-        room = Capacity(config.capacity, config.body_bytes_max)
-        contents = Contents(name, room, recovered.next_sequence, files.columns)
+        capacity = Capacity(config.capacity, config.body_bytes_max)
+        contents = Contents(name, capacity, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger)
         disk_space = DiskSpace(self._disk, files.directories.data_dirs, time.monotonic)
         log_side = contents, files.columns, recovered.ended, recovered.claim

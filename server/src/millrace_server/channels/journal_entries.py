@@ -49,7 +49,7 @@ class LogContext:
         # The PUT records come first. A commit that is in memory only has none.
         for batch, location in zip(commit.batches, locations, strict=False):
             stored = batch.window.stored
-            stored.found_at(location, self.columns)
+            stored.locate(location, self.columns)
             self.columns.add(stored)
         self.contents.apply(commit)
 

@@ -12,7 +12,7 @@ _READ_AHEAD = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class AnswerLimits:
     """How much one answer may hold."""
 
     events_max: int
@@ -49,14 +49,14 @@ class EventQueue:
         self._batches.append(batch)
         self.event_count += batch.count
 
-    def take(self, portion: Portion) -> list[StoredBatch]:
-        """Removes and returns the oldest events, as many as the portion allows; none where the queue is empty.
+    def take(self, limits: AnswerLimits) -> list[StoredBatch]:
+        """Removes and returns the oldest events, as many as the limits allow; none where the queue is empty.
 
         Raises:
             ChannelCorruptError: Some of them cannot be read; all are still there.
         """
         taken: list[StoredBatch] = []
-        meter = PortionMeter(portion)
+        meter = AnswerBudget(limits)
         try:
             while self._batches and (count := meter.admit(self._batches[0])):
                 taken.append(self._take_first(count))
@@ -169,18 +169,18 @@ class EventQueue:
         return iter(self._batches)
 
 
-class PortionMeter:
-    """Counts down a portion batch by batch."""
+class AnswerBudget:
+    """Counts down the limits of an answer, batch by batch."""
 
-    def __init__(self, portion: Portion) -> None:
-        self._form = portion.form
-        self._events_left = portion.events_max
-        self._body_bytes_left = portion.body_bytes_max
-        self._answer_bytes_left = portion.answer_bytes_max
+    def __init__(self, limits: AnswerLimits) -> None:
+        self._form = limits.form
+        self._events_left = limits.events_max
+        self._body_bytes_left = limits.body_bytes_max
+        self._answer_bytes_left = limits.answer_bytes_max
         self._is_empty = True
 
     def first_of(self, batches: Iterable[StoredBatch]) -> Iterator[StoredBatch]:
-        """The first of these events, as many as the portion allows, without a gap."""
+        """The first of these events, as many as the limits allow, without a gap."""
         for batch in batches:
             count = self.admit(batch)
             if count:

@@ -9,9 +9,9 @@ import structlog
 
 from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_file import DirectoryError
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig
 from millrace_server.channels.file_store import ClosedStore, FileStore, FileStores
-from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.names import check_channel_name, shown
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import ChannelExistsError, ChannelLogFailedError, ChannelNotEmptyError, ChannelNotFoundError
@@ -41,7 +41,7 @@ class ChannelRegistry:
         channels_dir: Path = Path("channels"),
         disk: Disk | None = None,
     ) -> None:
-        self._hosted: dict[str, HostedChannel] = {}
+        self._handles: dict[str, ChannelHandle] = {}
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
@@ -51,61 +51,61 @@ class ChannelRegistry:
         self.transactions = TxnDirectory(open_transactions_max, self.refuse_while_replaying)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._hosted
+        return name in self._handles
 
-    def create(self, name: str, config: ChannelConfig) -> HostedChannel:
-        """Makes a channel: at once in memory, else in the background; see `HostedChannel.opened`.
+    def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
+        """Makes a channel: at once in memory, else in the background; see `ChannelHandle.opened`.
 
         Raises:
             ChannelExistsError: There is one of that name.
         """
         check_channel_name(name)
-        if name in self._hosted:
+        if name in self._handles:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
-        hosted = self._hosted[name] = HostedChannel(name, config, self._tell_watchers)
+        handle = self._handles[name] = ChannelHandle(name, config, self._notify_watchers)
         if (log_config := config.log) is not None:
-            self._openings[name] = asyncio.create_task(self._open(hosted, log_config))
-            self._tell_watchers(name)
+            self._openings[name] = asyncio.create_task(self._open(handle, log_config))
+            self._notify_watchers(name)
         else:
-            self._open_with(hosted, Channel(name, config, memory_storage(name, config), *self._around()))
-        return hosted
+            self._open_with(handle, Channel(name, config, memory_storage(name, config), *self._around()))
+        return handle
 
-    async def _open(self, hosted: HostedChannel, config: LogChannelConfig) -> None:
-        telling = asyncio.create_task(hosted.tell_progress())
+    async def _open(self, handle: ChannelHandle, config: LogChannelConfig) -> None:
+        telling = asyncio.create_task(handle.log_progress())
         try:
-            hosted.store = await self._stores.open(hosted.name, config, hosted.progress, hosted.has_changed)
+            handle.store = await self._stores.open(handle.name, config, handle.progress, handle.report_change)
         except Exception as error:  # noqa: BLE001 - whatever it is concerns this channel; the others go on
-            hosted.cannot_open(error)
+            handle.mark_failed(error)
         else:
-            self._open_with(hosted, Channel(hosted.name, config, hosted.store.storage, *self._around()))
+            self._open_with(handle, Channel(handle.name, config, handle.store.storage, *self._around()))
         finally:
             telling.cancel()
-            del self._openings[hosted.name]
+            del self._openings[handle.name]
 
     def _around(self) -> tuple[TxnDirectory, int]:
         return self.transactions, self._answer_bytes_max
 
-    def _open_with(self, hosted: HostedChannel, channel: Channel) -> None:
+    def _open_with(self, handle: ChannelHandle, channel: Channel) -> None:
         if self._is_draining:
             channel.drain()
-        hosted.is_open_with(channel)
+        handle.mark_open(channel)
 
-    def hosted(self) -> list[HostedChannel]:
+    def handles(self) -> list[ChannelHandle]:
         """All channels, open or not, by name."""
-        return [self._hosted[name] for name in sorted(self._hosted)]
+        return [self._handles[name] for name in sorted(self._handles)]
 
     def finish_deletions(self, configured: Container[str]) -> None:
         """Removes what a crash has left of deleted channels, other than those that are going to be made anew."""
         self._stores.finish_deletions(configured)
 
-    def get_hosted(self, name: str) -> HostedChannel:
+    def find(self, name: str) -> ChannelHandle:
         """The channel of that name, open or not.
 
         Raises:
             ChannelNotFoundError: There is none.
         """
-        if hosted := self._hosted.get(name):
-            return hosted
+        if handle := self._handles.get(name):
+            return handle
         check_channel_name(name)
         raise ChannelNotFoundError(
             f"channel: there is none called {shown(name)}; create it, or see which there are", channel=name
@@ -119,30 +119,30 @@ class ChannelRegistry:
             ReplayingError: It is not open yet.
             ChannelCorruptError, ChannelLogFailedError: It could not be opened.
         """
-        return self.get_hosted(name).channel
+        return self.find(name).channel
 
     def refuse_while_replaying(self) -> None:
         """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
         for name in self._openings:
-            if self._hosted[name].state is ChannelState.REPLAYING:
-                self._hosted[name].refuse_unless_open()
+            if self._handles[name].state is ChannelState.REPLAYING:
+                self._handles[name].refuse_unless_open()
 
     async def wait_open(self, timeout_seconds: float | None = None) -> None:
         """Waits until every channel is open, or is known not to open, or the time, if one is given, has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                for hosted in self.hosted():
-                    await hosted.opened.wait()
+                for handle in self.handles():
+                    await handle.opened.wait()
 
     def refuse_undeletable(self, name: str, *, force: bool) -> None:
         """Raises ChannelNotEmptyError where a channel holds events or open transactions, unless forced.
 
         One that cannot be opened may hold anything. One that is not open yet is ReplayingError, forced or not.
         """
-        hosted = self.get_hosted(name)
-        if force and hosted.state is not ChannelState.REPLAYING:
+        handle = self.find(name)
+        if force and handle.state is not ChannelState.REPLAYING:
             return
-        channel = hosted.channel
+        channel = handle.channel
         event_count = channel.event_count
         if event_count or channel.open_transactions:
             raise ChannelNotEmptyError(
@@ -174,10 +174,10 @@ class ChannelRegistry:
 
     async def delete(self, name: str) -> None:
         """Deletes a channel that was marked, with whatever it holds."""
-        hosted = self.get_hosted(name)
+        handle = self.find(name)
         files = self._files_of(name)
         self.forget(name)
-        if (channel := hosted.channel_if_open) is not None:
+        if (channel := handle.channel_if_open) is not None:
             channel.delete()
         if files is not None:
             await files.remove()
@@ -187,26 +187,26 @@ class ChannelRegistry:
 
         To be called for a channel that nobody uses any more.
         """
-        hosted = self.get_hosted(name)
+        handle = self.find(name)
         self.forget(name)
-        if (channel := hosted.channel_if_open) is not None:
+        if (channel := handle.channel_if_open) is not None:
             channel.delete()
-        if hosted.store is not None:
-            closing = asyncio.create_task(hosted.store.close())
+        if handle.store is not None:
+            closing = asyncio.create_task(handle.store.close())
             self._closings.add(closing)
             closing.add_done_callback(self._closings.discard)
             await asyncio.shield(closing)
 
     def forget(self, name: str) -> None:
         """Knows no more of a channel."""
-        del self._hosted[name]
-        self._tell_watchers(name)
+        del self._handles[name]
+        self._notify_watchers(name)
 
     def _files_of(self, name: str) -> "FileStore | ClosedStore | None":
         """The files of a channel; None where it has none."""
-        hosted = self.get_hosted(name)
-        log_config = hosted.config.log
-        return hosted.store or (None if log_config is None else self._stores.closed(name, log_config))
+        handle = self.find(name)
+        log_config = handle.config.log
+        return handle.store or (None if log_config is None else self._stores.closed(name, log_config))
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Closes the files of all channels; to be called when nobody uses them any more.
@@ -219,24 +219,24 @@ class ChannelRegistry:
         give_up = None if timeout_seconds is None else clock() + timeout_seconds
         for under_way in [*self._openings.values(), *self._closings]:
             await asyncio.wait({under_way})
-        for hosted in self.hosted():
-            if hosted.store is not None:
+        for handle in self.handles():
+            if handle.store is not None:
                 try:
-                    await hosted.store.close(None if give_up is None else max(give_up - clock(), 0.0))
+                    await handle.store.close(None if give_up is None else max(give_up - clock(), 0.0))
                 except Exception:  # noqa: BLE001 - whatever it is, the others are to keep what they hold
-                    _log.exception("a channel could not be closed", channel=hosted.name)
+                    _log.exception("a channel could not be closed", channel=handle.name)
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Calls `on_change` with a channel's name each time after one was made, changed its state or was deleted."""
         self._watchers.append(on_change)
 
-    def _tell_watchers(self, name: str) -> None:
+    def _notify_watchers(self, name: str) -> None:
         for on_change in self._watchers:
             on_change(name)
 
     def channels(self) -> list[Channel]:
         """All open channels, by name."""
-        return [channel for hosted in self.hosted() if (channel := hosted.channel_if_open)]
+        return [channel for handle in self.handles() if (channel := handle.channel_if_open)]
 
     def drain(self) -> None:
         """Begins nothing new from now on; open transactions may end."""

@@ -217,7 +217,7 @@ class TieredContext(LogContext):
         config: SpillableChannelConfig,
     ) -> None:
         super().__init__(contents, columns, ended, claim)
-        self.tier = MemoryTier(config, contents.room.event_count)
+        self.tier = MemoryTier(config, contents.capacity.event_count)
         self.in_flight_count = 0
 
     def prepare(self, commit: Commit) -> None:
@@ -282,7 +282,7 @@ class MemoryStateEntry(JournalEntry):
 
     def apply(self, locations: Sequence[Location], _end: LogPosition) -> None:
         for stored, location in zip(self._stored, locations, strict=False):
-            stored.found_at(location, self._context.columns)
+            stored.locate(location, self._context.columns)
         self._context.tier.spill(self._batches)
         self._context.tier.reserved_sequence = self._reserved
         if not self._future.done():

@@ -54,18 +54,18 @@ class StampLedger:
     """For each producer the numbers that the channel has accepted, as intervals."""
 
     def __init__(self) -> None:
-        self._lasting: dict[str, IntervalSet] = {}
-        self._passing: dict[str, IntervalSet] = {}
+        self._permanent: dict[str, IntervalSet] = {}
+        self._transient: dict[str, IntervalSet] = {}
 
     def __len__(self) -> int:
-        return len(self._lasting) + len(self._passing)
+        return len(self._permanent) + len(self._transient)
 
-    def _kin(self, producer_id: str) -> "dict[str, IntervalSet]":
+    def _group_of(self, producer_id: str) -> "dict[str, IntervalSet]":
         """The producers of its kind; the order tells who has been silent for longest."""
-        return self._passing if producer_id.startswith(PASSING_PREFIX) else self._lasting
+        return self._transient if producer_id.startswith(PASSING_PREFIX) else self._permanent
 
     def _find(self, producer_id: str) -> "IntervalSet | None":
-        return self._kin(producer_id).get(producer_id)
+        return self._group_of(producer_id).get(producer_id)
 
     def new_ranges(self, stamp: Stamp, event_count: int) -> list[tuple[int, int]]:
         """Which of a commit's events are new.
@@ -122,38 +122,38 @@ class StampLedger:
         Returns:
             What it takes to forget them again.
         """
-        kin = self._kin(stamp.producer_id)
+        group = self._group_of(stamp.producer_id)
         # Taken out and put in again, for the order.
-        accepted = kin.pop(stamp.producer_id, None) or IntervalSet()
+        accepted = group.pop(stamp.producer_id, None) or IntervalSet()
         new = accepted.gaps(stamp.first, stamp.last)
         if new and len(accepted) and stamp.oldest_open:
             new = accepted.gaps(0, stamp.oldest_open - 1) + new
             accepted.add(0, stamp.oldest_open - 1)
         accepted.add(stamp.first, stamp.last)
-        kin[stamp.producer_id] = accepted
+        group[stamp.producer_id] = accepted
         forgotten = None
         if len(self) > PRODUCERS_MAX:
-            kin = self._passing or self._lasting
-            producer_id = next(iter(kin))
-            forgotten = producer_id, kin.pop(producer_id)
+            group = self._transient or self._permanent
+            producer_id = next(iter(group))
+            forgotten = producer_id, group.pop(producer_id)
         return Acceptance(stamp.producer_id, new, forgotten)
 
     def undo(self, acceptance: "Acceptance") -> None:
         """Forgets numbers that were accepted, and after which nothing else was that is not undone already."""
         if acceptance.forgotten is not None:
             # Perhaps the very same, where there was no room for any passing one.
-            _put_first(*acceptance.forgotten, self._kin(acceptance.forgotten[0]))
-        kin = self._kin(acceptance.producer_id)
-        accepted = kin[acceptance.producer_id]
+            _put_first(*acceptance.forgotten, self._group_of(acceptance.forgotten[0]))
+        group = self._group_of(acceptance.producer_id)
+        accepted = group[acceptance.producer_id]
         for first, last in acceptance.new:
             accepted.remove(first, last)
         if not len(accepted):
-            del kin[acceptance.producer_id]
+            del group[acceptance.producer_id]
 
     def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
         """The ledger as it were without these; this one stays as it is."""
         rest = StampLedger()
-        rest._lasting, rest._passing = dict(self._lasting), dict(self._passing)
+        rest._permanent, rest._transient = dict(self._permanent), dict(self._transient)
         copied: set[str] = set()
         for acceptance in acceptances:
             producer_id = acceptance.producer_id
@@ -161,13 +161,13 @@ class StampLedger:
                 continue
             if producer_id not in copied:
                 copied.add(producer_id)
-                accepted = rest._kin(producer_id)[producer_id] = accepted.copy()
+                accepted = rest._group_of(producer_id)[producer_id] = accepted.copy()
             for first, last in acceptance.new:
                 accepted.remove(first, last)
         for producer_id in copied:
-            kin = rest._kin(producer_id)
-            if not len(kin[producer_id]):
-                del kin[producer_id]
+            group = rest._group_of(producer_id)
+            if not len(group[producer_id]):
+                del group[producer_id]
         return rest
 
     def intervals_of(self, producer_id: str) -> Iterator[tuple[int, int]]:
@@ -176,21 +176,21 @@ class StampLedger:
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Each producer with its intervals; of each kind first the one that has stored nothing for longest."""
-        for producer_id, intervals in chain(self._lasting.items(), self._passing.items()):
+        for producer_id, intervals in chain(self._permanent.items(), self._transient.items()):
             yield producer_id, list(intervals)
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
         """Remembers a producer's intervals as a log tells them."""
-        restored = self._kin(producer_id)[producer_id] = IntervalSet()
+        restored = self._group_of(producer_id)[producer_id] = IntervalSet()
         for first, last in intervals:
             restored.add(first, last)
 
 
-def _put_first(producer_id: str, intervals: "IntervalSet", kin: "dict[str, IntervalSet]") -> None:
-    others = dict(kin)
-    kin.clear()
-    kin[producer_id] = intervals
-    kin.update(others)
+def _put_first(producer_id: str, intervals: "IntervalSet", group: "dict[str, IntervalSet]") -> None:
+    others = dict(group)
+    group.clear()
+    group[producer_id] = intervals
+    group.update(others)
 
 
 @dataclass(frozen=True, slots=True)

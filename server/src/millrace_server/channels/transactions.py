@@ -10,7 +10,7 @@ from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel_core import ChannelCore, TakeLimits
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.names import check_identifier
-from millrace_server.channels.queue import PortionMeter
+from millrace_server.channels.queue import AnswerBudget
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import BadArgumentError, DiskFullError, MillraceError, TxnNotFoundError, TxnStateError
@@ -187,7 +187,7 @@ class Transactions:
             is_woken = True
             with txn.lease.paused(), takers.join() as waiter:
                 while True:
-                    await self._contents.load_ahead(core.largest_portion(limits))
+                    await self._contents.prefetch(core.largest_answer(limits))
                     batches, take_count = self._take_now(txn_id, limits, take_offset)
                     if batches and txn.lease.waiting_calls > 1:
                         # A repeat of this call may wait too: it has to return the same events.
@@ -205,12 +205,12 @@ class Transactions:
         txn = self._find_open(txn_id)
         core = self._core
         if again_count := txn.take_count_from(take_offset):
-            meter = PortionMeter(core.limits.portion(limits, again_count))
+            meter = AnswerBudget(core.limits.answer_limits(limits, again_count))
             again = list(meter.first_of(txn.last_taken(again_count)))
             return again, txn.take_count - again_count + sum(batch.count for batch in again)
         left_count = core.limits.takes_left(txn.take_count, txn_id)
         core.claims.refuse_if_claimed()
-        batches = core.take_removable(core.limits.portion(limits, left_count))
+        batches = core.take_removable(core.limits.answer_limits(limits, left_count))
         txn.add_takes(batches)
         return batches, txn.take_count
 
@@ -324,7 +324,7 @@ class Transactions:
             had_turn: Whether it has waited for its turn already, so that it may pass those that wait now.
         """
         if had_turn:
-            return self._contents.room.admits(commit.event_count, commit.body_bytes)
+            return self._contents.capacity.admits(commit.event_count, commit.body_bytes)
         return self._contents.admits(commit)
 
     async def wait_for_room(self, plan: Callable[[], Commit], seconds: float) -> None:
@@ -333,7 +333,7 @@ class Transactions:
 
     def full_error(self, commit: Commit) -> MillraceError:
         """The error for an append that was not admitted and does not wait."""
-        return self._contents.room.full_error(commit.event_count, commit.body_bytes, 0.0)
+        return self._contents.capacity.full_error(commit.event_count, commit.body_bytes, 0.0)
 
     def submit_append(self, commit: Commit) -> None:
         """Submits an append that was planned just now and is admitted; see `Committer.submit`."""
@@ -412,7 +412,7 @@ class Transactions:
         if txn.lease.waiting_calls > int(txn.committing is not None):
             # Its waiting calls must answer at once, and not keep others waiting behind them.
             self._contents.takers.wake_all()
-            self._contents.room.waiters.wake_all()
+            self._contents.capacity.waiters.wake_all()
         self._core.count_open(-1)
         del self._open[txn.txn_id]
         if (forgotten := self._ended.add(txn.txn_id, outcome)) is not None:

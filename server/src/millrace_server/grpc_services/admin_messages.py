@@ -11,9 +11,9 @@ from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
 from millrace_server.channels.counters import ChannelCounters
-from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services.messages import duration_of, seconds_of
 
@@ -47,15 +47,15 @@ _CHANNEL_STATES = {
 }
 
 
-def channel_message(hosted: HostedChannel) -> pb.Channel:
+def channel_message(handle: ChannelHandle) -> pb.Channel:
     """Returns the current state of a channel, open or not."""
-    channel = hosted.channel_if_open
+    channel = handle.channel_if_open
     message = pb.Channel(
-        name=hosted.name,
-        config=_config_message(hosted.config),
-        state=_CHANNEL_STATES[hosted.state],
-        fault=hosted.trouble,
-        replayed_fraction=hosted.replayed_fraction,
+        name=handle.name,
+        config=_config_message(handle.config),
+        state=_CHANNEL_STATES[handle.state],
+        fault=handle.trouble,
+        replayed_fraction=handle.replayed_fraction,
     )
     if channel is not None:
         message.channel_id = channel.channel_id
@@ -64,9 +64,9 @@ def channel_message(hosted: HostedChannel) -> pb.Channel:
         message.start_time.FromDatetime(datetime.fromtimestamp(channel.start_time, UTC))
         if claim := _claim_message(channel):
             message.claim.CopyFrom(claim)
-    if hosted.store is not None:
-        message.gauges.log_bytes = hosted.store.log_bytes
-        message.gauges.segments = hosted.store.segment_count
+    if handle.store is not None:
+        message.gauges.log_bytes = handle.store.log_bytes
+        message.gauges.segments = handle.store.segment_count
     return message
 
 

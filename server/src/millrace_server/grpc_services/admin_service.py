@@ -10,8 +10,8 @@ from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.agent.components import Component
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.config import ChannelConfig
-from millrace_server.channels.hosted import HostedChannel
 from millrace_server.channels.names import check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
@@ -73,27 +73,27 @@ class AdminService:
             allowed = " or ".join(map(pb.ChannelType.Name, CHANNEL_TYPES))
             raise BadArgumentError(f"config.type: is {type_name(request.config)}; it must be {allowed}")
         config = checked_config({"type": CHANNEL_TYPES[request.config.type], **limits_of(request.config)})
-        hosted = await _to_completion(self._create(request.name, config))
-        return pb.CreateChannelResponse(channel=channel_message(hosted))
+        handle = await _to_completion(self._create(request.name, config))
+        return pb.CreateChannelResponse(channel=channel_message(handle))
 
-    async def _create(self, name: str, config: ChannelConfig) -> HostedChannel:
+    async def _create(self, name: str, config: ChannelConfig) -> ChannelHandle:
         async with self._changing:
             if name in self._registry:
                 raise ChannelExistsError(f"channel: {name!r} exists already")
             # The catalog first: a channel that a client has used must survive a crash.
             await self._write(self._catalog.put, name, config)
-            hosted = self._registry.create(name, config)
-            await hosted.opened.wait()
-            if hosted.channel_if_open is None:
+            handle = self._registry.create(name, config)
+            await handle.opened.wait()
+            if handle.channel_if_open is None:
                 # Creation failed: undo it.
                 self._registry.forget(name)
                 await self._write(self._catalog.remove, name)
-                hosted.refuse_unless_open()
-            return hosted
+                handle.refuse_unless_open()
+            return handle
 
     async def _update_channel(self, request: pb.UpdateChannelRequest) -> pb.UpdateChannelResponse:
-        hosted = self._registry.get_hosted(request.name)
-        channel = hosted.channel
+        handle = self._registry.find(request.name)
+        channel = handle.channel
         if request.config.type and CHANNEL_TYPES.get(request.config.type) != channel.config.type:
             raise BadArgumentError(
                 f"config.type: is {type_name(request.config)}; a channel's type, here {channel.config.type}, "
@@ -107,7 +107,7 @@ class AdminService:
             message = await channel.update(config)
             if not message:
                 await _to_completion(self._save(channel, former))
-        return pb.UpdateChannelResponse(channel=channel_message(hosted), applied=not message, message=message)
+        return pb.UpdateChannelResponse(channel=channel_message(handle), applied=not message, message=message)
 
     async def _save(self, channel: Channel, former: ChannelConfig) -> None:
         """Writes a channel's new limits to the catalog; if that fails, restores the former ones."""
@@ -150,10 +150,10 @@ class AdminService:
             raise
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
-        return pb.ListChannelsResponse(channels=map(channel_message, self._registry.hosted()))
+        return pb.ListChannelsResponse(channels=map(channel_message, self._registry.handles()))
 
     async def _get_channel(self, request: pb.GetChannelRequest) -> pb.GetChannelResponse:
-        return pb.GetChannelResponse(channel=channel_message(self._registry.get_hosted(request.name)))
+        return pb.GetChannelResponse(channel=channel_message(self._registry.find(request.name)))
 
     async def _watch_channels(self, request: pb.WatchChannelsRequest) -> AsyncGenerator[pb.WatchChannelsResponse]:
         interval_seconds = _interval_seconds(request)
@@ -161,7 +161,7 @@ class AdminService:
         if len(names) > WATCHED_NAMES_MAX:
             raise BadArgumentError(f"names: has {len(names)}; at most {WATCHED_NAMES_MAX} are allowed, or none for all")
         while True:
-            watched = [hosted for hosted in self._registry.hosted() if not names or hosted.name in names]
+            watched = [handle for handle in self._registry.handles() if not names or handle.name in names]
             yield pb.WatchChannelsResponse(channels=map(channel_message, watched))
             await asyncio.sleep(interval_seconds)
 

@@ -12,7 +12,7 @@ from grpc_health.v1.health import aio as aio_health
 from grpc_reflection.v1alpha import reflection
 
 from millrace_server.agent.components import Component, ComponentKind, Components
-from millrace_server.channels.hosted import ChannelState
+from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services import admin_service, channel_service
@@ -57,7 +57,7 @@ class Health:
     async def start(self) -> None:
         """Reports the server and its channels as serving, and follows later changes of state."""
         await self.servicer.set(_SERVER, _SERVING)
-        for hosted in self._registry.hosted():
+        for hosted in self._registry.handles():
             await self._report_channel(hosted.name)
         for component in self._components:
             await self._report_component(component)
@@ -81,7 +81,7 @@ class Health:
     def _channel_status(self, name: str) -> int:
         if name not in self._registry:
             return _SERVICE_UNKNOWN
-        return _SERVING if self._registry.get_hosted(name).state is ChannelState.OPEN else _NOT_SERVING
+        return _SERVING if self._registry.find(name).state is ChannelState.OPEN else _NOT_SERVING
 
     async def _report_component(self, component: Component) -> None:
         service = f"{component.kind.key}s/{component.name}"

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 import structlog
 
 from millrace_server.agent.agent import Agent, AgentConfig
-from millrace_server.channels.hosted import HostedChannel
+from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings
 from millrace_server.hosting.data_dir import CHANNELS_DIRECTORY, Catalog
@@ -70,8 +70,8 @@ async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequ
     await _until_urgent(requests, agent.stop_sinks(last_seconds))
     if requests.is_urgent:
         await agent.stop_sinks(0.0)
-    for hosted in _with_events_in_memory(registry):
-        _log.warning("events in memory are lost", channel=hosted.name, events=_event_count(hosted))
+    for handle in _with_events_in_memory(registry):
+        _log.warning("events in memory are lost", channel=handle.name, events=_event_count(handle))
 
 
 async def _wait_drained(agent: Agent, registry: ChannelRegistry, give_up: float) -> None:
@@ -88,19 +88,19 @@ def _open_transactions(agent: Agent, registry: ChannelRegistry) -> int:
     return registry.transactions.limit.open_count - agent.unsettled_count
 
 
-def _undrained(agent: Agent, registry: ChannelRegistry) -> list[HostedChannel]:
+def _undrained(agent: Agent, registry: ChannelRegistry) -> list[ChannelHandle]:
     """Returns the channels with events in memory only that a sink may still take."""
     draining = agent.draining_channels()
-    return [hosted for hosted in _with_events_in_memory(registry) if hosted.name in draining]
+    return [handle for handle in _with_events_in_memory(registry) if handle.name in draining]
 
 
-def _with_events_in_memory(registry: ChannelRegistry) -> list[HostedChannel]:
+def _with_events_in_memory(registry: ChannelRegistry) -> list[ChannelHandle]:
     """Returns the channels whose events are lost with the process; a spillable one writes them to its log on close."""
-    return [hosted for hosted in registry.hosted() if hosted.config.type == "memory" and _event_count(hosted)]
+    return [handle for handle in registry.handles() if handle.config.type == "memory" and _event_count(handle)]
 
 
-def _event_count(hosted: HostedChannel) -> int:
-    channel = hosted.channel_if_open
+def _event_count(handle: ChannelHandle) -> int:
+    channel = handle.channel_if_open
     return 0 if channel is None else channel.event_count
 
 

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
 from millrace_server.channels.channel import Channel
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.file_store import FileStore
-from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.channels.registry import ChannelRegistry
 
 _CHANNEL_PREFIX = "millrace_channel_"
@@ -93,25 +93,25 @@ STORE_GAUGES = (
 )
 
 
-def describe_channels(hosted: Iterable[HostedChannel]) -> dict[str, dict[str, str | float]]:
+def describe_channels(handles: Iterable[ChannelHandle]) -> dict[str, dict[str, str | float]]:
     """Returns each channel under `CHANNEL.name`, as Flume's JSON reporting does, but with numbers as numbers.
 
     Flume's keys have Flume's meanings; the other keys are Millrace's. A channel that is not open has few of them.
     """
-    return {f"CHANNEL.{one.name}": _describe_hosted(one) for one in hosted}
+    return {f"CHANNEL.{one.name}": _describe_handle(one) for one in handles}
 
 
-def _describe_hosted(hosted: HostedChannel) -> dict[str, str | float]:
+def _describe_handle(handle: ChannelHandle) -> dict[str, str | float]:
     description: dict[str, str | float] = {
         "Type": "CHANNEL",
-        "ChannelType": hosted.config.type,
-        "State": hosted.state.value,
-        "Fault": hosted.trouble,
-        "ReplayedPercentage": 100.0 * hosted.replayed_fraction,
+        "ChannelType": handle.config.type,
+        "State": handle.state.value,
+        "Fault": handle.trouble,
+        "ReplayedPercentage": 100.0 * handle.replayed_fraction,
     }
-    if (channel := hosted.channel_if_open) is not None:
+    if (channel := handle.channel_if_open) is not None:
         description |= _describe_open(channel)
-    if (store := hosted.store) is not None:
+    if (store := handle.store) is not None:
         description |= {measure.key: measure.read(store) for measure in STORE_GAUGES}
     return description
 
@@ -153,12 +153,12 @@ class ChannelCollector(Collector):
 
     def _collect_hosted(self) -> Iterator[Metric]:
         """Yields the metrics of all channels, open or not."""
-        hosted = self._registry.hosted()
+        handle = self._registry.handles()
         state = GaugeMetricFamily(
             _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"]
         )
         replayed = GaugeMetricFamily(_CHANNEL_PREFIX + "replayed_fraction", "Of its log, 0 to 1.", labels=["channel"])
-        for one in hosted:
+        for one in handle:
             replayed.add_metric([one.name], one.replayed_fraction)
             for possible in ChannelState:
                 state.add_metric([one.name, possible.name.lower()], float(one.state is possible))
@@ -166,7 +166,7 @@ class ChannelCollector(Collector):
         yield replayed
         for measure in STORE_GAUGES:
             gauge = GaugeMetricFamily(_CHANNEL_PREFIX + measure.name, measure.help, labels=["channel"])
-            for one in hosted:
+            for one in handle:
                 if one.store is not None:
                     gauge.add_metric([one.name], measure.read(one.store))
             yield gauge

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from millrace_server.agent.components import Component
-from millrace_server.channels.hosted import ChannelState
+from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import (
     ChannelCollector,
@@ -74,7 +74,7 @@ class HttpService:
         if self._is_draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         # A failed part does not fail the probe: a restart of the server would not repair it.
-        channels = {one.name: one.state.value for one in self._registry.hosted() if one.state is not ChannelState.OPEN}
+        channels = {one.name: one.state.value for one in self._registry.handles() if one.state is not ChannelState.OPEN}
         parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
         troubled = {"channels": channels, "components": parts}
         return JSONResponse({"status": "serving"} | {what: those for what, those in troubled.items() if those})
@@ -91,7 +91,7 @@ class HttpService:
         return Response(await asyncio.to_thread(encode, metrics), media_type=content_type)
 
     async def _channels(self, _request: Request) -> Response:
-        return JSONResponse(describe_channels(self._registry.hosted()))
+        return JSONResponse(describe_channels(self._registry.handles()))
 
     async def _list_components(self, _request: Request) -> Response:
         return JSONResponse(describe_components(self._components))

@@ -62,7 +62,7 @@ async def serve(
                 agent.start(flows_of(settings))
                 with tuned_garbage_collector(), published_addresses(address_file, addresses):
                     _log.info(
-                        "serving", **addresses, channels=len(registry.hosted()), version=version("millrace-server")
+                        "serving", **addresses, channels=len(registry.handles()), version=version("millrace-server")
                     )
                     await _reload_until_stopped(reloader, reloads, stops)
                 http_service.drain()

@@ -123,8 +123,8 @@ class Reloader:
                 report.created.append(name)
 
     def _failed_to_open(self, name: str) -> bool:
-        hosted = self._registry.get_hosted(name)
-        return hosted.opened.is_set() and hosted.channel_if_open is None
+        handle = self._registry.find(name)
+        return handle.opened.is_set() and handle.channel_if_open is None
 
     async def _update_channels(self, settings: Settings, report: _Report) -> None:
         changed = {name: config for name, config in settings.channels.items() if self._channels.get(name) != config}
@@ -132,7 +132,7 @@ class Reloader:
         await _wait_for_all(*map(asyncio.ensure_future, updates))
 
     async def _update_channel(self, name: str, config: AnyChannelConfig, report: _Report) -> None:
-        channel = self._registry.get_hosted(name).channel_if_open
+        channel = self._registry.find(name).channel_if_open
         if channel is None:
             report.pending[f"channels.{name}"] = "is not open yet; reload again when it is"
             return
@@ -165,11 +165,11 @@ class Reloader:
 
     def _obstacle_to_removal(self, name: str, used: set[str]) -> str:
         """Returns what prevents the removal of a channel, and what to do; empty if nothing does."""
-        hosted = self._registry.get_hosted(name)
-        channel = hosted.channel_if_open
+        handle = self._registry.find(name)
+        channel = handle.channel_if_open
         if name in used:
             return "sources or sinks name it; change them too, then reload again"
-        if not hosted.opened.is_set():
+        if not handle.opened.is_set():
             return "it is not open yet; reload again when it is"
         if channel is None:
             return ""

@@ -55,7 +55,7 @@ class Scene:
         """Runs a sink until the channel is empty and what it held is settled."""
         reader = reader or reader_of(self.registry)
         work = asyncio.create_task((sink or self.sink()).run(reader))
-        await until(lambda: not self.channel._contents.room.event_count or work.done())
+        await until(lambda: not self.channel._contents.capacity.event_count or work.done())
         reader.close()
         await work
 
@@ -151,7 +151,7 @@ async def test_run_settles_nothing_before_the_answer(scene: Scene) -> None:
     """Events stay in the channel until the receiver has accepted them."""
     await fill(scene.channel, 3)
     seen = []
-    scene.receiver.before_answer = lambda _request: seen.append(scene.channel._contents.room.event_count)
+    scene.receiver.before_answer = lambda _request: seen.append(scene.channel._contents.capacity.event_count)
     await scene.empty()
     assert seen == [3]
 
@@ -271,12 +271,12 @@ async def test_run_with_a_kept_connection_that_was_closed_opens_another(scene: S
     for said in (OK, CLOSE, OK):
         scene.receiver.answers.append(said)
     await append(scene.channel, b"first")
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     await append(scene.channel, b"second")
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     scene.receiver.close_connections()
     await append(scene.channel, b"third")
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
@@ -303,13 +303,13 @@ async def test_run_with_a_kept_connection_that_was_reset_opens_another(
     sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
     await append(scene.channel, b"first")
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     scene.receiver.reset_connections()
     # The loop is to have noticed before there is something to send.
     with pytest.raises(ConnectionResetError):
         await writers[0].wait_closed()
     await append(scene.channel, b"second")
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     reader.close()
     await work
     assert [(request.connection, bodies_of(request)) for request in scene.receiver.requests] == [
@@ -393,7 +393,7 @@ async def test_run_with_answers_that_are_seldom_seen_understands_them(scene: Sce
     work = asyncio.create_task(scene.sink().run(reader))
     await until(lambda: len(scene.receiver.requests) == 3)
     scene.receiver.close_connections()
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     await append(scene.channel, b"more")
     with pytest.raises(ComponentError, match=r"/in answered 599$"):
         await work
@@ -457,9 +457,9 @@ async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sen
     delivery = await scene.channel.deliveries.deliver(TakeLimits(events_max=2))
     sink, reader = scene.sink(), reader_of(scene.registry)
     work = asyncio.create_task(sink.run(reader))
-    await until(lambda: scene.channel._contents.room.event_count == 2)
+    await until(lambda: scene.channel._contents.capacity.event_count == 2)
     scene.channel.deliveries.nack(delivery)
-    await until(lambda: not scene.channel._contents.room.event_count)
+    await until(lambda: not scene.channel._contents.capacity.event_count)
     reader.close()
     await work
     keys = [request.headers["idempotency-key"].partition(":")[2] for request in scene.receiver.requests]

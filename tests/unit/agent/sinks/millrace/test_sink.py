@@ -88,7 +88,7 @@ async def fill(channel: Channel, count: int, batch_events: int = 10) -> list[byt
 
 
 async def empty(channel: Channel) -> None:
-    await until(lambda: not channel._contents.room.event_count)
+    await until(lambda: not channel._contents.capacity.event_count)
 
 
 @asynccontextmanager
@@ -137,7 +137,7 @@ async def test_run_sends_ahead_of_the_answers_and_settles_none_without(scene: Sc
     await fill(scene.channel, 200)
     async with running(scene.sink(), scene.reader):
         await until(lambda: len(scene.target.requests) == 8)
-        assert (scene.reader.unsettled_count, scene.channel._contents.room.event_count) == (8, 200)
+        assert (scene.reader.unsettled_count, scene.channel._contents.capacity.event_count) == (8, 200)
         held.may_go.set()
         await empty(scene.channel)
     assert len(scene.target.streams) == 1
@@ -228,7 +228,7 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
         sink = ForwardingSink(config_of(address), scene.scratch)
         consuming = asyncio.create_task(consume())
         refusals = 0
-        while scene.channel._contents.room.event_count:
+        while scene.channel._contents.capacity.event_count:
             work = asyncio.create_task(sink.run(scene.reader))
             await asyncio.wait({work, asyncio.create_task(empty(scene.channel))}, return_when=asyncio.FIRST_COMPLETED)
             scene.reader.close()

@@ -5,7 +5,7 @@ import pytest
 
 from millrace_server.agent.sources.spooldir.source import FileArchiver
 from millrace_server.agent.supervision import ComponentError
-from tests.spool import found_at, names_in, put, spool_config
+from tests.spool import locate, names_in, put, spool_config
 
 
 def disposal_on(directory: Path, **settings: Any) -> FileArchiver:
@@ -15,14 +15,14 @@ def disposal_on(directory: Path, **settings: Any) -> FileArchiver:
 def test_finish_by_renaming_adds_the_suffix(tmp_path: Path) -> None:
     """The file stays where it is, under a name that is not taken any more."""
     path = put(tmp_path, "sub/a", b"x")
-    disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).complete(found_at(path))
+    disposal_on(tmp_path, done={"type": "rename", "suffix": ".done"}).complete(locate(path))
     assert names_in(tmp_path) == ["sub/a.done"]
     assert (tmp_path / "sub/a.done").read_bytes() == b"x"
 
 
 def test_finish_by_deleting_leaves_nothing(tmp_path: Path) -> None:
     """The channels have what was in it."""
-    disposal_on(tmp_path, done={"type": "delete"}).complete(found_at(put(tmp_path, "a")))
+    disposal_on(tmp_path, done={"type": "delete"}).complete(locate(put(tmp_path, "a")))
     assert names_in(tmp_path) == []
 
 
@@ -31,7 +31,7 @@ def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
     spool, archive = tmp_path / "spool", tmp_path / "archive"
     archiver = disposal_on(spool, done={"type": "move", "directory": str(archive)})
     for name in ("a", "sub/a"):
-        archiver.complete(found_at(put(spool, name, name.encode())))
+        archiver.complete(locate(put(spool, name, name.encode())))
     assert names_in(tmp_path) == ["archive/a", "archive/sub/a"]
     assert (archive / "sub/a").read_bytes() == b"sub/a"
 
@@ -44,7 +44,7 @@ def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: s
     chosen = {"type": done, **({"directory": str(target)} if done == "move" else {})}
     archiver = disposal_on(spool, done=chosen)
     for number in range(5):
-        archiver.complete(found_at(put(spool, "a", b"%d" % number)))
+        archiver.complete(locate(put(spool, "a", b"%d" % number)))
     assert sorted(path.read_bytes() for path in target.iterdir()) == [b"0", b"1", b"2", b"3", b"4"]
     suffix = ".COMPLETED" if done == "rename" else ""
     assert (target / f"a{suffix}").read_bytes() == b"0"
@@ -55,7 +55,7 @@ def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: s
 def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, done: str) -> None:
     """Whoever put a new file under the name has it taken in its turn; one that has gone needs nothing."""
     path = put(tmp_path, "a", b"old")
-    found = found_at(path)
+    found = locate(path)
     kept = path.rename(tmp_path / "elsewhere")
     put(tmp_path, "a", b"new")
     archiver = disposal_on(tmp_path, done={"type": done})
@@ -70,7 +70,7 @@ def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, do
 def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> None:
     """People find the file, whole, and why it is there."""
     path = put(tmp_path, "sub/a", b"x")
-    moved = disposal_on(tmp_path).quarantine(found_at(path), "it is bad\n")
+    moved = disposal_on(tmp_path).quarantine(locate(path), "it is bad\n")
     assert moved == tmp_path / "quarantine/sub/a"
     assert names_in(tmp_path) == ["quarantine/sub/a", "quarantine/sub/a.reason"]
     assert (tmp_path / "quarantine/sub/a.reason").read_text() == "it is bad\n"
@@ -80,7 +80,7 @@ def test_quarantine_of_names_that_come_again_overwrites_none(tmp_path: Path) -> 
     """Neither a file nor a reason, nor a file that is called like a reason."""
     archiver = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
     for name in ("a.reason", "a", "a"):
-        archiver.quarantine(found_at(put(tmp_path, name, b"content")), f"{name} is bad")
+        archiver.quarantine(locate(put(tmp_path, name, b"content")), f"{name} is bad")
     contents = sorted(path.read_text() for path in (tmp_path / "bad").iterdir())
     assert contents == ["a is bad", "a is bad", "a.reason is bad", "content", "content", "content"]
 
@@ -88,7 +88,7 @@ def test_quarantine_of_names_that_come_again_overwrites_none(tmp_path: Path) -> 
 def test_quarantine_that_cannot_be_written_to_renames_the_file_where_it_is(tmp_path: Path) -> None:
     """A bad file is out of the way whatever happens."""
     (tmp_path / "quarantine").write_text("a file is in the way of the directory")
-    moved = disposal_on(tmp_path).quarantine(found_at(put(tmp_path, "a", b"x")), "it is bad")
+    moved = disposal_on(tmp_path).quarantine(locate(put(tmp_path, "a", b"x")), "it is bad")
     assert moved == tmp_path / "a.QUARANTINED"
     assert names_in(tmp_path) == ["a.QUARANTINED", "a.QUARANTINED.reason", "quarantine"]
 
@@ -102,7 +102,7 @@ def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(PermissionError):
-        disposal_on(tmp_path).complete(found_at(path))
+        disposal_on(tmp_path).complete(locate(path))
     assert names_in(tmp_path) == ["a"]
 
 
@@ -156,5 +156,5 @@ def test_finish_of_a_name_that_is_as_long_as_names_may_be_tells_the_error(tmp_pa
     """With its suffix it would be longer."""
     path = put(tmp_path, "a" * 250)
     with pytest.raises(OSError, match="File name too long"):
-        disposal_on(tmp_path).complete(found_at(path))
+        disposal_on(tmp_path).complete(locate(path))
     assert names_in(tmp_path) == [path.name]

@@ -8,7 +8,7 @@ import zstandard
 
 from millrace_server.agent.sources.spooldir import content as content_module
 from millrace_server.agent.sources.spooldir.content import BadFileError, Content, FileGoneError, SpoolFile
-from tests.spool import found_at, opened, put
+from tests.spool import locate, opened, put
 
 TEXT = b"".join(b"%d\n" % number for number in range(200_000))
 COMPRESSED = {
@@ -164,7 +164,7 @@ def _lengthen(path: Path) -> None:
 def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: object) -> None:
     """Between the scan and the opening anything may happen; whatever is there now has to settle first."""
     assert callable(change)
-    found = found_at(put(tmp_path, "a", b"x\n"))
+    found = locate(put(tmp_path, "a", b"x\n"))
     change(found.path)
     with pytest.raises((FileGoneError, OSError)) as refused:
         SpoolFile.open(found)
@@ -173,7 +173,7 @@ def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: obj
 
 def test_open_of_a_file_that_may_not_be_read_calls_it_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting would not help it."""
-    found = found_at(put(tmp_path, "a", b"x\n"))
+    found = locate(put(tmp_path, "a", b"x\n"))
 
     def refuse(path: object, flags: int) -> int:
         raise PermissionError(13, "Permission denied", str(path))

@@ -42,7 +42,7 @@ class ChannelState(enum.Enum):
     STALLED = "stalled"
 
 
-class HostedChannel:
+class ChannelHandle:
     """A name, and the channel behind it once that is open.
 
     Attributes:
@@ -133,13 +133,13 @@ class HostedChannel:
             channel=self.name,
         )
 
-    def is_open_with(self, channel: Channel) -> None:
+    def mark_open(self, channel: Channel) -> None:
         """The channel can be used from now on."""
         self._channel = channel
         self.opened.set()
         self._on_change(self.name)
 
-    def cannot_open(self, error: Exception) -> None:
+    def mark_failed(self, error: Exception) -> None:
         """The channel cannot be used until the server opens it anew. The server's log is told why, callers what."""
         _log.error("a channel cannot be opened", channel=self.name, error=str(error), kind=type(error).__name__)
         if isinstance(error, LogCorruptError | UnknownVersionError | ChannelCorruptError):
@@ -155,13 +155,13 @@ class HostedChannel:
         self.opened.set()
         self._on_change(self.name)
 
-    def has_changed(self, sentence: str) -> None:
+    def report_change(self, sentence: str) -> None:
         """The open channel has moved to another state, for a reason that the server's log is told."""
         level = logging.INFO if self.state is ChannelState.OPEN else logging.ERROR
         _log.log(level, "channel changed its state", channel=self.name, state=self.state.value, reason=sentence)
         self._on_change(self.name)
 
-    async def tell_progress(self) -> None:
+    async def log_progress(self) -> None:
         """Logs now and then how far the opening is; to be cancelled at its end."""
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 import structlog
 
+from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.committer import MemoryCommitter
 from millrace_server.channels.file_store import FileStore
-from millrace_server.channels.hosted import ChannelState, HostedChannel
 from millrace_server.errors import (
     ChannelCorruptError,
     ChannelLogFailedError,
@@ -42,7 +42,7 @@ class Host:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.channel = HostedChannel("orders", limits_of(capacity=7), self.told.append)
+        self.channel = ChannelHandle("orders", limits_of(capacity=7), self.told.append)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def commits(host: Host) -> FakeCommits:
     """Those of the channel, which is open."""
     channel = open_channel()
     channel._core.committer = commits = FakeCommits(channel._contents)
-    host.channel.is_open_with(channel)
+    host.channel.mark_open(channel)
     return commits
 
 
@@ -81,7 +81,7 @@ async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
 async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
     """Its configuration is the one in force, and whoever watches is told."""
     channel = open_channel(capacity=100)
-    host.channel.is_open_with(channel)
+    host.channel.mark_open(channel)
     assert (host.channel.state, host.channel.trouble, host.channel.fault) == (ChannelState.OPEN, "", None)
     assert host.channel.channel is channel is host.channel.channel_if_open
     assert (host.channel.config.capacity, host.channel.replayed_fraction) == (100, 1)
@@ -106,7 +106,7 @@ async def test_channel_that_cannot_be_opened_says_so(
 ) -> None:
     """The server's log is told why, callers what; paths and keys are no business of theirs."""
     with structlog.testing.capture_logs() as logs:
-        host.channel.cannot_open(error)
+        host.channel.mark_failed(error)
     assert logs[0]["error"] == str(error)
     assert (host.channel.state, host.channel.opened.is_set(), host.told) == (state, True, ["orders"])
     assert "cannot be opened" in host.channel.trouble
@@ -124,7 +124,7 @@ async def test_channel_with_a_damaged_log_is_corrupt_and_open(host: Host, store:
     assert hosted.trouble == "stored events cannot be read back as they were written"
     assert hosted.channel is hosted.channel_if_open
     with structlog.testing.capture_logs() as logs:
-        hosted.has_changed("segment 1: byte 64")
+        hosted.report_change("segment 1: byte 64")
     assert [(one["log_level"], one["reason"]) for one in logs] == [("error", "segment 1: byte 64")]
     assert host.told == ["orders", "orders"]
 
@@ -143,9 +143,9 @@ async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host:
     assert (hosted.state, hosted.fault) == (ChannelState.STALLED, None)
     assert hosted.trouble == "the disk does not answer; commits wait for it"
     with structlog.testing.capture_logs() as logs:
-        hosted.has_changed("it waits")
+        hosted.report_change("it waits")
         commits.is_stalled = False
-        hosted.has_changed("it goes on")
+        hosted.report_change("it goes on")
     assert [one["log_level"] for one in logs] == ["error", "info"]
     assert hosted.state is ChannelState.OPEN
 
@@ -155,7 +155,7 @@ async def test_tell_progress_logs_now_and_then(host: Host) -> None:
     hosted = host.channel
     hosted.progress.bytes_total = 200
     with structlog.testing.capture_logs() as logs:
-        telling = asyncio.ensure_future(hosted.tell_progress())
+        telling = asyncio.ensure_future(hosted.log_progress())
         for _ in range(3):
             await asyncio.sleep(1)
             hosted.progress.bytes_done += 50
