@@ -150,7 +150,7 @@ def test_fork_of_a_busy_client_refuses_connecting_in_the_child(shared_server: Mi
         """,
     )
     assert said[0].startswith("ClientForkedError: process ")
-    assert "had calls under way" in said[0]
+    assert "had calls in progress" in said[0]
     assert said[1].startswith("ClientForkedError")
     assert said[2] == "True"
 
