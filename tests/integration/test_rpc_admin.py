@@ -160,7 +160,7 @@ async def test_create_of_one_name_many_times_at_once_makes_one(rpc: Rpc) -> None
         ({"fsync_interval": seconds(1)}, 'config.fsync_interval: is only for type "file"'),
         ({"compression": pb.COMPRESSION_ZSTD}, 'config.compression: is only for type "file"'),
         ({"active_key": "2026"}, 'config.active_key: is "2026"'),
-        ({"type": FILE, "active_key": "2026"}, "keys belong to the server's configuration file"),
+        ({"type": FILE, "active_key": "2026"}, "keys are set in the server's configuration file"),
         ({"type": FILE, "checkpoint_interval": seconds(0.01)}, "config.checkpoint_interval: is 0.01"),
         ({"type": FILE, "checkpoint_interval": seconds(-1)}, "config.checkpoint_interval: is -1 s"),
         (
