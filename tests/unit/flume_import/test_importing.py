@@ -17,7 +17,7 @@ def imported(text: str, agent: str | None = None) -> ImportedAgent:
 
 
 def tables_of(text: str) -> dict[str, Any]:
-    """The configuration that comes of it, which must be good."""
+    """The resulting configuration, which must be valid."""
     toml = imported(BASE + text).toml()
     tables = tomllib.loads(toml)
     check_settings(tables, "imported")
@@ -128,7 +128,7 @@ def test_import_of_an_avro_source_has_the_server_listen_there() -> None:
 
 
 def test_import_of_sinks_and_a_group_keeps_priorities() -> None:
-    """The highest priority comes first, whatever the list's order."""
+    """The highest priority is first, whatever the order of the list."""
     text = """
     a.sinks = x y z
     a.sinks.x.type = avro
@@ -195,7 +195,7 @@ def test_import_leaves_out_what_names_no_channel() -> None:
     """As Flume does, but it says so."""
     text = "a.sinks = s\na.sinks.s.type = null\na.sinks.s.channel = gone\n"
     assert not tables_of(text).get("sinks")
-    assert "left out" in notes_of(text)["a.sinks.s.channel"]
+    assert "omitted" in notes_of(text)["a.sinks.s.channel"]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,6 @@ def test_import_leaves_out_what_names_no_channel() -> None:
     ],
 )
 def test_import_of_what_is_not_there_says_so(text: str, agent: str | None, sentence: str) -> None:
-    """The sentence tells what to choose from."""
+    """The sentence names the agents to choose from."""
     with pytest.raises(FlumeImportError, match=sentence):
         imported(text, agent)

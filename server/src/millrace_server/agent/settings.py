@@ -9,10 +9,9 @@ from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig
 from millrace_server.agent.sinks.sink import CustomSinkConfig, NullSinkConfig
-from millrace_server.agent.sources.embedded import EmbeddedSourceConfig
 from millrace_server.agent.sources.exec.source import ExecSourceConfig
 from millrace_server.agent.sources.http.config import HttpSourceConfig
-from millrace_server.agent.sources.source import CustomSourceConfig
+from millrace_server.agent.sources.source import CustomSourceConfig, EmbeddedSourceConfig
 from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.sources.stdin import StdinSourceConfig
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig

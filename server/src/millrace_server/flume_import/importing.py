@@ -154,23 +154,17 @@ class _Import:
         if table is not None:
             self.result.tables.setdefault(kind, {})[name] = table
 
-    def _components(self, kind: str) -> Iterator[tuple[str, Options]]:
-        names, options = self._options.words(kind), self._options.subset(kind)
-        for name in names:
-            yield name, options.subset(name)
-        options.report_unused()
-
     def _convert(self) -> None:
-        for name, options in self._components("channels"):
+        for name, options in self._options.components("channels"):
             self._add("channels", name, convert_channel(options.text("type", "memory").lower(), options))
-        for name, options in self._components("sources"):
+        for name, options in self._options.components("sources"):
             type_name = options.text("type")
             if type_name.lower() in _RPC_SOURCES:
                 self._take_over_address(options)
             self._add("sources", name, convert_source(type_name, options))
-        for name, options in self._components("sinks"):
+        for name, options in self._options.components("sinks"):
             self._add("sinks", name, convert_sink(options.text("type"), options))
-        for name, options in self._components("sinkgroups"):
+        for name, options in self._options.components("sinkgroups"):
             self._add("sink_groups", name, convert_group(options))
 
     def _take_over_address(self, options: Options) -> None:
@@ -190,18 +184,18 @@ class _Import:
         for name, table in list(sources.items()):
             known = [channel for channel in _names(table["channels"]) if channel in channels]
             if not known:
-                self._options.note(f"sources.{name}.channels", "names no channel that is there; the source is left out")
+                self._options.note(f"sources.{name}.channels", "names no existing channel; the source is omitted")
                 del sources[name]
             table["channels"] = known
         for name, table in list(sinks.items()):
             if table["channel"] not in channels:
-                self._options.note(f"sinks.{name}.channel", "is no channel that is there; the sink is left out")
+                self._options.note(f"sinks.{name}.channel", "is no existing channel; the sink is omitted")
                 del sinks[name]
         groups = self.result.tables.get("sink_groups", {})
         for name, table in list(groups.items()):
             table["sinks"] = [sink for sink in _names(table["sinks"]) if sink in sinks]
             if len(_names(table["sinks"])) < 2:  # noqa: PLR2004 - a group needs at least two
-                self._options.note(f"sinkgroups.{name}", "has fewer than two sinks left; the group is left out")
+                self._options.note(f"sinkgroups.{name}", "has fewer than two sinks left; the group is omitted")
                 del groups[name]
 
 

@@ -17,11 +17,7 @@ _CLASSES = {
 
 def convert_interceptors(options: Options) -> list[Table]:
     """Returns the tables of a source's interceptors, in order."""
-    names = options.words("interceptors")
-    each = options.subset("interceptors")
-    tables = [table for name in names if (table := _convert(each.subset(name)))]
-    each.report_unused()
-    return tables
+    return [table for _, each in options.components("interceptors") if (table := _convert(each))]
 
 
 def _convert(options: Options) -> Table | None:
@@ -92,11 +88,8 @@ def _regex_filter(options: Options) -> Table:
 
 def _regex_extractor(options: Options) -> Table:
     table: Table = {"type": "regex_extractor", "pattern": options.text("regex")}
-    serializers = options.words("serializers")
-    each = options.subset("serializers")
     names, millis = [], {}
-    for serializer in serializers:
-        one = each.subset(serializer)
+    for serializer, one in options.components("serializers"):
         name, type_name, pattern = one.text("name", serializer), one.text("type", "default"), one.text("pattern")
         names.append(name)
         if "Millis" in type_name and (time_format := to_strptime_format(pattern)):
@@ -104,7 +97,6 @@ def _regex_extractor(options: Options) -> Table:
         elif type_name not in {"", "default"}:
             one.note("type", f"{type_name} has no counterpart; the header gets the text that was found")
         one.report_unused()
-    each.report_unused()
     set_values(table, names=names or None, millis=millis or None)
     return table
 

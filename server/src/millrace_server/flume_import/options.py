@@ -80,9 +80,12 @@ class Options:
         values = {key.removeprefix(begin): value for key, value in chosen.items()}
         return Options(f"{self.prefix}.{prefix}", values, self._notes)
 
-    def names(self) -> list[str]:
-        """Returns the keys up to their first dot, in order."""
-        return list(dict.fromkeys(key.split(".", 1)[0] for key in self._values))
+    def components(self, kind: str) -> "Iterator[tuple[str, Options]]":
+        """Removes and yields the options of each component that an option lists, with its name."""
+        names, options = self.words(kind), self.subset(kind)
+        for name in names:
+            yield name, options.subset(name)
+        options.report_unused()
 
     def items(self) -> Iterator[tuple[str, str]]:
         """Removes and yields all remaining options."""

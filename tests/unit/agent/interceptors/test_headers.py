@@ -80,12 +80,12 @@ def test_static_gives_one_header_or_several() -> None:
     ],
 )
 def test_static_without_a_whole_header_is_refused(table: dict[str, object], problem: str) -> None:
-    """Flume gives a header called "key" then."""
+    """Flume then sets a header called "key"."""
     assert problem_with(type="static", **table) == problem
 
 
 def test_uuid_gives_each_event_another_one() -> None:
-    """They are UUIDs of version 4, behind the prefix."""
+    """They are UUIDs of version 4 after the prefix."""
     rows = intercepted(table_of(*[b"x"] * 1_000), type="uuid", prefix="app-")
     ids = [headers["id"] for headers, _ in rows]
     assert len(set(ids)) == 1_000

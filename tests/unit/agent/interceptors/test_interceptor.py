@@ -32,14 +32,14 @@ def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:
 def test_own_interceptor_that_returns_what_cannot_be_stored_is_told_so(
     monkeypatch: pytest.MonkeyPatch, result: Any, said: str
 ) -> None:
-    """It raises there, and not where nobody knows who made it."""
+    """The error is raised in the interceptor, not later."""
     monkeypatch.setattr("tests.own_steps.Sleepy", lambda: Returns(result))
     with pytest.raises((TypeError, ValueError), match=said):
         intercepted(table_of(b"a", b"b"), type="custom", factory="tests.own_steps:Sleepy")
 
 
 def test_own_interceptor_that_makes_another_table_has_its_places_forgotten() -> None:
-    """Nobody knows any more which event is which."""
+    """The events can no longer be matched with the source's."""
     table = table_of(b"a", b"b")
     table.batch_indexes = range(2)
     wrong = EventTable([b"x"])

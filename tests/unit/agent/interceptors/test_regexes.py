@@ -141,7 +141,7 @@ def test_search_replace_whose_replacement_does_not_fit_is_refused(pattern: str, 
 
 
 def test_regex_extractor_makes_headers_of_named_groups() -> None:
-    """Times become milliseconds since 1970, with the zone that they tell."""
+    """Times become milliseconds since 1970, with their own zone."""
     [(headers, body)] = intercepted(
         table_of(ACCESS_LINE),
         type="regex_extractor",

@@ -20,7 +20,7 @@ def test_parts_of_large_lines_keep_the_limit_of_bytes() -> None:
 
 
 def test_parts_of_lines_that_were_left_out_have_no_events() -> None:
-    """Bytes that are no event are still to be told as done; where there are none, nothing is to be told."""
+    """Bytes that belong to no event must still be covered by a part."""
     assert list(Lines(5, 3, [], []).parts(10)) == [Lines(5, 3, [], [])]
     assert list(Lines(5, 0, [], []).parts(10)) == []
 
@@ -32,7 +32,7 @@ def test_first_of_lines_covers_what_they_cover() -> None:
 
 
 def test_leave_out_counts_to_the_event_before() -> None:
-    """What lies behind an event belongs to it; before the first one it is skipped."""
+    """Bytes after an event belong to it; bytes before the first one are skipped."""
     builder = LinesBuilder(10)
     builder.skip(3)
     builder.add(b"a", 2)

@@ -32,7 +32,7 @@ def test_feed_joins_lines_by_their_role(settings: dict[str, Any], expected: list
 
 
 def test_feed_of_a_first_line_that_continues_begins_an_event() -> None:
-    """Nobody knows what came before it, and nothing is left out."""
+    """What preceded it is unknown, and nothing is omitted."""
     assert joined(b" 1", b" 2", b"two", pattern="^ ", role="continues") == [b" 1\n 2", b"two"]
 
 

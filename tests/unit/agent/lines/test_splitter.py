@@ -77,12 +77,12 @@ def test_finish_hands_out_the_unfinished_line_and_begins_anew() -> None:
         ("drop", [(0, b"short"), (41, b"end")]),
     ],
 )
-@pytest.mark.parametrize("portion", [1, 7, 1000])
-def test_feed_of_a_long_line_follows_the_policy(policy: str, expected: Events, portion: int) -> None:
-    """A line that is too long is split, truncated or left out, however it comes; its bytes are covered all the same."""
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_feed_of_a_long_line_follows_the_policy(policy: str, expected: Events, chunk: int) -> None:
+    """A line that is too long is split, truncated or dropped in any chunks; its bytes are covered."""
     text = b"short\n" + b"a" * 34 + b"\nend\n"
     split = splitter(line_bytes_max=16, long_lines=policy)
-    parts = [split.feed(text[start : start + portion]) for start in range(0, len(text), portion)]
+    parts = [split.feed(text[start : start + chunk]) for start in range(0, len(text), chunk)]
     assert events_of(*parts) == expected
     assert covers_all(parts, 0, len(text))
     assert split.long_line_count == 1
@@ -109,7 +109,7 @@ def test_feed_of_a_line_without_end_keeps_memory_bounded(policy: str) -> None:
 
 
 def test_feed_of_a_split_line_cuts_no_character() -> None:
-    """A piece ends where a character ends, so that each piece is text."""
+    """A piece ends at the end of a character, so that each piece is text."""
     text = "ä€😀".encode() * 20
     pieces = bodies_of(splitter(line_bytes_max=16).feed(text + b"\n"))
     assert b"".join(pieces) == text
@@ -204,7 +204,7 @@ def test_feed_of_multiline_events_hands_them_out_once_the_next_begins() -> None:
     ids=str,
 )
 def test_feed_in_random_portions_gives_the_same_events(settings: dict[str, Any]) -> None:
-    """Events depend on the bytes alone; reading again from any event on gives the same events again."""
+    """Events depend on the bytes only; reading from any event returns the same events."""
     drawn = random.Random(f"{SEED} {settings}")
     for _ in range(TRIALS):
         text = "".join(drawn.choice(CHARACTERS) * drawn.choice((1, 1, 1, 9)) for _ in range(drawn.randrange(60)))

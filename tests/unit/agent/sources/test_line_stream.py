@@ -26,8 +26,8 @@ class Input:
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self.read_count = 0
 
-    def write(self, *portions: bytes) -> None:
-        for chunk in portions:
+    def write(self, *chunks: bytes) -> None:
+        for chunk in chunks:
             self._chunks.put_nowait(chunk)
 
     async def read(self) -> bytes:
@@ -72,10 +72,10 @@ def lines_in(registry: ChannelRegistry) -> list[bytes]:
     return held(registry, "lines")["lines"]
 
 
-async def test_bring_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
-    """A batch lingers from its first event on, whatever comes after that."""
+async def test_deliver_all_stores_full_batches_at_once_and_others_after_a_while(written: Input) -> None:
+    """A batch lingers from its first event on, whatever follows."""
     registry, writer = channel_and_writer()
-    bringing = await started(stream().deliver_all(writer, written.read))
+    delivering = await started(stream().deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n")
     await settle()
     assert lines_in(registry) == [b"1", b"2", b"3"]
@@ -85,11 +85,11 @@ async def test_bring_stores_full_batches_at_once_and_others_after_a_while(writte
     assert lines_in(registry) == [b"1", b"2", b"3"]
     await asyncio.sleep(1.5)
     assert lines_in(registry) == [b"1", b"2", b"3", b"4", b"5"]
-    bringing.cancel()
+    delivering.cancel()
 
 
-async def test_bring_to_the_end_stores_all(written: Input) -> None:
-    """Without waiting, and with the last line whether it has an end or not; then it may begin anew."""
+async def test_deliver_all_to_the_end_stores_all(written: Input) -> None:
+    """Everything is stored without waiting, including an unfinished last line; then it may start again."""
     registry, writer = channel_and_writer()
     lines = stream()
     written.write(b"1\n2", b"", b"3\n", b"")
@@ -99,10 +99,10 @@ async def test_bring_to_the_end_stores_all(written: Input) -> None:
     assert now() == 0.0
 
 
-async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> None:
+async def test_deliver_all_while_nothing_comes_waits_for_no_time(written: Input) -> None:
     """An idle source does nothing at all."""
     _, writer = channel_and_writer()
-    bringing = await started(stream().deliver_all(writer, written.read))
+    delivering = await started(stream().deliver_all(writer, written.read))
     written.write(b"unfinished")
     await settle()
     # With a timer anywhere, the clock would stop there on its way.
@@ -110,29 +110,29 @@ async def test_bring_while_nothing_comes_waits_for_no_time(written: Input) -> No
     asyncio.get_running_loop().call_later(1_000.0, lambda: stops.append(now()))
     await asyncio.sleep(2_000.0)
     assert stops == [1_000.0]
-    bringing.cancel()
+    delivering.cancel()
 
 
-async def test_bring_of_many_bytes_stores_them_before_the_batch_is_full(
+async def test_deliver_all_of_many_bytes_stores_them_before_the_batch_is_full(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory holds some megabytes of a stream, however large a batch may be."""
     monkeypatch.setattr("millrace_server.agent.sources.line_stream._BATCH_BYTES", 10)
     registry, writer = channel_and_writer()
-    bringing = await started(stream().deliver_all(writer, written.read))
+    delivering = await started(stream().deliver_all(writer, written.read))
     written.write(b"12345\n")
     await settle()
     assert lines_in(registry) == []
     written.write(b"67890\n")
     await settle()
     assert lines_in(registry) == [b"12345", b"67890"]
-    bringing.cancel()
+    delivering.cancel()
 
 
-async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
-    """Whoever writes is held up; nothing is lost, and nothing stored twice."""
+async def test_deliver_all_into_a_full_channel_reads_no_more(written: Input) -> None:
+    """The writer of the input waits; nothing is lost, and nothing is stored twice."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
-    bringing = await started(stream().deliver_all(writer, written.read))
+    delivering = await started(stream().deliver_all(writer, written.read))
     expected = [b"%d" % number for number in range(30)]
     written.write(*(line + b"\n" for line in expected), b"")
     await settle()
@@ -141,30 +141,30 @@ async def test_bring_into_a_full_channel_reads_no_more(written: Input) -> None:
     taken: list[bytes] = []
     while len(taken) < len(expected):
         taken += await take(registry, 4)
-    await bringing.answer()
+    await delivering.answer()
     assert taken == expected
 
 
-async def test_bring_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
+async def test_deliver_all_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
     """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     lines = stream()
-    bringing = await started(lines.deliver_all(writer, written.read))
+    delivering = await started(lines.deliver_all(writer, written.read))
     written.write(b"1\n2\n3\n4\n5\n6\n7\nunfin")
     await settle()
-    bringing.cancel()
+    delivering.cancel()
     await settle()
-    assert bringing.is_cancelled
+    assert delivering.is_cancelled
     assert await take(registry, 4) == [b"1", b"2", b"3"]
     written.write(b"ished\n", b"")
-    bringing = await started(lines.deliver_all(writer, written.read))
+    delivering = await started(lines.deliver_all(writer, written.read))
     assert await take(registry, 4) == [b"4", b"5", b"6"]
-    await bringing.answer()
+    await delivering.answer()
     assert lines_in(registry) == [b"7", b"unfinished"]
     assert log == []
 
 
-async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
+async def test_drain_without_room_says_what_is_lost(written: Input, log: list[Any]) -> None:
     """After its time, and not before."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     written.write(b"1\n2\n3\n4\n5\n6\n7\n", b"")
@@ -174,7 +174,7 @@ async def test_bring_rest_without_room_says_what_is_lost(written: Input, log: li
     assert [(entry["log_level"], entry["events_lost"]) for entry in log if "events_lost" in entry] == [("warning", 4)]
 
 
-async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
+async def test_deliver_all_of_an_event_of_several_lines_waits_for_more_of_it(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as its lines may be apart; then it lingers as any other."""
@@ -182,7 +182,7 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     # The virtual clock does not wait for threads.
     monkeypatch.setattr("millrace_server.agent.sources.line_stream.WorkerThread", NoThread)
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 2.0}
-    bringing = await started(stream(multiline=multiline).deliver_all(writer, written.read))
+    delivering = await started(stream(multiline=multiline).deliver_all(writer, written.read))
     written.write(b"one\n")
     await asyncio.sleep(1.5)
     written.write(b" more\n")
@@ -190,10 +190,10 @@ async def test_bring_of_an_event_of_several_lines_waits_for_more_of_it(
     assert lines_in(registry) == []
     await asyncio.sleep(0.5 + LINGER_SECONDS + 0.1)
     assert lines_in(registry) == [b"one\n more"]
-    bringing.cancel()
+    delivering.cancel()
 
 
-async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_begins_anew(
+async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when_it_begins_anew(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A regular expression may take long; what it is at is not read again."""
@@ -209,8 +209,8 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
     registry, writer = channel_and_writer()
     lines = stream(multiline={"pattern": "^[a-z]"})
     written.write(b"one\n 1\ntwo\n", b"")
-    bringing = await started(lines.deliver_all(writer, written.read))
-    bringing.cancel()
+    delivering = await started(lines.deliver_all(writer, written.read))
+    delivering.cancel()
     await settle()
     await started(lines.deliver_all(writer, written.read))
     while begun:
@@ -219,7 +219,7 @@ async def test_bring_cancelled_while_lines_are_joined_takes_them_over_when_it_be
     assert lines_in(registry) == [b"one\n 1", b"two"]
 
 
-async def test_bring_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
+async def test_deliver_all_of_a_line_that_must_not_be_stores_what_comes_before(written: Input) -> None:
     """Then it fails; nothing that was good is kept back."""
     registry, writer = channel_and_writer()
     written.write(b"good\ncaf\xe9\n", b"more\n", b"")

@@ -8,7 +8,7 @@ from millrace_server.agent.worker_thread import WorkerThread
 from tests.agent_parts import until
 
 
-class Portions:
+class Chunks:
     """Numbers, each once the test lets it be read."""
 
     def __init__(self, count: int) -> None:
@@ -24,42 +24,42 @@ class Portions:
 
 async def test_next_reads_one_portion_ahead_and_no_more() -> None:
     """While one is used the next is read; memory holds both, and that is all."""
-    portions = Portions(3)
-    portions.may_read.release(10)
-    reading = ReadAhead(portions.read, WorkerThread("test"))
+    chunks = Chunks(3)
+    chunks.may_read.release(10)
+    reading = ReadAhead(chunks.read, WorkerThread("test"))
     assert await reading.next() == 0
-    await until(lambda: portions.begun_count == 2)
+    await until(lambda: chunks.begun_count == 2)
     assert [await reading.next() for _ in range(4)] == [1, 2, None, None]
-    assert portions.begun_count == 4
+    assert chunks.begun_count == 4
     await reading.close()
 
 
 async def test_next_that_is_cancelled_gives_the_portion_to_the_next_call() -> None:
     """The thread reads on, and what it has read is not lost."""
-    portions = Portions(2)
-    reading = ReadAhead(portions.read, WorkerThread("test"))
+    chunks = Chunks(2)
+    reading = ReadAhead(chunks.read, WorkerThread("test"))
     waiting = asyncio.create_task(reading.next())
-    await until(lambda: portions.begun_count == 1)
+    await until(lambda: chunks.begun_count == 1)
     waiting.cancel()
     await asyncio.wait({waiting})
-    portions.may_read.release(3)
+    chunks.may_read.release(3)
     assert [await reading.next(), await reading.next()] == [0, 1]
     await reading.close()
 
 
 async def test_close_while_something_is_read_waits_for_it() -> None:
     """Whatever is closed next, no thread uses it any more."""
-    portions = Portions(1)
-    reading = ReadAhead(portions.read, WorkerThread("test"))
+    chunks = Chunks(1)
+    reading = ReadAhead(chunks.read, WorkerThread("test"))
     closing = asyncio.create_task(reading.close())
-    await until(lambda: portions.begun_count == 1)
+    await until(lambda: chunks.begun_count == 1)
     assert not closing.done()
-    portions.may_read.release()
+    chunks.may_read.release()
     await closing
 
 
 async def test_next_after_an_error_raises_it_again() -> None:
-    """And closing does not complain of an error that nobody saw."""
+    """Closing reports no error that was not raised before."""
 
     def fail() -> None:
         raise OSError(5, "Input/output error")

@@ -60,7 +60,7 @@ def config_of(**settings: Any) -> StdinSourceConfig:
 
 
 async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, standard_input: StandardInput) -> None:
-    """Also a last line without its end; the state says why nothing more comes."""
+    """This includes an unfinished last line; the state says why the source has stopped."""
     registry = registry_with("lines")
     async with at_work(config_of(), registry, tmp_path) as component:
         standard_input.write(b"one\ntwo\n")
@@ -86,7 +86,7 @@ async def test_run_with_a_file_as_the_input_stores_it(tmp_path: Path, monkeypatc
 
 
 async def test_run_with_a_full_channel_reads_no_more(tmp_path: Path, standard_input: StandardInput) -> None:
-    """Whoever writes waits; nothing is lost, and little is in memory."""
+    """The writer waits; nothing is lost, and little is in memory."""
     registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
     lines = [b"%d" % number + b"x" * 1_000 for number in range(3_000)]
 
@@ -107,7 +107,7 @@ async def test_run_with_a_full_channel_reads_no_more(tmp_path: Path, standard_in
 
 
 async def test_stop_in_the_middle_stores_what_was_read(tmp_path: Path, standard_input: StandardInput) -> None:
-    """The rest stays in the pipe, for whoever reads it next."""
+    """The rest stays in the pipe for the next reader."""
     registry = registry_with("lines")
     async with at_work(config_of(linger_seconds=3_600.0), registry, tmp_path):
         standard_input.write(b"one\nunfin")
@@ -192,7 +192,7 @@ async def test_read_that_is_cancelled_loses_nothing(standard_input: StandardInpu
 async def test_read_after_another_reader_has_ended_begins_with_what_that_one_has_left(
     standard_input: StandardInput,
 ) -> None:
-    """Nobody can put back what was read ahead."""
+    """Data that was read ahead cannot be put back."""
     previous = ThreadedReader(standard_input.reader)
     standard_input.write(b"ahead\n")
     await until(lambda: _waiting_bytes(standard_input) == 0)
@@ -250,7 +250,7 @@ async def test_run_with_a_pattern_that_takes_for_ever_keeps_nobody_waiting(
 
 
 def test_settings_with_two_sources_of_one_input_are_refused() -> None:
-    """Each would get some of the lines, and nobody could say which."""
+    """Each source would get some of the lines at random."""
     tables = {
         "channels": {"lines": {"type": "memory"}},
         "sources": {name: {"type": "stdin", "channels": ["lines"]} for name in ("a", "b.c")},

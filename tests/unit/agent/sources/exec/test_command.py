@@ -26,7 +26,7 @@ async def start(started_job: Job) -> RunningCommand:
 
 
 async def next_line(command: RunningCommand) -> bytes:
-    """Reads a line, and nothing behind it."""
+    """Reads one line and nothing after it."""
     line = b""
     while not line.endswith(b"\n"):
         byte = await command._output.read(1)
@@ -175,7 +175,7 @@ async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
 
 
 async def test_abandon_of_a_command_that_writes_on_and_on_ends_it() -> None:
-    """Also where nobody reads what it writes."""
+    """This also holds if its output is not read."""
     command = await start(job("yes", grace_seconds=0.1))
     async with asyncio.timeout(LONG_SECONDS):
         await command.stop()

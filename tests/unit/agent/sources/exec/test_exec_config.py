@@ -19,7 +19,7 @@ def test_command_as_text_with_a_shell_is_given_to_it() -> None:
 
 
 def test_command_as_an_array_is_run_as_it_is() -> None:
-    """No shell comes between."""
+    """The command is run without a shell."""
     config = config_of(command=["tail", "-F", "a b"], directory="/var/x", environment={"A": ""})
     assert config.command == ["tail", "-F", "a b"]
     assert (config.directory, config.environment) == (Path("/var/x"), {"A": ""})
@@ -43,6 +43,6 @@ def test_command_as_an_array_is_run_as_it_is() -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
-    """What would fail at the start is told by `millraced check`."""
+    """`millraced check` reports what would fail at the start."""
     with pytest.raises(ValidationError, match=problem):
         config_of(**settings)

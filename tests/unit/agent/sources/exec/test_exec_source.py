@@ -51,7 +51,7 @@ async def test_end_of_a_command_in_any_way_is_told(tmp_path: Path, script: str, 
 
 @pytest.mark.parametrize(("restart", "code"), [("always", 0), ("always", 1), ("on_failure", 1)])
 async def test_run_of_a_command_that_is_to_be_restarted_restarts_it(tmp_path: Path, restart: str, code: int) -> None:
-    """With a delay, which the state tells of; every line of every run is stored."""
+    """The state reports the delay; every line of every run is stored."""
     registry = registry_with("lines")
     config = shell(f"echo line; exit {code}", restart=restart)
     async with at_work(config, registry, tmp_path) as component:
@@ -64,7 +64,7 @@ async def test_run_of_a_command_that_is_to_be_restarted_restarts_it(tmp_path: Pa
 async def test_run_of_a_command_that_ends_again_and_again_says_so_once(
     tmp_path: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never worked, so the log has nothing new to tell."""
+    """It never worked, so there is nothing new to log."""
     monkeypatch.setattr("millrace_server.agent.runners.Backoff", lambda: Backoff(0.01, 0.01))
     async with at_work(shell("exit 1", restart="always"), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.failure_count >= 5)
@@ -93,7 +93,7 @@ async def test_run_of_a_command_that_succeeds_restarts_it_not_on_failure(tmp_pat
     ("restart", "state"), [("never", ComponentState.FAILED), ("on_failure", ComponentState.BACKING_OFF)]
 )
 async def test_run_of_a_command_that_is_not_there_says_so(tmp_path: Path, restart: str, state: ComponentState) -> None:
-    """Somebody may install it; where there are no restarts nobody tries."""
+    """The program may be installed later; without restarts there is no further attempt."""
     config = ExecSourceConfig(type="exec", channels=["lines"], command=["no-such-program"], restart=restart)  # type: ignore[arg-type]  # one of the words
     async with at_work(config, registry_with("lines"), tmp_path) as component:
         await until(lambda: component.state is state)

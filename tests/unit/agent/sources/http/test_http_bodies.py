@@ -24,7 +24,7 @@ def pack(encoding: str, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", " GZIP ", "zstd"])
-def test_unpack_of_what_was_packed_gives_it_back(encoding: str) -> None:
+def test_decode_of_what_was_packed_gives_it_back(encoding: str) -> None:
     """Small and large, easy and hard to pack, and in several parts."""
     packer = "zstd" if encoding == "zstd" else "gzip"
     for content in (b"", b"a", b"a" * MIB, random.Random(SEED).randbytes(MIB)):
@@ -47,7 +47,7 @@ def test_find_packing_of_what_is_not_known_says_so(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_unpack_of_exactly_the_limit_is_allowed(encoding: str) -> None:
+def test_decode_of_exactly_the_limit_is_allowed(encoding: str) -> None:
     """The limit itself is no bomb; one byte more is."""
     assert len(decode(encoding, pack(encoding, b"a" * 1_000_000), 1_000_000)) == 1_000_000
     with pytest.raises(HttpRefusalError, match="more than 1000000 bytes when it is decompressed"):
@@ -55,7 +55,7 @@ def test_unpack_of_exactly_the_limit_is_allowed(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_unpack_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred megabytes and more in some kilobytes costs neither memory nor time."""
     if encoding == "gzip":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -84,7 +84,7 @@ def test_unpack_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_unpack_of_what_is_cut_anywhere_is_refused(encoding: str) -> None:
+def test_decode_of_what_is_cut_anywhere_is_refused(encoding: str) -> None:
     """Half a body is never taken for a whole one."""
     encoded = pack(encoding, random.Random(SEED).randbytes(200))
     for end in range(1, len(encoded)):
@@ -93,8 +93,8 @@ def test_unpack_of_what_is_cut_anywhere_is_refused(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_unpack_of_what_is_damaged_never_fails_otherwise(encoding: str) -> None:
-    """Whatever comes, it is refused in a sentence or decoded."""
+def test_decode_of_what_is_damaged_never_fails_otherwise(encoding: str) -> None:
+    """Any input is decoded or refused with a sentence."""
     source = random.Random(SEED)
     encoded = pack(encoding, b"some text, " * 50)
     refused = 0
@@ -109,7 +109,7 @@ def test_unpack_of_what_is_damaged_never_fails_otherwise(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_unpack_of_very_many_parts_is_refused_soon(encoding: str) -> None:
+def test_decode_of_very_many_parts_is_refused_soon(encoding: str) -> None:
     """A million empty parts cost no more than a thousand."""
     began = time.process_time()
     with pytest.raises(HttpRefusalError, match="more than 1000 parts"):
@@ -117,7 +117,7 @@ def test_unpack_of_very_many_parts_is_refused_soon(encoding: str) -> None:
     assert time.process_time() - began < 3.0
 
 
-def test_unpack_of_zstd_with_a_huge_window_is_refused() -> None:
+def test_decode_of_zstd_with_a_huge_window_is_refused() -> None:
     """A sender cannot have us reserve a gigabyte to look back on."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True, write_content_size=0)
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()

@@ -149,7 +149,7 @@ def test_read_events_with_more_headers_than_a_batch_can_have_is_refused() -> Non
 
 @pytest.mark.parametrize("content_type", [JSON, LINES])
 def test_read_events_of_damaged_json_never_fails_otherwise(content_type: str) -> None:
-    """Whatever comes, it is refused in a sentence or read."""
+    """Any input is parsed or refused with a sentence."""
     source = random.Random(SEED)
     events = [{"headers": {"a": "b"}, "body": "c"}, {"body_base64": "YWJj"}]
     seed = json.dumps(events).encode() if content_type == JSON else b"\n".join(json.dumps(e).encode() for e in events)

@@ -83,7 +83,7 @@ async def post(made: HttpSource, body: bytes, headers: Mapping[str, str] | None 
 
 
 async def test_post_of_each_kind_of_body_stores_its_events() -> None:
-    """The answer comes when they are stored, and says how many there were."""
+    """The response follows the storing and contains the number of events."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
         events = [{"headers": {"a": "1"}, "body": "one"}, {"body": "two"}]
@@ -193,7 +193,7 @@ async def test_post_again_with_the_same_key_stores_each_event_once() -> None:
 
 
 async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> None:
-    """Nothing of it is stored, also after a new making of the source; whoever sent it learns what a key is for."""
+    """Nothing of it is stored, even after a restart of the source; the sentence explains keys."""
     made, channel_writer = make_source(), RecordingWriter()
     key = {"Idempotency-Key": "a key"}
     async with running(made, channel_writer):
@@ -210,7 +210,7 @@ async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> Non
 
 
 async def test_post_with_a_key_that_is_in_work_is_told_to_come_again() -> None:
-    """Whoever gave up waiting and repeats it finds it stored later."""
+    """A client that repeats the request after its timeout finds it stored."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
     key = {"Idempotency-Key": "a key"}
@@ -346,7 +346,7 @@ async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> No
 
 
 async def test_post_with_a_key_that_does_not_go_together_with_what_is_stored_is_a_conflict() -> None:
-    """Whoever uses a key for other events gets an error."""
+    """Other events with the same key are an error."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [BadArgumentError("overlaps in part")]
     async with running(made, channel_writer):
@@ -413,7 +413,7 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
 
 
 async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that cannot be stored in time is message that nobody knows."""
+    """If a request cannot be stored in time, its outcome is reported as unknown."""
     monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 1)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
@@ -484,5 +484,5 @@ def test_config_that_is_invalid_is_reported_in_a_sentence(settings: Mapping[str,
 
 
 def test_config_with_plaintext_allowed_may_be_reached() -> None:
-    """Whoever says so may listen everywhere."""
+    """With allow_plaintext the source may listen on any address."""
     HttpSourceConfig.model_validate({**TABLE, "listen": "0.0.0.0:80", "allow_plaintext": True}, strict=True)

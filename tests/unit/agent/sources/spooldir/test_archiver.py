@@ -53,7 +53,7 @@ def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: s
 
 @pytest.mark.parametrize("done", ["rename", "delete"])
 def test_finish_of_a_name_that_another_file_has_now_leaves_it(tmp_path: Path, done: str) -> None:
-    """Whoever put a new file under the name has it taken in its turn; one that has gone needs nothing."""
+    """A new file of the same name waits for its turn; a file that has gone needs nothing."""
     path = put(tmp_path, "a", b"old")
     found = locate(path)
     kept = path.rename(tmp_path / "elsewhere")
@@ -106,7 +106,7 @@ def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: py
     assert names_in(tmp_path) == ["a"]
 
 
-def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -> None:
+def test_check_directories_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -> None:
     """The directory for done files is made."""
     archive = tmp_path / "deep/archive"
     (tmp_path / "spool").mkdir()
@@ -115,8 +115,8 @@ def test_prepare_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_prepare_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
-    """It is not made: whoever misspelt it would wait for ever."""
+def test_check_directories_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
+    """It is not created: after a typing error the source would wait for ever."""
     with pytest.raises(ComponentError) as caught:
         disposal_on(tmp_path / "nowhere").check_directories()
     assert (
@@ -124,10 +124,10 @@ def test_prepare_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_prepare_where_nothing_may_be_written_names_the_directory(
+def test_check_directories_where_nothing_may_be_written_names_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no file that nobody has ever heard of."""
+    """It touches no other file."""
 
     def refuse(self: Path, **_how: object) -> None:
         raise OSError(30, "Read-only file system", str(self))
@@ -138,7 +138,7 @@ def test_prepare_where_nothing_may_be_written_names_the_directory(
     assert str(caught.value) == f"{tmp_path} cannot be written to: Read-only file system"
 
 
-def test_prepare_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_directories_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first file is read, and not after: on another filesystem, say."""
 
     def refuse(self: Path, target: Path) -> Path:

@@ -61,7 +61,7 @@ def bodies_of(chunks: list[Chunk]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_pieces_of_a_container_are_its_records_as_json(tmp_path: Path, codec: str) -> None:
+def test_chunks_of_a_container_are_its_records_as_json(tmp_path: Path, codec: str) -> None:
     """Each record is an event, numbered from 0."""
     found = chunks_of(put(tmp_path, "a.avro", container(RECORDS, codec=codec)))
     assert [json.loads(body) for body in bodies_of(found)] == RECORDS
@@ -70,7 +70,7 @@ def test_pieces_of_a_container_are_its_records_as_json(tmp_path: Path, codec: st
     assert bodies_of(found)[0] == '{"number":0,"note":"note 0 \u20ac"}'.encode()
 
 
-def test_pieces_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
+def test_chunks_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     """A body is the record as it was, and the schema that it needs is in a header."""
     found = chunks_of(put(tmp_path, "a.avro", container(RECORDS)), body="avro", schema_header="schema")
     schema = fastavro.parse_schema(json.loads(found[0].headers["schema"]))
@@ -81,7 +81,7 @@ def test_pieces_in_avro_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert bodies_of(found)[3] == encoded.getvalue()
 
 
-def test_pieces_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
+def test_chunks_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
     """Bytes, times, decimals and numbers that are none have a form all the same."""
     schema = {
         "type": "record",
@@ -112,7 +112,7 @@ def test_pieces_of_values_that_json_lacks_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["json", "avro"])
-def test_pieces_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str) -> None:
+def test_chunks_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str) -> None:
     """In the middle of a block or between two."""
     path = put(tmp_path, "a.avro", container(RECORDS))
     whole = bodies_of(chunks_of(path, body=body))
@@ -120,15 +120,15 @@ def test_pieces_from_any_stored_record_on_are_the_rest(tmp_path: Path, body: str
         assert bodies_of(chunks_of(path, [[(0, position - 1)]], body=body)) == whole[position:]
 
 
-def test_pieces_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Path) -> None:
+def test_chunks_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Path) -> None:
     """What one channel has and another has not is a batch of its own."""
     path = put(tmp_path, "a.avro", container(RECORDS))
     found = chunks_of(path, [[(0, 9)], [(0, 149)]])
     assert [(chunk.first, chunk.last) for chunk in found[:3]] == [(10, 109), (110, 149), (150, 249)]
 
 
-def test_pieces_of_a_broken_container_tell_which_record(tmp_path: Path) -> None:
-    """Whatever is broken, it is the file's fault: all that comes before it is handed out, and nothing made up."""
+def test_chunks_of_a_broken_container_tell_which_record(tmp_path: Path) -> None:
+    """Any damage is the file's fault: the records before it are returned, and none is invented."""
     whole = container(RECORDS, codec="deflate")
     choice = random.Random(17)
     outcomes = Counter[str]()
@@ -151,14 +151,14 @@ def test_pieces_of_a_broken_container_tell_which_record(tmp_path: Path) -> None:
     assert outcomes["bad"] > 40
 
 
-def test_pieces_of_something_else_call_it_bad(tmp_path: Path) -> None:
+def test_chunks_of_something_else_call_it_bad(tmp_path: Path) -> None:
     """A text file is no container."""
     _, failure = pieces_and_failure_of(put(tmp_path, "a.avro", b"no container\n"))
     assert failure is not None
     assert failure.startswith("record 0 cannot be read: ValueError cannot read header")
 
 
-def test_pieces_of_a_block_that_is_too_large_call_the_file_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_a_block_that_is_too_large_call_the_file_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is in memory as a whole; how large it says it is need not be true."""
     monkeypatch.setattr(avro_module, "BLOCK_BYTES_MAX", 1_000)
     path = put(tmp_path, "a.avro", container([{"number": 1, "note": "x" * 2_000}]))
@@ -167,7 +167,7 @@ def test_pieces_of_a_block_that_is_too_large_call_the_file_bad(tmp_path: Path, m
     assert "bytes; at most 1000 are allowed" in failure
 
 
-def test_pieces_of_a_container_whose_codec_is_not_installed_blame_no_file(tmp_path: Path) -> None:
+def test_chunks_of_a_container_whose_codec_is_not_installed_blame_no_file(tmp_path: Path) -> None:
     """It is to be read once somebody has installed the library."""
     snappy = container(RECORDS, codec="deflate").replace(b"\x0edeflate", b"\x0csnappy")
     with pytest.raises(ComponentError, match="you need to install"):

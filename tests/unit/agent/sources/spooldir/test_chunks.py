@@ -51,7 +51,7 @@ def check_cover(chunks: list[Chunk], start: int, end: int) -> None:
     assert chunks[-1].last + 1 == end
 
 
-def test_pieces_of_lines_cover_all_bytes(tmp_path: Path) -> None:
+def test_chunks_of_lines_cover_all_bytes(tmp_path: Path) -> None:
     """The numbers are the bytes, line ends among them; the last line need not have one."""
     text = b"one\r\n\ntwo\nthree"
     found = chunks_of(put(tmp_path, "a", text), events_max=2)
@@ -60,12 +60,12 @@ def test_pieces_of_lines_cover_all_bytes(tmp_path: Path) -> None:
     check_cover(found, 0, len(text))
 
 
-def test_pieces_of_an_empty_file_are_none(tmp_path: Path) -> None:
+def test_chunks_of_an_empty_file_are_none(tmp_path: Path) -> None:
     """There is nothing to store, and the file is done."""
     assert chunks_of(put(tmp_path, "a")) == []
 
 
-def test_pieces_of_lines_keep_the_limits(tmp_path: Path) -> None:
+def test_chunks_of_lines_keep_the_limits(tmp_path: Path) -> None:
     """No chunk has too many events, nor too many bytes, but for one event alone."""
     choice = random.Random(11)
     lines = [b"x" * choice.choice([0, 1, 10, 100, 3_000]) for _ in range(5_000)]
@@ -77,7 +77,7 @@ def test_pieces_of_lines_keep_the_limits(tmp_path: Path) -> None:
     assert all(len(chunk.bodies) == 1 or sum(map(len, chunk.bodies)) <= 2_000 for chunk in found)
 
 
-def test_pieces_of_lines_that_are_left_out_cover_them_too(tmp_path: Path) -> None:
+def test_chunks_of_lines_that_are_left_out_cover_them_too(tmp_path: Path) -> None:
     """A file of nothing but lines that are too long is done all the same."""
     text = (b"x" * 100 + b"\n") * 3
     found = chunks_of(put(tmp_path, "a", text), line_bytes_max=50, long_lines="drop")
@@ -85,8 +85,8 @@ def test_pieces_of_lines_that_are_left_out_cover_them_too(tmp_path: Path) -> Non
     check_cover(found, 0, len(text))
 
 
-def test_pieces_of_a_line_that_is_not_in_its_charset_tell_where(tmp_path: Path) -> None:
-    """What comes before it is stored; the file is bad."""
+def test_chunks_of_a_line_that_is_not_in_its_charset_tell_where(tmp_path: Path) -> None:
+    """The lines before it are stored; the file is bad."""
     path = put(tmp_path, "a", b"good\n\xff\xfe\ngood\n")
     assert bodies_of(chunks_of(path)) == [b"good", b"\xff\xfe", b"good"]
     file = opened(path)
@@ -104,7 +104,7 @@ def test_pieces_of_a_line_that_is_not_in_its_charset_tell_where(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("charset", "mark"), [("utf-8", b""), ("utf-8-sig", b"\xef\xbb\xbf"), ("utf-16", b"\xfe\xff"), ("utf-32", b"")]
 )
-def test_pieces_from_any_stored_position_on_are_the_rest(
+def test_chunks_from_any_stored_position_on_are_the_rest(
     tmp_path: Path, suffix: str, charset: str, mark: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far channels have come, the rest is what they do not have; the byte order is known all the same."""
@@ -129,7 +129,7 @@ def test_pieces_from_any_stored_position_on_are_the_rest(
             check_cover(rest, chunk.last + 1, len(text))
 
 
-def test_pieces_for_channels_that_differ_end_where_their_ranges_do(
+def test_chunks_for_channels_that_differ_end_where_their_ranges_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a crash between the commits of two channels no batch is new in part for any of them.
@@ -152,7 +152,7 @@ def test_pieces_for_channels_that_differ_end_where_their_ranges_do(
             assert chunk.last <= stored[1][0][1] or chunk.first > stored[1][0][1], f"seed {seed}"
 
 
-def test_pieces_after_another_idea_of_a_line_call_the_file_bad(tmp_path: Path) -> None:
+def test_chunks_after_another_idea_of_a_line_call_the_file_bad(tmp_path: Path) -> None:
     """What one channel has and another has not cannot be cut out any more; nothing is stored twice or left out."""
     path = put(tmp_path, "a", b"one\ntwo\nthree\n")
     multiline = {"pattern": "one", "role": "begins"}
@@ -160,7 +160,7 @@ def test_pieces_after_another_idea_of_a_line_call_the_file_bad(tmp_path: Path) -
         chunks_of(path, [[], [(0, 7)]], multiline=multiline)
 
 
-def test_pieces_of_a_blob_are_one_whole(tmp_path: Path) -> None:
+def test_chunks_of_a_blob_are_one_whole(tmp_path: Path) -> None:
     """A file is an event, also an empty one, and is done once it is stored."""
     path = put(tmp_path, "a", b"one\ntwo\n")
     [chunk] = chunks_of(path, type="blob")
@@ -170,7 +170,7 @@ def test_pieces_of_a_blob_are_one_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_pieces_of_a_blob_that_is_too_large_call_it_bad(tmp_path: Path, name: str) -> None:
+def test_chunks_of_a_blob_that_is_too_large_call_it_bad(tmp_path: Path, name: str) -> None:
     """What counts is the size without compression."""
     path = put(tmp_path, name, gzip.compress(bytes(1_001)) if name == "a.gz" else bytes(1_001))
     with pytest.raises(BadFileError, match="it has more than 1000 bytes"):

@@ -29,7 +29,7 @@ def read_all(content: Content, size: int = 100_003) -> bytes:
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_read_of_a_file_by_its_name_gives_its_content(tmp_path: Path, name: str) -> None:
-    """The end of the name tells how it is compressed; every read is full, but the last one."""
+    """The suffix determines the compression; every read is full except the last one."""
     file = opened(put(tmp_path, name, COMPRESSED[name]))
     content = Content(file)
     assert content.head == TEXT[:4]
@@ -130,7 +130,7 @@ def test_read_of_a_file_that_is_written_to_in_place_says_so(tmp_path: Path) -> N
 
 
 def test_read_of_a_file_whose_name_goes_reads_on(tmp_path: Path) -> None:
-    """What is open can be read to its end, whoever deletes or replaces it."""
+    """An open file can be read to its end even if it is deleted or replaced."""
     path = put(tmp_path, "a", TEXT)
     file = opened(path)
     path.unlink()

@@ -51,21 +51,21 @@ def age(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("order", "expected"), [("oldest", ["b", "c", "a"]), ("youngest", ["a", "c", "b"]), ("name", ["a", "b", "c"])]
 )
-def test_look_with_several_files_puts_them_in_order(tmp_path: Path, order: str, expected: list[str]) -> None:
+def test_scan_with_several_files_puts_them_in_order(tmp_path: Path, order: str, expected: list[str]) -> None:
     """By the time of their last change, or by their paths."""
     for name, seconds in [("a", 30.0), ("b", 10.0), ("c", 20.0)]:
         put(tmp_path, name, modified_seconds=LONG_AGO + seconds)
     assert names(lookout_on(tmp_path, order=order)) == expected
 
 
-def test_look_with_files_of_one_time_goes_by_their_paths(tmp_path: Path) -> None:
+def test_scan_with_files_of_one_time_goes_by_their_paths(tmp_path: Path) -> None:
     """Several files in one tick of the clock have an order all the same."""
     for name in "cab":
         put(tmp_path, name, modified_seconds=LONG_AGO)
     assert names(lookout_on(tmp_path)) == ["a", "b", "c"]
 
 
-def test_look_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Path) -> None:
+def test_scan_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Path) -> None:
     """Patterns without a slash are for names, others for paths."""
     for name in ("a.log", "b.log.tmp", "c.txt", "sub/d.log", "other/e.log", ".hidden.log"):
         put(tmp_path, name)
@@ -75,7 +75,7 @@ def test_look_with_patterns_takes_what_is_included_and_not_excluded(tmp_path: Pa
     assert names(lookout_on(tmp_path, include=["*.log"])) == ["a.log"]
 
 
-def test_look_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None:
+def test_scan_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None:
     """Done files, bad ones and the reasons beside them are never taken, wherever they are."""
     moved = {"type": "move", "directory": str(tmp_path / "archive")}
     for name in ("a.COMPLETED", "b.QUARANTINED", "b.QUARANTINED.reason", "quarantine/c", "archive/d", "e.reason"):
@@ -84,8 +84,8 @@ def test_look_at_what_the_source_has_named_leaves_it_out(tmp_path: Path) -> None
     assert names(lookout_on(tmp_path, recursive=True, done=moved)) == ["a.COMPLETED", "e.reason"]
 
 
-def test_look_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None:
-    """A symbolic link might lead to what nobody but the daemon may read; a pipe has no end."""
+def test_scan_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None:
+    """A symbolic link may lead to a file that only the daemon may read; a pipe has no end."""
     secret = put(tmp_path, "elsewhere/secret", b"secret\n")
     spool = tmp_path / "spool"
     put(spool, "good")
@@ -95,7 +95,7 @@ def test_look_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None
     assert names(lookout_on(spool, recursive=True)) == ["good"]
 
 
-def test_look_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
+def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
     """Only what was seen without a change for the whole time is taken, whatever its own time says."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
@@ -113,7 +113,7 @@ def test_look_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) ->
     assert names(scanner) == ["a"]
 
 
-def test_look_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None:
+def test_scan_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None:
     """Another file under the name, with the same size and time, is not the one that had settled."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
@@ -126,7 +126,7 @@ def test_look_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None
     assert names(scanner) == []
 
 
-def test_look_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with a hundred thousand done files costs one system call a scan."""
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
@@ -140,7 +140,7 @@ def test_look_while_nothing_happens_lists_nothing(tmp_path: Path, monkeypatch: p
     assert lists.count == 2
 
 
-def test_look_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> None:
+def test_scan_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> None:
     """A new file changes its directory's time, and a new directory that of the one above."""
     put(tmp_path, "sub/a.COMPLETED")
     for directory in (tmp_path / "sub", tmp_path):
@@ -153,8 +153,8 @@ def test_look_after_something_came_finds_it_wherever_it_is(tmp_path: Path) -> No
     assert sorted(names(scanner)) == ["b", "c"]
 
 
-def test_look_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times are coarse: what comes in the same tick as the last list changes no time, and is found all the same."""
+def test_scan_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that arrives within the resolution of the directory's time is found."""
     moment = time.time()
     os.utime(tmp_path, (moment, moment))
     scanner = lookout_on(tmp_path)
@@ -164,8 +164,8 @@ def test_look_soon_after_a_change_lists_once_more(tmp_path: Path, monkeypatch: p
     assert names(scanner) == ["a"]
 
 
-def test_look_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_path: Path) -> None:
-    """Some network filesystems tell late, or not at all."""
+def test_scan_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_path: Path) -> None:
+    """Some network filesystems update directory times late, or never."""
     age(tmp_path)
     clock = Clock()
     scanner = lookout_on(tmp_path, clock)
@@ -177,7 +177,7 @@ def test_look_at_a_directory_whose_time_never_changes_lists_it_now_and_then(tmp_
     assert names(scanner) == ["a"]
 
 
-def test_look_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory holds a bounded number of names; they are the first ones of the order."""
     monkeypatch.setattr(looking, "FILES_MAX", 3)
     for name in "edcba":
@@ -194,7 +194,7 @@ def test_look_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, m
     assert taken == ["a", "b", "c", "d", "e"]
 
 
-def test_look_at_a_directory_below_that_cannot_be_read_tells_it_once(
+def test_scan_at_a_directory_below_that_cannot_be_read_tells_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are looked into all the same."""
@@ -215,8 +215,8 @@ def test_look_at_a_directory_below_that_cannot_be_read_tells_it_once(
     assert [(entry["event"], entry["reason"]) for entry in log] == [("a directory cannot be read", "Permission denied")]
 
 
-def test_look_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
-    """Nobody is to wait for files in a directory that was misspelt."""
+def test_scan_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
+    """The source does not wait for files in a directory that does not exist."""
     with pytest.raises(ComponentError, match=r"cannot be read: No such file or directory$"):
         lookout_on(tmp_path / "nowhere").scan()
 

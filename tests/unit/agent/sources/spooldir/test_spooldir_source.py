@@ -142,7 +142,7 @@ async def test_stop_in_the_middle_of_a_file_goes_on_there_later(
 
 
 async def test_run_with_the_name_of_a_done_file_takes_the_new_one_too(tmp_path: Path, spool: Path) -> None:
-    """Flume's source ended with the second file of a name, for good. None overwrites another."""
+    """No file overwrites another; Flume's source failed at the second file of a name."""
     registry = registry_with("lines")
     async with at_work(spool_config(spool), registry, tmp_path) as component:
         for number in range(3):
@@ -158,7 +158,7 @@ async def test_run_with_the_name_of_a_done_file_takes_the_new_one_too(tmp_path: 
 async def test_run_with_the_very_same_file_once_more_stores_it_once_more(
     tmp_path: Path, spool: Path, done: str
 ) -> None:
-    """Whoever puts a file there again wants it again, be it with its old time and on its old inode."""
+    """A file that is put there again is read again, even with its old time and inode."""
     registry = registry_with("lines")
     async with at_work(spool_config(spool, done={"type": done}), registry, tmp_path):
         for count in (1, 2, 3):
@@ -181,7 +181,7 @@ BAD_FILES: dict[str, tuple[dict[str, Any], bytes, str]] = {
 async def test_run_with_a_bad_file_sets_it_aside_and_goes_on(
     tmp_path: Path, spool: Path, log: list[Any], name: str
 ) -> None:
-    """Flume's source ended with the first of them, for good."""
+    """Flume's source failed at the first of them."""
     file_format, content, reason = BAD_FILES[name]
     settings: dict[str, Any] = {"format": file_format} if file_format else {}
     put(spool, name, content)
@@ -220,7 +220,7 @@ async def test_run_with_a_file_that_is_bad_in_its_middle_stores_what_comes_befor
 async def test_run_with_a_file_that_changes_while_it_is_read_sets_it_aside(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flume's source ended with it, for good."""
+    """Flume's source failed at such a file."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=20, keep_alive_seconds=0.01)
     path = put(spool, "a", TEXT, modified_seconds=10.0)

@@ -49,12 +49,12 @@ def test_feed_of_a_line_that_only_begins_like_a_count_takes_it_as_a_line(line: b
 
 
 def test_feed_with_framing_newline_never_counts() -> None:
-    """Whoever says that messages are lines has lines."""
+    """With framing by newlines, each line is a message."""
     assert contents(framer("newline").feed(b"4 <2>b\n4 <3>c\n")) == [b"4 <2>b", b"4 <3>c"]
 
 
 def test_feed_with_framing_octet_counting_needs_no_priority_behind_the_count() -> None:
-    """Whoever says that messages are counted may send whatever there is."""
+    """Counted messages may contain any bytes."""
     assert contents(framer("octet_counting").feed(b"5 hello3 2\n3\n6 a\nb\n4 ")) == [b"hello", b"2\n3", b"a\nb\n4 "]
 
 
@@ -94,7 +94,7 @@ def test_feed_of_a_long_message_keeps_its_beginning_and_finds_the_next(sent: byt
 
 @pytest.mark.parametrize("start", [b"<1>", b"99999999 <1>"])
 def test_feed_of_an_endless_message_holds_no_more_than_the_limit(start: bytes) -> None:
-    """Whoever sends and never ends a message costs no memory."""
+    """A message that never ends takes no memory."""
     cut = framer(message_bytes_max=1000)
     frames = cut.feed(start)
     for _ in range(100):
@@ -145,19 +145,19 @@ def test_feed_of_random_messages_in_random_portions_gives_them_all(round_number:
         messages.append(message)
         sent += b"%d %s" % (len(message), message) if is_counted else message + b"\n"
     cut = framer(message_bytes_max=100)
-    frames = [frame for portion in _portions(sent, source) for frame in cut.feed(portion)]
+    frames = [frame for chunk in _portions(sent, source) for frame in cut.feed(chunk)]
     assert frames == [Frame(message, is_truncated=False) for message in messages], f"round {round_number}"
 
 
 @pytest.mark.parametrize("framing", ["auto", "newline", "octet_counting"])
 @pytest.mark.parametrize("round_number", range(10))
 def test_feed_of_noise_never_fails_nor_holds_much(framing: Framing, round_number: int) -> None:
-    """Whatever comes, there are messages within the limit, and little is kept back."""
+    """Any input becomes messages within the limit, and little of it is buffered."""
     source = random.Random(SEED + round_number)
     sent = bytes(source.choices(b"123 <\n\r\0\xffab", k=20_000))
     cut = framer(framing)
-    for portion in _portions(sent, source):
-        assert all(0 < len(frame.content) <= 20 for frame in cut.feed(portion))
+    for chunk in _portions(sent, source):
+        assert all(0 < len(frame.content) <= 20 for frame in cut.feed(chunk))
         assert len(cut._buffer) <= 21 + 10
     assert all(0 < len(frame.content) <= 20 for frame in cut.finish(is_clean=True))
 

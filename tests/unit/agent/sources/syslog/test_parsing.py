@@ -133,7 +133,7 @@ def test_parse_of_rfc_3164_with_a_precise_time_reads_it() -> None:
     ],
 )
 def test_parse_of_what_is_malformed_keeps_it_whole_and_says_why(content: bytes, fault: str | None) -> None:
-    """Nothing is lost; facility and severity are told where they are known."""
+    """Nothing is lost; facility and severity are set if they are known."""
     parsed = parse(content)
     assert parsed.syslog_malformed == fault
     if fault is not None:
@@ -167,7 +167,7 @@ def test_parse_of_what_is_malformed_keeps_it_whole_and_says_why(content: bytes, 
 def test_parse_with_fields_to_keep_leaves_them_in_front_as_they_came(
     fields: list[str], body_5424: bytes, body_3164: bytes
 ) -> None:
-    """The body is the message, behind whatever is to be kept, in the order in which it came."""
+    """The body is the message after the kept fields, in their original order."""
     assert parse(b'<13>1 2003-10-11T22:14:15Z host app 1 ID [a b="c"] text', *fields).body == body_5424
     assert parse(b"<13>Oct 11 22:14:15 host app[1]: text", *fields).body == body_3164
 
@@ -186,7 +186,7 @@ def test_parse_with_fields_to_keep_leaves_them_in_front_as_they_came(
     ],
 )
 def test_parse_of_structured_data_gives_json(text: bytes, expected: object) -> None:
-    """Escapes are undone, a name that comes again has an array, and broken UTF-8 does no harm."""
+    """Escapes are removed, a repeated name has an array, and invalid UTF-8 is replaced."""
     parsed = parse(b"<13>1 - - - - - " + text + b" message")
     assert parsed.structured_data is not None
     assert json.loads(parsed.structured_data) == expected
@@ -221,7 +221,7 @@ def test_parse_of_what_is_made_to_take_long_does_not(content: bytes) -> None:
 
 
 def test_parse_of_noise_never_fails() -> None:
-    """Whatever comes is an event: with its message, or whole."""
+    """Any input is an event: parsed, or whole."""
     source = random.Random(SEED)
     seeds = [
         b'<13>1 2003-10-11T22:14:15.003Z host app 1 ID [a b="c"] text',

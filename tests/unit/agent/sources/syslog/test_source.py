@@ -139,7 +139,7 @@ async def test_run_with_a_connection_that_ends_in_a_message_stores_it() -> None:
 
 
 async def test_run_with_messages_that_are_too_long_cuts_or_drops_them() -> None:
-    """Both keep what follows; what is dropped is counted and told."""
+    """Both keep the messages that follow; dropped messages are counted and logged."""
     long = b"<13>1 - - - - - - " + b"x" * 100_000
     for policy, expected in (("truncate", 2), ("drop", 1)):
         made = make_source(TCP, UDP, message_bytes_max=480, long_messages=policy)

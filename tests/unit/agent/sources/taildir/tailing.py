@@ -23,7 +23,7 @@ def config_of(*paths: Path | str, **settings: Any) -> TaildirSourceConfig:
 
 
 class CutOffError(Exception):
-    """Returned when a channel was told to store no more."""
+    """Raised when a channel must store nothing more."""
 
 
 class StoredEvent(NamedTuple):
@@ -127,7 +127,7 @@ class Tailing:
             self._drain()
 
     def step(self) -> bool:
-        """Reads and stores one chunk; tells whether there was one."""
+        """Reads and stores one chunk; returns whether there was one."""
         chunk = self._scheduler.next_chunk()
         if chunk is not None:
             self.chunks.append(chunk)

@@ -23,7 +23,7 @@ from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
     ids=str,
 )
 def test_settings_that_are_wrong_are_told(written: dict[str, Any], problem: str) -> None:
-    """What is wrong is told with the setting, what it was, and what is allowed."""
+    """The sentence names the setting, its value, and what is allowed."""
     good = {"type": "taildir", "channels": ["orders"], "paths": ["/var/log/*.log"]}
     with pytest.raises(ValidationError) as refused:
         TaildirSourceConfig.model_validate({**good, **written}, strict=True)

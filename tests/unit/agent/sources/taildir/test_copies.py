@@ -85,7 +85,7 @@ def test_holds_of_a_file_that_differs_where_the_other_was_read_is_false(logs: Pa
 
 
 def test_forget_all_but_what_is_there_forgets_the_rest(log: Path) -> None:
-    """Files that are gone leave nothing behind: another one may get their inode."""
+    """Deleted files are forgotten: other files may get their inodes."""
     append(log, *numbered(0, 200))
     copy = find_copy(origin_of(copied(log, "app.log.1"), 1_200), set())
     assert copy is not None

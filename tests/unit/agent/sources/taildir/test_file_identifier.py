@@ -32,7 +32,7 @@ class Sights:
 
 
 def test_identify_of_an_empty_file_waits(log: Path) -> None:
-    """Before a file has a beginning nothing can be told of it; a hole is no beginning."""
+    """A file without content cannot be identified; a hole is no content."""
     log.touch()
     sights = Sights(log)
     assert sights.look() is None
@@ -52,7 +52,7 @@ def test_identify_of_a_file_tells_what_it_begins_with(log: Path) -> None:
 
 
 def test_identify_after_a_hole_begins_with_what_is_written(log: Path) -> None:
-    """The bytes that nobody wrote are left out, but for what a wide character may begin with."""
+    """Bytes of a hole are skipped, except those that may begin a wide character."""
     with log.open("wb") as writer:
         writer.seek((1 << 20) + 10)
         writer.write(b"line\n")

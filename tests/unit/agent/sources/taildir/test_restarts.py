@@ -20,7 +20,7 @@ def bodies_in(tailing: Tailing, index: int) -> list[bytes]:
 
 
 def test_start_after_a_crash_goes_on_where_the_channels_have_stored(tmp_path: Path, log: Path) -> None:
-    """A channel that lasts tells itself what it has, so that a crash at any moment repeats nothing."""
+    """A durable channel knows what it has stored, so a crash at any moment repeats nothing."""
     append(log, *numbered(0, 1_000))
     tailing = Tailing(tmp_path, config_of(log))
     for stores in (0, 1, 3, 2, 1):
@@ -124,7 +124,7 @@ def test_run_for_a_while_saves_positions_by_itself(tmp_path: Path, log: Path) ->
 
 @pytest.mark.parametrize("damage", ["lost", "empty", "cut", "altered"])
 def test_start_with_damaged_positions_asks_the_channels(tmp_path: Path, log: Path, damage: str) -> None:
-    """Channels that last make up for positions that are gone; what was damaged is kept for whoever wants to look."""
+    """Durable channels make up for lost positions; a damaged file is kept for inspection."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log, skip_to_end=False))
     tailing.run(5)
@@ -148,7 +148,7 @@ def test_start_with_damaged_positions_asks_the_channels(tmp_path: Path, log: Pat
 
 
 def test_start_with_lost_positions_knows_each_generation_of_a_file(tmp_path: Path, log: Path) -> None:
-    """Of files that were in the same place one after the other, the channels tell the last one."""
+    """The channels know which of several consecutive files in one place was the last."""
     head = b"the header of all generations, and not a short one"
     tailing = Tailing(tmp_path, config_of(log))
     for number in range(3):
@@ -208,7 +208,7 @@ def test_run_with_many_rotated_files_remembers_the_last_ones(
 
 
 def test_start_with_another_channel_fills_it_from_there_on(tmp_path: Path, log: Path) -> None:
-    """A channel that is new to a source gets what comes, not what others have stored long ago."""
+    """A channel that is new to a source gets new events, not those that others stored long ago."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)
@@ -251,7 +251,7 @@ def test_start_with_a_device_of_another_number_knows_its_files(tmp_path: Path, l
 def test_run_where_positions_cannot_be_saved_reads_known_files_only(
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new file waits until it is sure to be known again; it is told once what it waits for."""
+    """A new file waits until it can be recognized; the reason is logged once."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)

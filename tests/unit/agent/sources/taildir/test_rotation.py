@@ -78,7 +78,7 @@ def test_run_on_a_renamed_file_reads_its_rest_and_nothing_again(
 def test_start_after_files_were_renamed_reads_their_rests_and_nothing_again(
     tmp_path: Path, logs: Path, log: Path, pattern: str
 ) -> None:
-    """What was renamed while nobody read, even twice, is found again by its inode (130, 336)."""
+    """A file that was renamed while it was not read, even twice, is found by its inode (130, 336)."""
     append(log, *numbered(0, 10))
     tailing = Tailing(tmp_path, config_of(logs / pattern))
     tailing.run(5)
@@ -352,7 +352,7 @@ def test_run_on_a_file_that_outgrows_another_reads_it_after_a_while(tmp_path: Pa
 def test_run_on_a_file_copied_and_cut_short_often_reads_each_line_once(
     tmp_path: Path, logs: Path, log: Path, seconds: float, copy_name: str
 ) -> None:
-    """However fast copies follow one another, and whatever their names: each line comes once, in its order."""
+    """However fast copies follow one another, and whatever their names, each line is stored once and in order."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
     for number in range(0, 400, 40):
@@ -396,7 +396,7 @@ def test_run_on_a_file_rotated_while_it_is_seen_first_keeps_the_order_of_its_lin
 def test_start_after_several_rotations_reads_the_files_in_the_order_of_writing(
     tmp_path: Path, logs: Path, log: Path
 ) -> None:
-    """The numbers that rotation gives say the opposite: the smallest is the newest."""
+    """The numbers of rotated files have the reverse order: the smallest is the newest."""
     Tailing(tmp_path, config_of(logs / "*")).run(5)
     for minute, name in enumerate(["app.log.10", "app.log.9", "app.log.1", "app.log"]):
         append(logs / name, *numbered(10 * minute, 10 * minute + 10))
@@ -455,7 +455,7 @@ def test_run_on_a_file_that_begins_differently_waits_for_nothing(tmp_path: Path,
 
 
 def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path, log: Path) -> None:
-    """Whoever does not append leaves a hole when the file is cut short; the hole is no line."""
+    """A writer without O_APPEND leaves a hole when the file is truncated; the hole is no line."""
     with log.open("wb", buffering=0) as writer:
         writer.write(b"".join(body + b"\n" for body in numbered(0, 5_000)))
         tailing = Tailing(tmp_path, config_of(log))
@@ -469,7 +469,7 @@ def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path
 
 
 def test_run_on_a_file_cut_in_the_middle_reads_it_anew(tmp_path: Path, log: Path) -> None:
-    """Where the end of a file is gone nobody knows what else has changed: it is read from its beginning."""
+    """If the end of a file is gone, the rest may have changed too: it is read from its beginning."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(5)

@@ -48,7 +48,7 @@ def holds(registry: ChannelRegistry, expected: list[bytes]) -> Callable[[], bool
 async def test_run_brings_lines_with_the_headers_that_are_asked_for(
     agent: Agent, registry: ChannelRegistry, logs: Path, log: Path
 ) -> None:
-    """An event can tell where it comes from: its file, where in it, and what the pattern's headers say."""
+    """The headers of an event say where it comes from: its file, its offset, and the headers of the pattern."""
     append(log, b"one", b"two")
     other = logs / "other.txt"
     append(other, b"three")
@@ -70,7 +70,7 @@ async def test_run_brings_lines_with_the_headers_that_are_asked_for(
 
 
 async def test_run_without_further_settings_adds_no_headers(agent: Agent, registry: ChannelRegistry, log: Path) -> None:
-    """What nobody has asked for costs nothing."""
+    """Headers that are not configured cost nothing."""
     append(log, b"one")
     start(agent, config_of(log))
     await until(lambda: rows(registry) == [({}, b"one")])
@@ -105,7 +105,7 @@ async def test_run_into_a_full_channel_waits_and_loses_nothing(tmp_path: Path, l
 async def test_stop_saves_positions_and_ends_its_thread(
     agent: Agent, registry: ChannelRegistry, tmp_path: Path, log: Path
 ) -> None:
-    """Stopped and started again, a source goes on where it was, and leaves no thread behind."""
+    """A restarted source continues where it stopped, and leaves no thread running."""
     size = 0
     for number in range(3):
         append(log, *numbered(number * 10, number * 10 + 10))

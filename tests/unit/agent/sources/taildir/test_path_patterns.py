@@ -58,7 +58,7 @@ def test_find_by_a_pattern_gives_the_files_that_match(tree: Path, pattern: str, 
 
 
 def test_find_by_several_patterns_gives_each_file_to_the_first(tree: Path) -> None:
-    """A file that two patterns find comes once, under the first of them."""
+    """A file that two patterns match is found once, by the first of them."""
     patterns = PathPatterns([str(tree / "b.*"), str(tree / "*.log")], (), lambda *_: None)
     assert [(Path(each.path).name, Path(each.pattern).name) for each in patterns.find()] == [
         ("b.log", "b.*"),
@@ -75,7 +75,7 @@ def test_find_without_what_is_excluded_leaves_it_out(tree: Path) -> None:
 
 
 def test_find_where_a_directory_is_refused_tells_so_and_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that may not be read is told, and the others are searched."""
+    """An unreadable directory is reported, and the others are searched."""
     scandir = os.scandir
 
     def refuse(path: str) -> object:

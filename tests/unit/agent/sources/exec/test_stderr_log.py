@@ -6,8 +6,8 @@ from structlog.testing import capture_logs
 from millrace_server.agent.sources.exec.command import LINE_BYTES_MAX, LINES_BURST, SECONDS_PER_LINE, StderrLog
 
 
-class Told:
-    """What the log was told, on a clock that stands still unless a test moves it."""
+class LogLines:
+    """The logged lines, with a clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,14 +28,14 @@ def lines_of(log: list[Any]) -> list[str]:
 
 def test_add_of_lines_in_pieces_tells_each_once() -> None:
     """However they come; empty ones are not worth a line."""
-    log = Told().log_of(b"one\r\ntw", b"o\n\n  \nthr", b"ee", is_end=True)
+    log = LogLines().log_of(b"one\r\ntw", b"o\n\n  \nthr", b"ee", is_end=True)
     assert lines_of(log) == ["one", "two", "three"]
     assert {entry["log_level"] for entry in log} == {"warning"}
 
 
 def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
-    """The count comes with the next line that is told, or at the end."""
-    told = Told()
+    """The count is logged with the next line, or at the end."""
+    told = LogLines()
     log = told.log_of(b"flood\n" * 1_000)
     assert len(log) == LINES_BURST
     told.now += SECONDS_PER_LINE
@@ -49,7 +49,7 @@ def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
 
 def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
     """Memory holds no more of it than the log gets."""
-    told = Told()
+    told = LogLines()
     for _ in range(100):
         assert told.log_of(b"x" * 100_000) == []
         assert len(told.stderr_log._partial_line) <= LINE_BYTES_MAX + 1
@@ -58,4 +58,4 @@ def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
 
 def test_add_of_bytes_that_are_no_text_tells_them_all_the_same() -> None:
     """Broken UTF-8 is no reason to say nothing."""
-    assert lines_of(Told().log_of(b"caf\xe9\n")) == ["caf\ufffd"]
+    assert lines_of(LogLines().log_of(b"caf\xe9\n")) == ["caf\ufffd"]
