@@ -123,7 +123,7 @@ class RunningLog:
     Args:
         disk: Where it is.
         directories: Its directories there.
-        codec: How it seals payloads.
+        codec: Encodes payloads.
     """
 
     def __init__(self, disk: Disk, directories: Sequence[Path] = (DATA,), codec: PayloadCodec = PLAIN) -> None:

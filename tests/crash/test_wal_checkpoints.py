@@ -177,7 +177,7 @@ def _with_checksum(content: bytearray) -> bytearray:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_valid_checkpoints_that_were_sealed_are_opened(codec: PayloadCodec) -> None:
+def test_valid_checkpoints_that_were_encoded_are_decoded(codec: PayloadCodec) -> None:
     """A state is decoded as it was given, whatever the codec, and lies encoded on the disk."""
     disk = SimulatedDisk([DATA])
     CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True, codec=codec).write(_checkpoint(1))

@@ -111,7 +111,7 @@ def test_dump_with_a_segment_missing_says_so(home: Path) -> None:
     assert damage == {"segment": 2, "position": 0, "damage": "the segment is missing"}
 
 
-def test_dump_without_the_key_shows_what_is_not_sealed(tmp_path: Path) -> None:
+def test_dump_without_the_key_shows_what_is_not_encrypted(tmp_path: Path) -> None:
     """Places, kinds and lengths; and which key the rest needs. A wrong key is damage."""
     file = tmp_path / "key"
     file.write_bytes(os.urandom(32))

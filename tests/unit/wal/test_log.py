@@ -266,7 +266,7 @@ def test_start_of_a_log_that_was_not_replayed_to_its_end_is_a_mistake() -> None:
     log.close()
 
 
-def test_replay_of_a_log_that_was_sealed_in_many_ways_opens_all() -> None:
+def test_replay_of_a_log_that_many_codecs_encoded_decodes_all() -> None:
     """Compression and keys may change at each start; older payloads stay readable."""
     disk = SimulatedDisk([DATA])
     for number, codec in enumerate(CODECS):

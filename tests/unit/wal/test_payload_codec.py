@@ -15,30 +15,32 @@ from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 from tests.log_histories import CODECS, KEYS, PLAIN
 
-PLACE = b"a place of a log"
+CONTEXT = b"a place of a log"
 ENCRYPTING = CODECS[2]
 _SEALED_BYTES_MORE = 284
 
 
-def _sealed(codec: PayloadCodec, payload: bytes, kind: int = Kind.PUT, context: bytes = PLACE) -> tuple[Flags, bytes]:
+def _encoded(
+    codec: PayloadCodec, payload: bytes, kind: int = Kind.PUT, context: bytes = CONTEXT
+) -> tuple[Flags, bytes]:
     flags, pieces = codec.encode(kind, [payload[:2], payload[2:]], context)
     return flags, b"".join(pieces)
 
 
 @given(st.sampled_from(CODECS), st.lists(st.binary() | st.integers(0, 5000).map(bytes)), st.sampled_from(Kind))
-def test_decode_of_what_was_sealed_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
+def test_decode_of_what_was_encoded_gives_it_back(codec: PayloadCodec, pieces: list[bytes], kind: Kind) -> None:
     """Whatever the codec and the pieces, the payload decodes with its keys and grows by little at most."""
-    flags, sealed = codec.encode(kind, pieces, PLACE)
-    whole = b"".join(sealed)
-    assert PLAIN.decode(kind, flags, memoryview(whole), PLACE) == b"".join(pieces)
+    flags, encoded = codec.encode(kind, pieces, CONTEXT)
+    whole = b"".join(encoded)
+    assert PLAIN.decode(kind, flags, memoryview(whole), CONTEXT) == b"".join(pieces)
     assert len(whole) <= len(b"".join(pieces)) + _SEALED_BYTES_MORE
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
     """An empty payload has nothing to compress or to hide."""
-    assert codec.encode(Kind.SYNC_POINT, [], PLACE) == (Flags(0), [])
-    assert codec.encode(Kind.PUT, [b"", b""], PLACE) == (Flags(0), [b"", b""])
+    assert codec.encode(Kind.SYNC_POINT, [], CONTEXT) == (Flags(0), [])
+    assert codec.encode(Kind.PUT, [b"", b""], CONTEXT) == (Flags(0), [b"", b""])
 
 
 @pytest.mark.parametrize(
@@ -52,107 +54,107 @@ def test_encode_of_an_empty_payload_leaves_it(codec: PayloadCodec) -> None:
 )
 def test_encode_of_what_does_not_get_smaller_leaves_it_uncompressed(payload: bytes, *, is_compressed: bool) -> None:
     """Compressing is for what it helps."""
-    flags, sealed = _sealed(PayloadCodec(compresses=True), payload)
-    assert (flags is Flags.COMPRESSED, len(sealed) < len(payload)) == (is_compressed, is_compressed)
-    assert is_compressed or sealed == payload
-    encrypted_flags, _sealed_payload = _sealed(CODECS[3], payload)
+    flags, encoded = _encoded(PayloadCodec(compresses=True), payload)
+    assert (flags is Flags.COMPRESSED, len(encoded) < len(payload)) == (is_compressed, is_compressed)
+    assert is_compressed or encoded == payload
+    encrypted_flags, _encoded_payload = _encoded(CODECS[3], payload)
     assert encrypted_flags == flags | Flags.ENCRYPTED
 
 
 def test_encode_with_a_key_hides_the_payload_differently_each_time() -> None:
     """Equal payloads have different ciphertexts, in the documented layout."""
     payload = b"secret" * 10
-    sealed = {_sealed(ENCRYPTING, payload)[1] for _ in range(100)}
-    assert len({one[4:16] for one in sealed}) == 100
-    assert all(one[:4] == b"\3old" for one in sealed)
-    assert all(len(one) == 4 + 12 + len(payload) + 16 for one in sealed)
-    assert not any(b"secret" in one for one in sealed)
+    encoded = {_encoded(ENCRYPTING, payload)[1] for _ in range(100)}
+    assert len({one[4:16] for one in encoded}) == 100
+    assert all(one[:4] == b"\3old" for one in encoded)
+    assert all(len(one) == 4 + 12 + len(payload) + 16 for one in encoded)
+    assert not any(b"secret" in one for one in encoded)
 
 
 @pytest.mark.parametrize("codec", CODECS[2:])
 def test_decode_elsewhere_or_as_something_else_is_refused(codec: PayloadCodec) -> None:
     """A payload opens only in its channel and place, and as the kind that it was."""
-    flags, sealed = _sealed(codec, b"payload" * 100)
+    flags, encoded = _encoded(codec, b"payload" * 100)
     with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
-        PLAIN.decode(Kind.TAKE, flags, sealed, PLACE)
+        PLAIN.decode(Kind.TAKE, flags, encoded, CONTEXT)
     with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
-        PLAIN.decode(Kind.PUT, flags, sealed, b"another place!!!")
+        PLAIN.decode(Kind.PUT, flags, encoded, b"another place!!!")
     with pytest.raises(LogCorruptError, match="cannot be decrypted with the key"):
-        PLAIN.decode(Kind.PUT, flags ^ Flags.COMPRESSED, sealed, PLACE)
+        PLAIN.decode(Kind.PUT, flags ^ Flags.COMPRESSED, encoded, CONTEXT)
 
 
 @pytest.mark.parametrize("codec", CODECS[2:])
 def test_decode_with_any_bit_flipped_is_refused(codec: PayloadCodec) -> None:
     """Every change of an encrypted payload is detected; one in the key's id names another key."""
-    flags, sealed = _sealed(codec, b"payload" * 20)
-    changed = bytearray(sealed)
-    for bit in range(8 * len(sealed)):
+    flags, encoded = _encoded(codec, b"payload" * 20)
+    changed = bytearray(encoded)
+    for bit in range(8 * len(encoded)):
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(KeyMissingError if 0 < bit // 8 < 4 and bit % 8 < 7 else (LogCorruptError, KeyMissingError)):
-            PLAIN.decode(Kind.PUT, flags, bytes(changed), PLACE)
+            PLAIN.decode(Kind.PUT, flags, bytes(changed), CONTEXT)
         changed[bit // 8] ^= 1 << bit % 8
-    assert PLAIN.decode(Kind.PUT, flags, bytes(changed), PLACE) == b"payload" * 20
+    assert PLAIN.decode(Kind.PUT, flags, bytes(changed), CONTEXT) == b"payload" * 20
 
 
 def test_decode_cut_anywhere_is_refused() -> None:
     """An encrypted payload that is cut anywhere raises an error."""
     for codec in CODECS[1:]:
-        flags, sealed = _sealed(codec, b"payload" * 20)
-        for length in range(len(sealed)):
+        flags, encoded = _encoded(codec, b"payload" * 20)
+        for length in range(len(encoded)):
             with pytest.raises((LogCorruptError, KeyMissingError)):
-                PLAIN.decode(Kind.PUT, flags, sealed[:length], PLACE)
+                PLAIN.decode(Kind.PUT, flags, encoded[:length], CONTEXT)
 
 
-@pytest.mark.parametrize("sealed", [b"", b"\0", b"\0" * 100, b"\2\xff\xff" + bytes(100)])
-def test_decode_of_what_names_no_key_is_refused(sealed: bytes) -> None:
+@pytest.mark.parametrize("encoded", [b"", b"\0", b"\0" * 100, b"\2\xff\xff" + bytes(100)])
+def test_decode_of_what_names_no_key_is_refused(encoded: bytes) -> None:
     """What can be no key's id is damage, not a key that is missing."""
     with pytest.raises(LogCorruptError, match="it does not name the key that encrypted it"):
-        PLAIN.decode(Kind.PUT, Flags.ENCRYPTED, sealed, PLACE)
+        PLAIN.decode(Kind.PUT, Flags.ENCRYPTED, encoded, CONTEXT)
 
 
 def test_decode_without_the_key_says_which_is_needed() -> None:
     """It is one that was not given, not damage."""
-    flags, sealed = _sealed(ENCRYPTING, b"payload")
+    flags, encoded = _encoded(ENCRYPTING, b"payload")
     keyless = PayloadCodec(active_key_id="new", keys={"new": KEYS["new"]})
     with pytest.raises(KeyMissingError, match="the encryption key 'old' is needed, and was not given") as raised:
-        keyless.decode(Kind.PUT, flags, sealed, PLACE)
+        keyless.decode(Kind.PUT, flags, encoded, CONTEXT)
     assert raised.value.key_id == "old"
     with pytest.raises(KeyMissingError):
-        keyless.check_key(flags, sealed)
+        keyless.check_key(flags, encoded)
     keyless.check_key(Flags.COMPRESSED, b"")
-    PLAIN.check_key(flags, sealed)
+    PLAIN.check_key(flags, encoded)
 
 
 def test_decode_with_another_key_of_that_name_is_refused() -> None:
     """The payload or the key may be wrong; the error says so."""
-    flags, sealed = _sealed(ENCRYPTING, b"payload")
+    flags, encoded = _encoded(ENCRYPTING, b"payload")
     with pytest.raises(LogCorruptError, match="with the key 'old': the payload or the key has changed"):
-        PayloadCodec(keys={"old": b"?" * 32}).decode(Kind.PUT, flags, sealed, PLACE)
+        PayloadCodec(keys={"old": b"?" * 32}).decode(Kind.PUT, flags, encoded, CONTEXT)
 
 
 def test_decode_of_a_frame_that_claims_too_much_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that would become very many are refused before they do."""
     monkeypatch.setattr(payload_codec, "PAYLOAD_BYTES_MAX", 1000)
-    flags, sealed = _sealed(PayloadCodec(compresses=True), bytes(1000))
-    assert PLAIN.decode(Kind.PUT, flags, sealed, PLACE) == bytes(1000)
+    flags, encoded = _encoded(PayloadCodec(compresses=True), bytes(1000))
+    assert PLAIN.decode(Kind.PUT, flags, encoded, CONTEXT) == bytes(1000)
     bomb = zstandard.ZstdCompressor().compress(bytes(1001))
     with pytest.raises(LogCorruptError, match="cannot be decompressed: it claims to have 1001 bytes"):
-        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, bomb, PLACE)
+        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, bomb, CONTEXT)
 
 
 def test_decode_of_a_frame_that_does_not_tell_its_length_is_refused() -> None:
     """Millrace writes no such frame, and decompressing it would need an unknown amount of memory."""
     endless = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
     with pytest.raises(LogCorruptError, match="it claims to have -1 bytes"):
-        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, endless, PLACE)
+        PLAIN.decode(Kind.PUT, Flags.COMPRESSED, endless, CONTEXT)
 
 
 @pytest.mark.parametrize("change", [lambda frame: frame + b"more", lambda frame: frame * 2, lambda _frame: b"no frame"])
 def test_decode_of_what_is_not_one_frame_is_refused(change: Callable[[bytes], bytes]) -> None:
     """A frame ends where its payload does."""
-    flags, sealed = _sealed(PayloadCodec(compresses=True), bytes(1000))
+    flags, encoded = _encoded(PayloadCodec(compresses=True), bytes(1000))
     with pytest.raises(LogCorruptError, match="it cannot be decompressed"):
-        PLAIN.decode(Kind.PUT, flags, change(sealed), PLACE)
+        PLAIN.decode(Kind.PUT, flags, change(encoded), CONTEXT)
 
 
 def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
@@ -160,8 +162,8 @@ def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
 
     def there_and_back(number: int) -> bool:
         payload = b"%d " % number * 5000
-        flags, sealed = _sealed(CODECS[3], payload)
-        return PLAIN.decode(Kind.PUT, flags, sealed, PLACE) == payload
+        flags, encoded = _encoded(CODECS[3], payload)
+        return PLAIN.decode(Kind.PUT, flags, encoded, CONTEXT) == payload
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(there_and_back, range(400)))
@@ -177,18 +179,18 @@ def test_encode_and_decode_on_many_threads_at_once_mix_nothing() -> None:
         ("", {"short": bytes(16)}, "a key has 32 bytes"),
     ],
 )
-def test_sealer_with_keys_that_cannot_be_is_a_mistake(active_key_id: str, keys: dict[str, bytes], message: str) -> None:
+def test_codec_with_invalid_keys_is_refused(active_key_id: str, keys: dict[str, bytes], message: str) -> None:
     """The caller has validated the user's keys before."""
     with pytest.raises(AssertionError, match=message):
         PayloadCodec(active_key_id=active_key_id, keys=keys)
 
 
-def test_sealer_shows_no_keys() -> None:
+def test_codec_shows_no_keys() -> None:
     """Keys do not come into logs by accident."""
     assert repr(CODECS[3]) == "PayloadCodec(compresses=True, active_key_id='new')"
 
 
-def test_import_of_the_log_does_not_import_what_seals() -> None:
+def test_import_of_the_log_does_not_import_zstd_or_cryptography() -> None:
     """They take long, and few channels need them."""
     code = (
         "import sys, millrace_server.wal.log, millrace_server.wal.checkpoints; "

@@ -96,7 +96,7 @@ def test_read_run_of_what_is_cached_only_waits_for_nothing(disk: SimulatedDisk) 
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_read_run_of_sealed_records_opens_them(disk: SimulatedDisk, codec: PayloadCodec) -> None:
+def test_read_run_of_encoded_records_decodes_them(disk: SimulatedDisk, codec: PayloadCodec) -> None:
     """Readers see what was submitted."""
     with RunningLog(disk, codec=codec) as log:
         locations = _write(log, b"state", b"one" * 100, b"", begins_segment=True)

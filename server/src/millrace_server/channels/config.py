@@ -140,13 +140,13 @@ class MemoryChannelConfig(ChannelConfig):
 
 
 class EncryptionConfig(BaseModel, frozen=True, extra="forbid"):
-    """The keys that seal what a channel writes. To rotate: add a key, make it the active one, keep the former."""
+    """The keys that encrypt what a channel writes. To rotate: add a key, make it the active one, keep the old one."""
 
     keys: dict[KeyId, NamedPath]
-    """The file of each key by the key's id. A key is needed as long as the channel has anything that it sealed."""
+    """The file of each key by the key's id. A key is needed as long as the channel has records that it encrypted."""
 
     active_key: KeyId
-    """Id of the key that seals what is written from now on; one of `keys`."""
+    """Id of the key that encrypts new records; one of `keys`."""
 
     @field_validator("active_key")
     @classmethod
@@ -202,7 +202,7 @@ class LogChannelConfig(ChannelConfig):
     """What packs records before they are written; what was written before stays as it is."""
 
     encryption: EncryptionConfig | None = None
-    """The keys that records are sealed with. None: not encrypted."""
+    """The keys that records are encrypted with. None: not encrypted."""
 
     @property
     def log(self) -> "LogChannelConfig":

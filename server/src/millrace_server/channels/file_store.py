@@ -282,7 +282,7 @@ class FileStores:
 
 
 def make_codec(config: LogChannelConfig) -> PayloadCodec:
-    """How a channel's configuration has its records sealed.
+    """Returns the codec of a channel's configuration.
 
     Raises:
         KeyFileError: A key's file cannot be used.
