@@ -11,17 +11,11 @@ from millrace_client._connection import Connection
 from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
 
 
-class Transaction:
-    """Puts and takes that commit or roll back together. For one thread at a time.
+class TransactionState:
+    """The state of a transaction; base of both APIs' transactions."""
 
-    As a context manager it begins with the block, commits at its end, and rolls back if the block raises; an error of
-    the rollback becomes a note of the block's error. A commit that fails is rolled back, too. If the block ended the
-    transaction itself, nothing more happens.
-    """
-
-    def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
-        self._connection = connection
-        self._sequences = TxnCalls(channel, txn_id, lease_seconds)
+    def __init__(self, sequences: TxnCalls) -> None:
+        self._sequences = sequences
 
     @property
     def txn_id(self) -> str:
@@ -37,6 +31,22 @@ class Transaction:
     def receipt(self) -> Receipt | None:
         """The commit's receipt; None before the commit."""
         return self._sequences.receipt
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.txn_id} on {self._sequences.channel}>"
+
+
+class Transaction(TransactionState):
+    """Puts and takes that commit or roll back together. For one thread at a time.
+
+    As a context manager it begins with the block, commits at its end, and rolls back if the block raises; an error of
+    the rollback becomes a note of the block's error. A commit that fails is rolled back, too. If the block ended the
+    transaction itself, nothing more happens.
+    """
+
+    def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
+        super().__init__(TxnCalls(channel, txn_id, lease_seconds))
+        self._connection = connection
 
     def begin(self) -> Self:
         """Begins the transaction; a `with` statement does so automatically."""
@@ -111,6 +121,3 @@ class Transaction:
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self._connection.drive(self._sequences.leave(error))
-
-    def __repr__(self) -> str:
-        return f"<Transaction {self.txn_id} on {self._sequences.channel}>"

@@ -14,29 +14,18 @@ from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import Deliveries
 from millrace_client.claim import GrantedClaim
 from millrace_client.events import Batch, Event, Receipt, Stamp, columns_of
+from millrace_client.transaction import TransactionState
 
 
-class Transaction:
+class Transaction(TransactionState):
     """Puts and takes that commit or roll back together, for one task at a time.
 
     The methods are those of `millrace_client.Transaction`, to be awaited.
     """
 
     def __init__(self, connection: Connection, channel: str, lease_seconds: float | None, txn_id: str) -> None:
+        super().__init__(TxnCalls(channel, txn_id, lease_seconds))
         self._connection = connection
-        self._sequences = TxnCalls(channel, txn_id, lease_seconds)
-
-    @property
-    def txn_id(self) -> str:
-        return self._sequences.txn_id
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self._sequences.lease_seconds
-
-    @property
-    def receipt(self) -> Receipt | None:
-        return self._sequences.receipt
 
     async def begin(self) -> Self:
         try:
@@ -76,9 +65,6 @@ class Transaction:
     ) -> None:
         # A task that is cancelled here must not leave the transaction, and its events, to the lease.
         await asyncio.shield(self._connection.run_in_background(self._connection.drive(self._sequences.leave(error))))
-
-    def __repr__(self) -> str:
-        return f"<aio.Transaction {self.txn_id} on {self._sequences.channel}>"
 
 
 class Claim(GrantedClaim):
