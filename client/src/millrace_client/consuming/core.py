@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from millrace_client._backoff import Backoff
+from millrace_client._calls import consume_start
 from millrace_client.consuming.config import ConsumerConfig, subscriptions_of
 from millrace_client.consuming.delivery_buffer import DeliveryBuffer
 from millrace_client.consuming.metrics import ConsumerMetrics
@@ -62,7 +63,11 @@ class ConsumerCore(Generic[DeliveryT]):
             for endpoint, channel in subscriptions_of(endpoints, channels)
         ]
         self.buffer = DeliveryBuffer(subscriptions, config.prefetch_bytes_max, clock, config.hooks)
-        self.limits = config.limits(len(subscriptions))
+        limits = config.limits(len(subscriptions))
+        self.starts = {
+            subscription.channel: consume_start(subscription.channel, limits) for subscription in subscriptions
+        }
+        """The first message of each channel's streams."""
         self._clock = clock
         self._retries = Backoff(config.retry_seconds, config.retry_seconds_max, chance)
         self._unraised: deque[Exception] = deque()
@@ -204,6 +209,25 @@ class ConsumerCore(Generic[DeliveryT]):
             unsettled_events=sum(delivery.count for delivery in self._unfinished),
             errors=tuple(self._closing_errors),
         )
+
+
+class ConsumerEngine(Generic[DeliveryT]):
+    """Base of the engines.
+
+    Attributes:
+        config: The consumer's limits.
+        subscriptions: All channels of all servers.
+    """
+
+    def __init__(self, core: ConsumerCore[DeliveryT]) -> None:
+        self._core = core
+        self.config = core.config
+        self.subscriptions = core.subscriptions
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no more deliveries are handed out."""
+        return self._core.is_stopping
 
 
 def passes(error: MillraceError, *, waits_for_channels: bool) -> bool:

@@ -5,17 +5,16 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, Self
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client import _calls
 from millrace_client._deliveries import Settlement
 from millrace_client._forks import forked_error
 from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
-from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, work_seconds_of
+from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, ConsumerEngine, work_seconds_of
 from millrace_client.consuming.metrics import ConsumerMetrics
 from millrace_client.consuming.subscription import DeliveryState, Subscription, SubscriptionState, TrackedDelivery
 from millrace_client.errors import CancelledError, StreamEndedError
@@ -122,7 +121,7 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-class TaskEngine:
+class TaskEngine(ConsumerEngine[ConsumerDelivery]):
     """Reads each subscription in a task of its own, and hands out the deliveries. For the tasks of one event loop.
 
     The tasks refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
@@ -137,15 +136,11 @@ class TaskEngine:
         open_stream: "Callable[[Subscription[ConsumerDelivery]], Awaitable[Stream]] | None" = None,
         chance: random.Random | None = None,
     ) -> None:
-        self._core: ConsumerCore[ConsumerDelivery] = ConsumerCore(endpoints, channels, config, self._now, chance)
+        super().__init__(ConsumerCore(endpoints, channels, config, self._now, chance))
         self._open_stream = open_stream or self._opened_stream
         self._connections = {
             subscription.endpoint: Connection(config.connection(subscription.endpoint))
-            for subscription in self._core.subscriptions
-        }
-        self._starts = {
-            subscription.channel: _calls.consume_start(subscription.channel, self._core.limits)
-            for subscription in self._core.subscriptions
+            for subscription in self.subscriptions
         }
         self._streams: dict[Subscription[ConsumerDelivery], Stream] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,21 +151,6 @@ class TaskEngine:
         self._process_id = 0
         self._closing: asyncio.Task[None] | None = None
         self._ends_streams = False
-
-    @property
-    def config(self) -> ConsumerConfig:
-        """The consumer's limits."""
-        return self._core.config
-
-    @property
-    def subscriptions(self) -> Sequence[Subscription[ConsumerDelivery]]:
-        """All channels of all servers."""
-        return self._core.subscriptions
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether no more deliveries are handed out."""
-        return self._core.is_stopping
 
     async def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
@@ -329,8 +309,7 @@ class TaskEngine:
             self._process_id = os.getpid()
             if not self._core.is_stopping:
                 self._tasks = [
-                    self._loop.create_task(self._run_subscription(subscription))
-                    for subscription in self._core.subscriptions
+                    self._loop.create_task(self._run_subscription(subscription)) for subscription in self.subscriptions
                 ]
         return self._loop
 
@@ -340,7 +319,7 @@ class TaskEngine:
 
     async def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
         stream = ConsumeStream(self._connections[subscription.endpoint], subscription.channel, None)
-        await stream.start(self._starts[subscription.channel])
+        await stream.start(self._core.starts[subscription.channel])
         return stream
 
     # In a subscription's task.

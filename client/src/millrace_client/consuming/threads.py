@@ -6,18 +6,17 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, Self
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client import _calls
 from millrace_client._connection import Connection
 from millrace_client._deliveries import Settlement
 from millrace_client._forks import forked_error
 from millrace_client._watchdog import Watch, Watchdog
 from millrace_client.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
-from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, work_seconds_of
+from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, ConsumerEngine, work_seconds_of
 from millrace_client.consuming.metrics import ConsumerMetrics
 from millrace_client.consuming.subscription import DeliveryState, Subscription, SubscriptionState, TrackedDelivery
 from millrace_client.errors import StreamEndedError
@@ -98,7 +97,7 @@ class ConsumerDelivery(TrackedDelivery):
             self.nack()
 
 
-class ThreadedEngine:
+class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
     """Reads each subscription in a thread of its own, and hands out the deliveries. Threads may share it.
 
     The threads refer to the engine, never to the consumer, so that an abandoned consumer can be finalized.
@@ -118,15 +117,11 @@ class ThreadedEngine:
         # Two conditions of one lock: for callers that wait for deliveries, and for all other waits.
         self._arrived = threading.Condition(lock)
         self._changed = threading.Condition(lock)
-        self._core: ConsumerCore[ConsumerDelivery] = ConsumerCore(endpoints, channels, config, time.monotonic, chance)
+        super().__init__(ConsumerCore(endpoints, channels, config, time.monotonic, chance))
         self._open_stream = open_stream or self._opened_stream
         self._connections = {
             subscription.endpoint: Connection(config.connection(subscription.endpoint))
-            for subscription in self._core.subscriptions
-        }
-        self._starts = {
-            subscription.channel: _calls.consume_start(subscription.channel, self._core.limits)
-            for subscription in self._core.subscriptions
+            for subscription in self.subscriptions
         }
         self._streams: dict[Subscription[ConsumerDelivery], Stream] = {}
         self._threads: list[threading.Thread] = []
@@ -138,21 +133,6 @@ class ThreadedEngine:
         self._is_closing = False
         self._ends_streams = False
         self._closed = threading.Event()
-
-    @property
-    def config(self) -> ConsumerConfig:
-        """The consumer's limits."""
-        return self._core.config
-
-    @property
-    def subscriptions(self) -> "Sequence[Subscription[ConsumerDelivery]]":
-        """All channels of all servers."""
-        return self._core.subscriptions
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether no more deliveries are handed out."""
-        return self._core.is_stopping
 
     def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
@@ -347,7 +327,7 @@ class ThreadedEngine:
         if self._process_id is not None or self._core.is_stopping:
             return
         self._process_id = os.getpid()
-        for subscription in self._core.subscriptions:
+        for subscription in self.subscriptions:
             name = f"millrace-consumer-{subscription.name}"
             thread = threading.Thread(target=self._run_subscription, args=(subscription,), name=name, daemon=True)
             self._threads.append(thread)
@@ -359,7 +339,10 @@ class ThreadedEngine:
 
     def _opened_stream(self, subscription: Subscription[ConsumerDelivery]) -> Stream:
         return ConsumeStream(
-            self._connections[subscription.endpoint], subscription.channel, self._starts[subscription.channel], None
+            self._connections[subscription.endpoint],
+            subscription.channel,
+            self._core.starts[subscription.channel],
+            None,
         )
 
     # In a subscription's thread.
