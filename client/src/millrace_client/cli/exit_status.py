@@ -83,7 +83,7 @@ ADVICE = {
     ),
     "MESSAGE_TOO_LARGE": Advice("send smaller events, or raise the server's message_bytes_max"),
     "SEQUENCE_GONE": Advice("see what there is with `millrace channel show {channel}`"),
-    "TXN_NOT_FOUND": Advice("the server was probably started anew, so run the command again"),
+    "TXN_NOT_FOUND": Advice("the server has probably restarted, so run the command again"),
     "LOG_FAILED": Advice("see the server's log, then restart the server"),
     "CORRUPT": Advice("see the server's log, and run `millraced log verify`"),
     "INTERNAL": Advice("see the server's log, and please report it"),
