@@ -8,9 +8,9 @@ from typing import Any
 from millrace.columns import columns_from_events
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
 from millrace_server.channels.channel import Channel, memory_storage
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import TxnDirectory
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from millrace_server.agent.agent import Agent, AgentConfig
 from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.agent.sources.source import SourceConfig
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import WAIT_SECONDS_MAX
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from tests.channel_events import append, begin, check_accounts, numbered, stored, take
 from tests.simulated_channels import DATA, Held, SimulatedChannel, open_simulated_channel, small_spillable_limits

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction
 from tests.channel_events import numbered, stored

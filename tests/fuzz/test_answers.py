@@ -9,7 +9,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from millrace_server.channels.batches import Form, StoredBatch
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import EventTooLargeError
 from tests.channel_events import begin, open_channel, stored_rows
 from tests.event_rows import Row, rows

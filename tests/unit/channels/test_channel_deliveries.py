@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import (
     ChannelClaimedError,
     ChannelNotFoundError,

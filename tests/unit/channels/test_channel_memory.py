@@ -9,8 +9,8 @@ import pytest
 
 from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.leases import Lease
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.transactions import TxnDirectory
 from tests.channel_events import (
     append,

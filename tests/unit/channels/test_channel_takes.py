@@ -4,7 +4,7 @@ import pytest
 
 from millrace_server.channels.batches import Form
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.errors import (
     ChannelClaimedError,
     ChannelNotFoundError,

@@ -6,8 +6,8 @@ import pytest
 from millrace_server.channels import transaction
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Receipt
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.transactions import TxnDirectory
 from millrace_server.errors import (
     BadArgumentError,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     ChannelLogFailedError,

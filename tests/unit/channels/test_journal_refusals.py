@@ -4,9 +4,9 @@ import errno
 import pytest
 
 from millrace_server.channels import journal
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.committer import ClaimRecord
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (
     ChannelLogFailedError,

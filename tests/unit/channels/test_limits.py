@@ -1,8 +1,8 @@
 import pytest
 
+from millrace_server.channels.admission import ChannelLimits
 from millrace_server.channels.batches import Form
-from millrace_server.channels.channel_core import ChannelLimits, TakeLimits
-from millrace_server.channels.queue import AnswerLimits
+from millrace_server.channels.queue import AnswerLimits, TakeLimits
 from millrace_server.errors import BytesFullError, EventTooLargeError, TxnCapacityError
 from tests.channel_events import limits_of, stored
 

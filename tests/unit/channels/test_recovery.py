@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Receipt
 from millrace_server.channels.committer import ClaimRecord
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Outcome, TxnState

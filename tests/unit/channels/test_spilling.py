@@ -11,8 +11,8 @@ import structlog
 
 from millrace_server.channels import spillable
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import CommitState
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.spillable import SpillableCommitter
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import (

@@ -8,8 +8,8 @@ import pytest
 
 from millrace_server.channels import spillable
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import CommitState
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
 from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, queued, stored, take

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from millrace.columns import columns_from_events
 from millrace_server.agent.components import ComponentKind, Components
 from millrace_server.channels.batches import StoredColumns
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.config import MemoryChannelConfig
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.http_service.metrics import COUNTERS, GAUGES
 from millrace_server.http_service.service import HttpService

@@ -11,7 +11,7 @@ from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import Transaction

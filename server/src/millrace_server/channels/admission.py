@@ -6,13 +6,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace_server.errors import BytesFullError, ChannelFullError, DiskFullError, MillraceError
+from millrace_server.channels.batches import Form, StoredColumns
+from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.queue import AnswerLimits, TakeLimits
+from millrace_server.errors import (
+    BytesFullError,
+    ChannelFullError,
+    DiskFullError,
+    EventTooLargeError,
+    MillraceError,
+    TxnCapacityError,
+)
 from millrace_server.wal.disk import Disk
 
 FREE_BYTES_SECONDS = 0.1
 """How long a measurement of the free disk space is used; meanwhile written bytes are subtracted from it."""
 
 DISK_RETRY_DELAY_SECONDS = 1.0
+
+_UNLIMITED_BYTES = 1 << 62
+_OPEN_BYTES_RETRY_DELAY_SECONDS = 1.0
+_ROWS_MAX = 10_000
+_ROWS_BYTES_MAX = 8 << 20
 
 
 class Waiter:
@@ -165,3 +180,88 @@ class DiskSpace:
                 retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
             )
         self._free_bytes -= byte_count
+
+
+class ChannelLimits:
+    """Refuses requests that are too large for a channel.
+
+    Args:
+        config: The channel's configuration.
+        answer_bytes_max: Bytes that the events of one answer may have.
+    """
+
+    def __init__(self, config: ChannelConfig, answer_bytes_max: int) -> None:
+        self.transaction_capacity = config.transaction_capacity
+        self._body_bytes_max = config.body_bytes_max
+        self._open_body_bytes_max = config.open_body_bytes_max
+        self._answer_bytes_max = answer_bytes_max
+
+    def refuse_too_large(self, batches: Sequence[StoredColumns]) -> None:
+        """Raises EventTooLargeError where one event could not be stored, or not be fetched."""
+        body_bytes_max = self._body_bytes_max
+        for stored in batches:
+            # No body is larger than all of them together, which is known without reading any.
+            if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
+                raise EventTooLargeError(
+                    f"events: a body has {stored.largest_body_bytes} bytes; the channel holds {body_bytes_max} in all"
+                )
+            if (index := stored.first_index_above(self._answer_bytes_max)) is not None:
+                raise EventTooLargeError(
+                    f"events[{index}]: with its headers it would not fit an answer, which holds "
+                    f"{self._answer_bytes_max} bytes"
+                )
+
+    def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
+        """Raises EventTooLargeError where one body has more bytes than one transaction may put."""
+        body_bytes_max = self._open_body_bytes_max
+        for stored in batches:
+            if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
+                raise EventTooLargeError(
+                    f"events: a body has {stored.largest_body_bytes} bytes; the channel takes {body_bytes_max} at once"
+                )
+
+    def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
+        """Raises TxnCapacityError where a transaction would put more events or bytes of bodies than it may."""
+        if put_count > self.transaction_capacity:
+            raise TxnCapacityError(
+                f"the transaction would put {put_count} events; transaction_capacity is {self.transaction_capacity}"
+            )
+        if body_bytes > self._open_body_bytes_max:
+            raise TxnCapacityError(
+                f"the transaction would put {body_bytes} body bytes; the channel takes {self._open_body_bytes_max} at "
+                "once"
+            )
+
+    def refuse_open_bytes(self, open_body_bytes: int, body_bytes: int) -> None:
+        """Raises BytesFullError where open transactions would hold too much: they may never commit it."""
+        if open_body_bytes + body_bytes > self._open_body_bytes_max:
+            raise BytesFullError(
+                f"open transactions hold {open_body_bytes} body bytes, and {body_bytes} more are above what they may "
+                f"hold together, {self._open_body_bytes_max}; put again when some have ended",
+                retry_delay_seconds=_OPEN_BYTES_RETRY_DELAY_SECONDS,
+            )
+
+    def takes_left(self, take_count: int, txn_id: str) -> int:
+        """How many more events a transaction may take; raises TxnCapacityError where there are none."""
+        left = self.transaction_capacity - take_count
+        if left <= 0:
+            raise TxnCapacityError(
+                f"the transaction has taken {take_count} events, all that transaction_capacity allows; "
+                "commit it or roll it back",
+                txn_id=txn_id,
+            )
+        return left
+
+    def answer_limits(self, limits: TakeLimits, events_max: int) -> AnswerLimits:
+        """What one answer holds, of at most `events_max` events."""
+        answer_bytes_max = self._answer_bytes_max
+        if limits.form is Form.ROWS:
+            # Rows are encoded one by one, which holds up all other calls: so an answer in rows is small.
+            events_max = min(events_max, _ROWS_MAX)
+            answer_bytes_max = min(answer_bytes_max, _ROWS_BYTES_MAX)
+        return AnswerLimits(
+            events_max=min(limits.events_max or events_max, events_max),
+            body_bytes_max=limits.body_bytes_max or _UNLIMITED_BYTES,
+            answer_bytes_max=answer_bytes_max,
+            form=limits.form,
+        )

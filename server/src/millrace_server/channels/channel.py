@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Iterator
 
 from millrace_server.channels.admission import Capacity
 from millrace_server.channels.batches import Form, StoredBatch
-from millrace_server.channels.channel_core import ChannelCore, ChannelStorage, TakeLimits
+from millrace_server.channels.channel_core import ChannelCore, ChannelStorage
 from millrace_server.channels.claims import Claim, ClaimRegistry
 from millrace_server.channels.committer import MemoryCommitter, remove
 from millrace_server.channels.config import ChannelConfig
 from millrace_server.channels.contents import Contents, Subscriber
 from millrace_server.channels.counters import ChannelCounters, ChannelGauges
 from millrace_server.channels.deliveries import Deliveries
-from millrace_server.channels.queue import AnswerBudget
+from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transactions import Transactions, TxnDirectory
 from millrace_server.errors import MillraceError

@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import structlog
 
-from millrace_server.channels.journal import Journal
-from millrace_server.channels.journal_entries import Snapshot
+from millrace_server.channels.journal import Journal, Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment
 from millrace_server.errors import MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 
 from millrace_server.channels.batches import StoredBatch
-from millrace_server.channels.channel_core import ChannelCore, TakeLimits
+from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, Receipt
-from millrace_server.channels.queue import AnswerLimits
+from millrace_server.channels.queue import AnswerLimits, TakeLimits
 from millrace_server.channels.transaction import Transaction, TxnState
 from millrace_server.errors import MillraceError
 

@@ -28,6 +28,20 @@ class AnswerLimits:
     """How the events will be encoded."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeLimits:
+    """The limits that the caller of a take or a delivery sets; the channel's own limits apply too."""
+
+    events_max: int = 0
+    """At most this many events; 0: no limit."""
+
+    body_bytes_max: int = 0
+    """At most this many bytes of bodies; 0: no limit."""
+
+    form: Form = Form.COLUMNS
+    """How the answer is encoded."""
+
+
 class EventQueue:
     """Batches by sequence, ascending and without overlap.
 

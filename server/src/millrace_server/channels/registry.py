@@ -42,6 +42,8 @@ class ChannelRegistry:
         disk: Disk | None = None,
     ) -> None:
         self._handles: dict[str, ChannelHandle] = {}
+        self._channels: dict[str, Channel] = {}
+        """The open ones."""
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
@@ -88,6 +90,8 @@ class ChannelRegistry:
     def _open_with(self, handle: ChannelHandle, channel: Channel) -> None:
         if self._is_draining:
             channel.drain()
+        if self._handles.get(handle.name) is handle:
+            self._channels[handle.name] = channel
         handle.mark_open(channel)
 
     def handles(self) -> list[ChannelHandle]:
@@ -119,7 +123,8 @@ class ChannelRegistry:
             ReplayingError: It is not open yet.
             ChannelCorruptError, ChannelLogFailedError: It could not be opened.
         """
-        return self.find(name).channel
+        # Each append asks: only a name without an open channel needs a closer look.
+        return self._channels.get(name) or self.find(name).channel
 
     def refuse_while_replaying(self) -> None:
         """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
@@ -200,6 +205,7 @@ class ChannelRegistry:
     def forget(self, name: str) -> None:
         """Knows no more of a channel."""
         del self._handles[name]
+        self._channels.pop(name, None)
         self._notify_watchers(name)
 
     def _files_of(self, name: str) -> "FileStore | ClosedStore | None":

@@ -7,10 +7,10 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from millrace_server.channels.batches import StoredBatch, StoredColumns, Window
-from millrace_server.channels.channel_core import ChannelCore, TakeLimits
+from millrace_server.channels.channel_core import ChannelCore
 from millrace_server.channels.commit import Commit, CommitState, Receipt
 from millrace_server.channels.names import check_identifier
-from millrace_server.channels.queue import AnswerBudget
+from millrace_server.channels.queue import AnswerBudget, TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.channels.transaction import EndedTxns, Outcome, Transaction, TxnLimit, TxnState
 from millrace_server.errors import BadArgumentError, DiskFullError, MillraceError, TxnNotFoundError, TxnStateError

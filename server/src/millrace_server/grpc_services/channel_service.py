@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transactions import Transactions
 from millrace_server.errors import BadArgumentError

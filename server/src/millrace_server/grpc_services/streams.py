@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.commit import Commit
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import BadArgumentError, DrainingError, MillraceError

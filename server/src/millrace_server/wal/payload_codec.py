@@ -81,11 +81,14 @@ class PayloadCodec:
     """The key that encrypts; empty: payloads are not encrypted."""
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Keys of 32 bytes by their ASCII ids: the active one and those of older payloads."""
+    is_active: bool = field(init=False, repr=False, compare=False)
+    """Whether encoding changes payloads at all."""
     # Of all keys, since records that older keys encrypted stay in the log.
     _ciphers: "dict[str, AESGCM]" = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert not self.active_key_id or self.active_key_id in self.keys, "the active key is among the keys"
+        object.__setattr__(self, "is_active", self.compresses or bool(self.active_key_id))
         if self.compresses:
             # A missing library must show now, not when the first commit waits.
             _compressor()
@@ -95,11 +98,6 @@ class PayloadCodec:
             assert len(key) == KEY_BYTES, "a key has 32 bytes"
             # Once, and not for each payload: expanding a key takes longer than encrypting a small payload.
             self._ciphers[key_id] = _cipher(key)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether encoding changes payloads at all."""
-        return self.compresses or bool(self.active_key_id)
 
     def encode(self, kind: int, pieces: Sequence[Piece], context: bytes) -> tuple[Flags, Sequence[Piece]]:
         """Encodes a payload.

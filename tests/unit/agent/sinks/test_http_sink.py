@@ -21,8 +21,8 @@ from millrace_server.agent.sinks.http_sink import HttpSink
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
 from millrace_server.channels.deliveries import Deliveries
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.transaction import Transaction
 from millrace_server.errors import DiskFullError

@@ -10,7 +10,7 @@ from millrace_server.agent.sinks.millrace import requests
 from millrace_server.agent.sinks.millrace.requests import ColumnsJoiner, Request, RequestEncoder
 from millrace_server.channels.batches import StoredColumns
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_parts import registry_with
 from tests.channel_events import append, stored

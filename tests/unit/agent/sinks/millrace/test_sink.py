@@ -17,7 +17,7 @@ from millrace_server.agent.sinks.millrace import pipeline
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_core import TakeLimits
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from tests.agent_parts import registry_with, until
