@@ -80,7 +80,6 @@ class ConsumerCore(Generic[DeliveryT]):
         return self.buffer.subscriptions
 
     def metrics(self) -> ConsumerMetrics:
-        """Returns the consumer's metrics."""
         return self.buffer.metrics(self._clock())
 
     def take(self) -> DeliveryT | None:

@@ -146,7 +146,6 @@ class DeliveryBuffer(Generic[DeliveryT]):
         ]
 
     def metrics(self, now: float) -> ConsumerMetrics:
-        """Returns the consumer's metrics."""
         counters = self.counters
         return ConsumerMetrics(
             time=now,
@@ -224,7 +223,6 @@ class DeferredCalls:
         self._calls: deque[Callable[[], None]] = deque()
 
     def add(self, call: Callable[_Arguments, None], *args: _Arguments.args, **named: _Arguments.kwargs) -> None:
-        """Adds a call."""
         self._calls.append(partial(call, *args, **named))
 
     def run(self) -> None:

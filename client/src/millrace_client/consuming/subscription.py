@@ -62,7 +62,6 @@ class Subscription(Generic[DeliveryT]):
 
     @property
     def state(self) -> SubscriptionState:
-        """Its state."""
         return self._state
 
     @property

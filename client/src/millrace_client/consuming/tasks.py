@@ -236,7 +236,6 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         self._core.buffer.deferred.run()
 
     def metrics(self) -> ConsumerMetrics:
-        """Returns the consumer's metrics."""
         return self._core.metrics()
 
     def stop(self) -> None:

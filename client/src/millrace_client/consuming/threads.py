@@ -238,7 +238,6 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
                 self._settle(self._dropped.get_nowait(), DeliveryState.NACKED)
 
     def metrics(self) -> ConsumerMetrics:
-        """Returns the consumer's metrics."""
         with self._changed:
             return self._core.metrics()
 

@@ -77,7 +77,6 @@ class Accumulator(BufferMemory):
     # For senders.
 
     def buffer(self, channel: str) -> ChannelBuffer:
-        """Returns the buffer of a channel."""
         with self.lock:
             known = self.buffers.get(channel)
             if known is None:

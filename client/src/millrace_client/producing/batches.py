@@ -201,7 +201,6 @@ class RetryQueue:
         return iter(list(self._due.items()))
 
     def add(self, batch: Batch, due: float) -> None:
-        """Adds a batch."""
         self._due[batch] = due
 
     def discard(self, batch: Batch) -> None:

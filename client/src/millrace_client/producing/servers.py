@@ -105,7 +105,6 @@ class Server:
         return UnavailableError(message, channel=channel, code=grpc.StatusCode.UNAVAILABLE)
 
     def metrics(self, now: float) -> ServerMetrics:
-        """Returns its metrics."""
         return ServerMetrics(
             server=self.target.address,
             is_connected=self.is_ready,
@@ -184,7 +183,6 @@ class ServerChannel:
 
     @property
     def address(self) -> str:
-        """The server's address."""
         return self.server.target.address
 
     def is_healthy(self, now: float) -> bool:

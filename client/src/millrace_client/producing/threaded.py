@@ -127,7 +127,6 @@ class ThreadedEngine:
         return ProducerCloseReport(max(events_left, running.engine.abandoned_count), self.callbacks.left_count)
 
     def metrics(self) -> ProducerMetrics:
-        """Returns the producer's metrics."""
         return metrics_of(self._accumulator, self._counters, self.engine, self.callbacks, time.monotonic())
 
     def close_in_background(self) -> None:
