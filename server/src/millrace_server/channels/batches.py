@@ -43,7 +43,7 @@ class StoredColumns:
         count: Events.
         body_bytes: Bytes of their bodies.
         raw_bytes: Bytes of the columns.
-        location: Where they lie in the channel's log; None where they are in memory only.
+        location: Where the channel's log stores them; None where they are in memory only.
     """
 
     __slots__ = ("_cutter", "_raw", "_source", "body_bytes", "count", "location", "raw_bytes")
@@ -61,7 +61,7 @@ class StoredColumns:
     def in_log(
         cls, location: Location, source: ColumnsSource, count: int, body_bytes: int, raw_bytes: int
     ) -> "StoredColumns":
-        """Columns that lie in a log, and not in memory until somebody wants them."""
+        """Columns that are in a log, and are read into memory on demand."""
         stored = cls(b"", count, body_bytes)
         stored.raw_bytes = raw_bytes
         stored.locate(location, source)
@@ -75,7 +75,7 @@ class StoredColumns:
 
     @classmethod
     def received(cls, received: Buffer | event_pb2.EventColumns) -> "StoredColumns":
-        """Columns that a stranger made, checked, and kept as they came where they are plain.
+        """Columns from a client: checked, and kept as they came where they are plain.
 
         Args:
             received: The columns as they came, or parsed.
@@ -111,7 +111,7 @@ class StoredColumns:
         return self._raw is not None
 
     def locate(self, location: Location, source: ColumnsSource) -> None:
-        """From now on they lie in a log as well."""
+        """Sets where a log stores them too."""
         self.location = location
         self._source = source
 
@@ -150,7 +150,7 @@ class StoredColumns:
         return cutter
 
     def forget_cutter(self) -> None:
-        """Gives back what `cutter` has kept: nobody is cutting the batch up any more."""
+        """Frees the cutter that `cutter` has kept; the batch is whole again."""
         self._cutter = None
 
 
@@ -175,7 +175,7 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the stored columns lies outside."""
+        """Whether it spans all of the stored columns."""
         return self.stop - self.start == self.stored.count
 
     def part(self, start: int, stop: int) -> "Window":
@@ -342,7 +342,7 @@ def count_plain(raw: Buffer) -> tuple[int, int] | None:
 
 
 def _checked_count(rest: bytes, body_bytes: int) -> int:
-    """How many events there are in good columns whose bodies have so many bytes, and stand elsewhere."""
+    """The number of events in valid columns, given the bytes of their bodies, which `rest` does not contain."""
     columns = pb.PackedColumns.FromString(rest)
     columns.DiscardUnknownFields()
     event_count, _, size_sum = _count_sizes(columns.body_sizes)

@@ -1,9 +1,9 @@
-"""The file by which each directory of a file channel says whose it is.
+"""The file in each directory of a file channel that says which channel it belongs to.
 
     {"format": "millrace channel", "version": 1, "crc32": "89abcdef", "channel": {"name": "orders", ...}}
 
 `crc32` is that of `channel` as JSON with sorted keys and without spaces. Like the catalog, a file that does not hold
-together is never repaired nor overwritten: whoever runs the server decides.
+together is never repaired nor overwritten: the operator decides.
 """
 
 import errno
@@ -35,7 +35,7 @@ _FILE_BYTES_MAX = 1 << 16
 
 
 class DirectoryError(Exception):
-    """Returned when a channel's directory cannot be used; a sentence for whoever runs the server, with paths.
+    """Raised when a channel's directory cannot be used; a sentence for the operator, with paths.
 
     Where the operating system refused something, `__cause__` is its OSError.
     """
@@ -43,26 +43,26 @@ class DirectoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChannelIdentity:
-    """Who a file channel is: the same in all its directories."""
+    """The identity of a file channel: the same in all its directories."""
 
     name: str
     channel_id: bytes
-    """What readers know the channel by, 16 bytes; another one once it is made anew."""
+    """What readers know the channel by, 16 bytes; another one once the channel is created again."""
     log_id: bytes
     """What its segments and checkpoints are bound to, 16 bytes; the channel id, unless it came from a backup."""
     made_at_microseconds: int
-    """Unix time of its making."""
+    """Unix time of its creation."""
 
     @classmethod
     def make(cls, name: str) -> "ChannelIdentity":
-        """A new one, which no other channel has."""
+        """A new, unique identity."""
         channel_id = secrets.token_bytes(_ID_BYTES)
         return cls(name, channel_id, channel_id, time.time_ns() // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelFile:
-    """What one directory says of itself."""
+    """The channel file of one directory."""
 
     identity: ChannelIdentity
     index: int
@@ -73,7 +73,7 @@ class ChannelFile:
     """Whether the channel is being deleted: nothing in its directories counts any more."""
 
     def write(self, directory: Path) -> None:
-        """Puts it in the place of the directory's file, if any. Once this returns, it survives a power cut.
+        """Replaces the directory's channel file. Once this returns, it survives a power cut.
 
         Raises:
             OSError: The old file is still there, unless only the directory's sync failed.
@@ -92,7 +92,7 @@ class ChannelFile:
 
     @classmethod
     def read(cls, directory: Path) -> "ChannelFile | None":
-        """What a directory says of itself; None where it says nothing.
+        """The channel file of a directory; None where it has none.
 
         Raises:
             DirectoryError: The file cannot be read, is damaged, or another version wrote it.
@@ -141,7 +141,7 @@ def _read(path: Path) -> bytes:
 def _decode(content: Any, path: Path) -> ChannelFile:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise _damaged(path, f'it does not say that its format is "{_FORMAT}"')
-    # The version comes first: another version may define everything else anew.
+    # The version comes first: another version may define everything else differently.
     if (version := content.get("version")) != _VERSION:
         raise DirectoryError(
             f"cannot read {path}: its version is {shown(json.dumps(version))}, and this server knows version "

@@ -1,4 +1,4 @@
-"""A channel as its server hosts it: open, or on its way, or out of order."""
+"""A channel as the registry holds it: open, replaying, or failed."""
 
 import asyncio
 import enum
@@ -43,7 +43,7 @@ class ChannelState(enum.Enum):
 
 
 class ChannelHandle:
-    """A name, and the channel behind it once that is open.
+    """A channel's name and state, and the channel once it is open.
 
     Attributes:
         store: The channel's files; None while they are not open, and where there are none.
@@ -87,7 +87,7 @@ class ChannelHandle:
 
     @property
     def fault(self) -> MillraceError | None:
-        """What is wrong with it, as callers are told; None while it is well, or not open yet."""
+        """The error that callers get; None while the channel works, or is not open yet."""
         if self._channel is None:
             return self._fault
         if fault := self._channel.fault:
@@ -98,14 +98,14 @@ class ChannelHandle:
 
     @property
     def trouble(self) -> str:
-        """What is wrong, in a sentence; empty while all is well."""
+        """What is wrong, in a sentence; empty while the channel works."""
         if self.state is ChannelState.STALLED:
             return "the disk does not answer; commits wait for it"
         return str(self.fault or "")
 
     @property
     def channel_if_open(self) -> Channel | None:
-        """The channel; None where it never came to be open."""
+        """The channel; None while it is not open."""
         return self._channel
 
     @property
@@ -122,7 +122,7 @@ class ChannelHandle:
         return self._channel
 
     def refuse_unless_open(self) -> None:
-        """Raises what callers get while the channel is not open, or never came to be."""
+        """Raises the error for calls to a channel that is not open."""
         if self._channel is not None:
             return
         if self._fault is not None:
@@ -134,18 +134,18 @@ class ChannelHandle:
         )
 
     def mark_open(self, channel: Channel) -> None:
-        """The channel can be used from now on."""
+        """Makes the channel available."""
         self._channel = channel
         self.opened.set()
         self._on_change(self.name)
 
     def mark_failed(self, error: Exception) -> None:
-        """The channel cannot be used until the server opens it anew. The server's log is told why, callers what."""
+        """Marks the channel as failed until the server opens it again; only the log says why in detail."""
         _log.error("a channel cannot be opened", channel=self.name, error=str(error), kind=type(error).__name__)
         if isinstance(error, LogCorruptError | UnknownVersionError | ChannelCorruptError):
             self._fault = ChannelCorruptError(
                 f"channel {self.name!r} cannot be opened: its log is damaged or not known to this server; the server's "
-                "log tells where",
+                "log says where",
                 channel=self.name,
             )
         else:
@@ -156,13 +156,13 @@ class ChannelHandle:
         self._on_change(self.name)
 
     def report_change(self, sentence: str) -> None:
-        """The open channel has moved to another state, for a reason that the server's log is told."""
+        """Logs that the open channel has moved to another state, and notifies the watchers."""
         level = logging.INFO if self.state is ChannelState.OPEN else logging.ERROR
         _log.log(level, "channel changed its state", channel=self.name, state=self.state.value, reason=sentence)
         self._on_change(self.name)
 
     async def log_progress(self) -> None:
-        """Logs now and then how far the opening is; to be cancelled at its end."""
+        """Logs the progress of the opening until it is cancelled."""
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
             _log.info(

@@ -37,15 +37,15 @@ class Claim:
 
 
 class ClaimRegistry:
-    """Gives a channel's contents to one reader at a time.
+    """Grants the exclusive right to a channel to one reader at a time.
 
-    Each new claim has a new epoch, also of the same reader: so a reader that was taken for dead, and its former self,
-    can be told apart. Renewing keeps the epoch.
+    Each new claim has a new epoch, also for the same reader: so a reader that was presumed dead can be fenced off from
+    its successor. Renewing keeps the epoch.
 
     Args:
-        contents: What is claimed.
+        contents: The channel's contents.
         committer: Makes claims and acknowledgements durable.
-        epochs_from: All epochs are above it.
+        epochs_from: All epochs are above this number.
     """
 
     def __init__(self, contents: Contents, committer: Committer, epochs_from: int = 0) -> None:
@@ -55,13 +55,13 @@ class ClaimRegistry:
         self.claim: Claim | None = None
 
     def restore(self, last: ClaimRecord) -> None:
-        """Goes on with the newest claim before a restart; where it lived, it has its whole lease again."""
+        """Restores the newest claim before a restart; a live one gets its whole lease again."""
         self._epoch = max(self._epoch, last.epoch)
         if not last.has_ended:
             self.claim = Claim(last.reader_id, last.epoch, Lease(last.lease_seconds, self.end))
 
     def renew(self, reader_id: str, epoch: int, lease_seconds: float | None = None) -> Claim:
-        """Renews a claim that lives, where a lease is given with that one.
+        """Renews a live claim, with another lease where one is given.
 
         Raises:
             NotClaimedError, ChannelClaimedError, StaleEpochError: It has ended.
@@ -71,7 +71,7 @@ class ClaimRegistry:
         return claim
 
     async def grant(self, reader_id: str, lease_seconds: float, *, takeover: bool) -> Claim:
-        """Gives the channel to a reader, or renews its claim.
+        """Grants a reader a claim, or renews its claim.
 
         Raises:
             ChannelClaimedError: Another reader's claim lives, and it is not to be taken over.
@@ -111,19 +111,19 @@ class ClaimRegistry:
         self._epoch += 1
         self.claim = Claim(reader_id, self._epoch, Lease(lease_seconds, self.end))
         self.claim.durable = durable
-        # Whoever waits for events is to be told that they are another's now.
+        # Takes that wait for events must answer that the channel is claimed now.
         self._contents.takers.wake_all()
         return self.claim
 
     def end(self) -> None:
-        """Ends the living claim, if any; what is not acknowledged is anybody's again."""
+        """Ends the live claim, if any; events that are not acknowledged can be taken again."""
         if self.claim is not None:
             claim = self.claim
             self._drop()
             self._committer.record_claim(ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
 
     def forget(self) -> None:
-        """Drops the living claim, if any, of a channel that is deleted."""
+        """Drops the live claim, if any, of a channel that is deleted."""
         self._drop()
 
     def _drop(self) -> None:
@@ -146,7 +146,7 @@ class ClaimRegistry:
     def read(
         self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int
     ) -> AsyncGenerator[StoredBatch]:
-        """Reads a range, checking the claim anew before each batch. The claim's lease does not run meanwhile.
+        """Reads a range, checking the claim again before each batch. The claim's lease does not run meanwhile.
 
         Args:
             reader_id: Who reads.
@@ -207,12 +207,12 @@ class ClaimRegistry:
         return self._contents.first_sequence
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:
-        """The reader's living claim, which starts its lease anew."""
+        """The reader's live claim, whose lease restarts."""
         self._contents.refuse_if_closed()
         check_identifier("reader_id", reader_id)
         if epoch is not None and epoch != self._epoch:
             raise StaleEpochError(
-                f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}. Claim the channel anew"
+                f"epoch: is {epoch}; the newest claim of the channel has epoch {self._epoch}. Claim the channel again"
             )
         if self.claim is None:
             raise NotClaimedError(f"reader {reader_id!r} has no living claim on the channel; claim it first")

@@ -1,4 +1,4 @@
-"""What is in a channel: committed events, the room they take, and what their producers have stored."""
+"""The contents of a channel: its committed events, its capacity in use, and what its producers have stored."""
 
 import asyncio
 from collections import deque
@@ -104,15 +104,15 @@ class Contents:
 
     @property
     def oldest_sequence(self) -> int:
-        """The oldest sequence that is still in the channel, queued or taken; all before it are gone for good.
+        """The oldest sequence that is still in the channel, queued or taken; all before it are removed.
 
-        Takes as long as there are batches taken.
+        Takes time proportional to the taken batches.
         """
         return min([self.first_sequence, *self._taken])
 
     @property
     def assigned_sequence(self) -> int:
-        """The sequence that the next change to begin gets; `next_sequence` where none is under way."""
+        """The sequence that the next commit gets; `next_sequence` where none is in flight."""
         return self._assigned_sequence
 
     def held_batches(self) -> list[StoredBatch]:
@@ -120,7 +120,7 @@ class Contents:
         return [*self.queue, *self._taken.values()]
 
     def restore(self, queue: EventQueue, ledger: StampLedger) -> None:
-        """Fills the contents with what a log has told."""
+        """Restores the contents from a log."""
         self.queue = queue
         self.ledger = ledger
         self.capacity.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
@@ -131,7 +131,7 @@ class Contents:
             raise ChannelNotFoundError(f"channel {self._name!r} was deleted", channel=self._name)
 
     def close(self) -> None:
-        """Tells whoever waits, and whoever comes later, that the channel is deleted."""
+        """Closes a deleted channel: all waiting and later calls raise ChannelNotFoundError."""
         self._is_closed = True
         self.takers.wake_all()
         self.readers.wake_all()
@@ -276,7 +276,7 @@ class Contents:
     # Takes.
 
     async def prefetch(self, limits: AnswerLimits) -> None:
-        """Sees to it that a take of this limits finds its events in memory, without holding up anybody else.
+        """Reads the events for a take with these limits into memory, without blocking the event loop.
 
         Raises:
             ChannelCorruptError: Some of them are not what was written.

@@ -1,4 +1,4 @@
-"""Where one file channel keeps its files: directories that belong to it alone, and that all say so.
+"""The directories of a file channel: they belong to it alone, and each has a file that says so.
 
 Each holds a `lock`, a `channel.json` (see `channel_file`), and what the write-ahead log puts there. What makes a crash
 harmless at any point:
@@ -34,7 +34,7 @@ _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?
 
 
 class ChannelDirectories:
-    """The directories of one channel, locked, made by `open_directories`. All calls wait for the disk.
+    """The directories of one channel, locked; see `open_directories`. All calls wait for the disk.
 
     Attributes:
         identity: Who the channel is.
@@ -57,7 +57,7 @@ class ChannelDirectories:
 
         Raises:
             OSError: It is not, and may go on.
-            DirectoryError: Nobody knows whether it is. It must take nothing more; this call may be repeated.
+            DirectoryError: It is unknown whether it is. The channel must store nothing more; this call may be repeated.
         """
         marked: list[Path] = []
         for path, file in self._files.items():
@@ -106,10 +106,10 @@ class ChannelDirectories:
 
 
 def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelDirectories:
-    """Takes a channel's directories, which are made where they are missing. Waits for the disk.
+    """Locks a channel's directories, and creates missing ones. Waits for the disk.
 
-    Once this returns, nobody else uses them, and all of them say the same of themselves, which survives a power cut. A
-    channel that was being deleted is removed and made anew. Directories may be added, moved and named in another order.
+    Once this returns, no other process or channel uses them, and their channel files agree, also after a power cut. A
+    channel that was being deleted is removed and created again. Directories may be added, moved and reordered.
 
     Args:
         name: The channel's name.
@@ -126,7 +126,7 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
-        # Whoever was killed between a name's change and its sync left that to us, and what follows relies on it.
+        # A process that was killed between a rename and its sync left that sync to this one; the rest relies on it.
         for path in places:
             with _told(path):
                 sync_directory(path)
@@ -140,7 +140,7 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Tells in a sentence what the operating system refused."""
+    """Raises the operating system's errors as DirectoryError."""
     try:
         yield
     except OSError as error:
@@ -148,7 +148,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _make(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Path]:
-    """Makes the directories; returns each once, the data directories first."""
+    """Creates the directories; returns each once, the data directories first."""
     for path in (*data_dirs, checkpoint_dir):
         with _told(path):
             _make_one(path)
@@ -161,7 +161,7 @@ def _make(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> list[Pa
 
 def _make_one(path: Path) -> None:
     lowest = next(directory for directory in (path, *path.parents) if directory.exists())
-    # Made just before a kill, its name may not be on the disk. One above which we may not look was not made by us.
+    # Created just before a kill, its name may not be on the disk. A directory above that is not readable is not ours.
     with suppress(PermissionError):
         sync_directory(lowest.parent)
     make_directories(path)
@@ -224,7 +224,7 @@ def _known_count(files: Mapping[Path, ChannelFile | None]) -> int:
 def _complete(
     name: str, files: Mapping[Path, ChannelFile | None], indexes: Mapping[Path, int], count: int
 ) -> dict[Path, ChannelFile]:
-    """Has all directories say the same, and none of them count one that does not say so yet."""
+    """Writes the channel files, so that all agree, and none counts a directory without one."""
     identity = next((file.identity for file in files.values() if file), None) or ChannelIdentity.make(name)
     known_count = _known_count(files)
     for path, index in indexes.items():
@@ -254,7 +254,7 @@ def _finish_deletion(files: Mapping[Path, ChannelFile | None]) -> None:
 
 
 def _remove_files(path: Path) -> None:
-    """Removes the channel's files from a directory, that which tells whose they are last."""
+    """Removes the channel's files from a directory, the channel file last."""
     for file in _log_files(path):
         (path / file).unlink(missing_ok=True)
     sync_directory(path)
@@ -277,13 +277,13 @@ class DirectoryInUseError(DirectoryError):
 
 
 def lock_directory(path: Path) -> int:
-    """Keeps others out of a channel's directory until the descriptor that this returns is closed.
+    """Locks a channel's directory until the returned descriptor is closed.
 
     The lock is the kernel's: it ends with the process, however that ends.
 
     Raises:
-        DirectoryInUseError: Somebody else has it.
-        DirectoryError: It cannot be had.
+        DirectoryInUseError: Another process or channel holds it.
+        DirectoryError: The lock file cannot be used.
     """
     lock = path / LOCK_FILE
     try:
@@ -309,7 +309,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         raise DirectoryError(f"cannot lock {path}: {error.strerror}") from error
     if not os.fstat(descriptor).st_nlink:
-        # Whoever removed the file had the lock of it; the next one to come makes another file, and locks that.
+        # Its remover held the lock; the next process creates another file, and locks that one.
         raise DirectoryInUseError(f"cannot use {path}: it was being removed; try again")
     # Only for the sentence above; the lock itself does not depend on it, so a full disk may refuse it.
     with suppress(OSError):

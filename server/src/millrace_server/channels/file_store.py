@@ -46,10 +46,10 @@ class _OpenFiles:
 
 
 class FileStore:
-    """The open files of a channel, made by `FileStores.open`.
+    """The open files of a channel; see `FileStores.open`.
 
     Attributes:
-        storage: What the channel stands on.
+        storage: What the channel is opened with.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FileStore:
         return self._files.columns.damage
 
     async def close(self, timeout_seconds: float | None = None) -> None:
-        """Writes a last checkpoint, so that the next opening reads next to nothing, and closes the files.
+        """Writes a last checkpoint, so that the next opening reads hardly anything, and closes the files.
 
         Before that, what is in memory only is written to the log, for as long as the time lasts.
         """
@@ -96,7 +96,7 @@ class FileStore:
             await asyncio.to_thread(self._files.close)
 
     async def mark_deleted(self) -> None:
-        """Has the channel come back no more, should the server end before its files are removed.
+        """Marks the channel as deleted, so that it is gone even if the server ends before its files are removed.
 
         Raises:
             OSError, DirectoryError: It could not be marked.
@@ -114,14 +114,14 @@ class FileStore:
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
-        # Also where some of it is left: a channel of this name may be made anew, and finishes it.
+        # Also where some files are left: creating a channel of this name again finishes the removal.
         with closing(self._files.directories) as directories:
             self._files.log.close()
             directories.remove()
 
 
 class ClosedStore:
-    """The files of a channel that cannot be opened, which can be deleted all the same."""
+    """The files of a channel that cannot be opened; they can still be deleted."""
 
     def __init__(self, open_directories: Callable[[], ChannelDirectories]) -> None:
         self._open_directories = open_directories
@@ -143,7 +143,7 @@ class ClosedStore:
 
 
 def _remove_deleted(directories: ChannelDirectories) -> None:
-    # Opening them has finished the deletion, and made the channel anew: that goes too.
+    # Opening them has finished the deletion, and created the channel again: that one is removed too.
     with closing(directories):
         directories.mark_deleted()
         directories.remove()
@@ -193,12 +193,12 @@ class FileStores:
     async def open(
         self, name: str, config: LogChannelConfig, progress: ReplayProgress, on_change: Callable[[str], None]
     ) -> FileStore:
-        """Reads a channel back, or makes its files, and has its log ready to be written.
+        """Recovers a channel, or creates its files, and starts its log.
 
         Args:
             name: The channel's name.
             config: How and where it is kept.
-            progress: Told meanwhile how far this is.
+            progress: Updated during recovery.
             on_change: Called with a sentence for the server's log should the log later fail, stall or be found damaged.
 
         Raises:
@@ -241,7 +241,7 @@ class FileStores:
         return FileStore(storage, files, committer, journal, checkpointing)
 
     def _recover(self, name: str, config: LogChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
-        """Waits for the disk, on a thread of its own."""
+        """Runs on a thread, since it waits for the disk."""
         with ExitStack() as undoing:
             directories = self._open_directories(name, config)
             undoing.callback(directories.close)

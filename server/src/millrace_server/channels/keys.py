@@ -18,7 +18,7 @@ _HOW_TO_MAKE_ONE = "make a key with: openssl rand -hex 32 > FILE; chmod 600 FILE
 
 
 class KeyFileError(Exception):
-    """Returned when a key file cannot be used; a sentence with the key's id and the file, and nothing of the key."""
+    """Raised when a key file cannot be used; a sentence with the key's id and the file, and nothing of the key."""
 
 
 def load_keys(paths: Mapping[str, Path]) -> dict[str, bytes]:
@@ -47,7 +47,7 @@ def load_keys(paths: Mapping[str, Path]) -> dict[str, bytes]:
                 key_id, path, f"does not hold {KEY_BYTES} bytes, {_HEX_DIGITS} hexadecimal digits, or as much in base64"
             )
         if not any(key):
-            # A file that was made long before a power cut, and never written, reads so.
+            # A file that was created before a power cut, and whose content was never written, reads as zeros.
             raise _refusal(key_id, path, "holds zeros only")
         keys[key_id] = key
     return keys
@@ -75,7 +75,7 @@ def _check(status: os.stat_result) -> None:
         raise _UnsafeFileError("belongs to another user; it must be the server's user's, or root's")
     if status.st_mode & _FOREIGN_PERMISSIONS:
         raise _UnsafeFileError(
-            f"has mode {stat.S_IMODE(status.st_mode):04o}; nobody but its owner may read or write it: chmod 600 FILE"
+            f"has mode {stat.S_IMODE(status.st_mode):04o}; only its owner may read or write it: chmod 600 FILE"
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Lease:
-    """A countdown that each call starts anew, and that does not run while a call waits.
+    """A countdown that each call restarts, and that does not run while a call waits.
 
     It runs on the event loop's monotonic clock: the time of day may jump.
 
@@ -33,7 +33,7 @@ class Lease:
         return max(self._deadline - self._loop.time(), 0.0)
 
     def renew(self, seconds: float | None = None) -> None:
-        """Starts the countdown anew, from now on of another length where one is given."""
+        """Restarts the countdown, with another length where one is given."""
         if seconds is not None:
             self.seconds = seconds
         self._deadline = self._loop.time() + self.seconds
@@ -44,7 +44,7 @@ class Lease:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Does not run inside, and starts anew behind it."""
+        """Pauses the countdown inside the context; it restarts afterwards."""
         self.pause()
         try:
             yield
@@ -52,11 +52,11 @@ class Lease:
             self.resume()
 
     def pause(self) -> None:
-        """Does not run until `resume` was called as often."""
+        """Pauses the countdown until `resume` was called as often."""
         self.waiting_calls += 1
 
     def resume(self) -> None:
-        """Ends one pause; the countdown starts anew."""
+        """Ends one pause; the countdown restarts."""
         self.waiting_calls -= 1
         self.renew()
 

@@ -23,7 +23,7 @@ READ_BYTES_MAX = 32 << 20
 
 
 class RecentColumns:
-    """Columns that lie in a log, in memory too until newer ones take their room.
+    """A cache of columns that are in a log, first in, first out.
 
     A consumer that keeps up finds here what was just written, and the disk is never read.
     """
@@ -36,7 +36,7 @@ class RecentColumns:
         self._lock = threading.Lock()
 
     def add(self, stored: StoredColumns) -> None:
-        """Lets columns stay for a while, those least recently added go for it."""
+        """Adds columns; the oldest are dropped from memory to make room."""
         with self._lock:
             self._columns.append(stored)
             self._bytes += stored.raw_bytes
@@ -55,7 +55,7 @@ class RecentMemory:
 
 
 class LogColumns:
-    """The columns that lie in one log, and in memory while they are recent.
+    """Reads columns from one log, and caches them.
 
     Attributes:
         damage: The first damage that reading met, in a sentence for the server's log; empty while there was none.
@@ -71,11 +71,11 @@ class LogColumns:
         self.first_segment_id = 0
 
     def add(self, stored: StoredColumns) -> None:
-        """Lets columns that were just written stay in memory for a while."""
+        """Caches columns that were just written."""
         self._recent.written.add(stored)
 
     def read(self, stored: StoredColumns) -> Buffer:
-        """The columns as they came, waiting for the disk where need be.
+        """The columns as they came; blocks where the disk must be read.
 
         Raises:
             ChannelCorruptError: They are not what was written.
@@ -90,7 +90,7 @@ class LogColumns:
         return raw
 
     async def load(self, batches: Iterable[StoredBatch]) -> None:
-        """Sees to it that batches are in memory, neighbours read together, and nobody else held up.
+        """Reads batches into memory, neighbours together, without blocking the event loop.
 
         Raises:
             ChannelCorruptError: One of them is not what was written.
@@ -118,7 +118,7 @@ class LogColumns:
     def _failed(self, error: Exception, locations: Sequence[Location]) -> MillraceError:
         oldest = min(location.segment_id for location in locations)
         if self.first_segment_id <= oldest < self._log.first_segment_id:
-            # Who looks on holds nothing back: segments go though somebody still reads what was in them.
+            # PeekEvents holds no segments back: they are removed even while it still reads their events.
             return SequenceGoneError("what is to be read was consumed meanwhile, and the log has dropped it")
         if not self.damage:
             self.damage = str(error)

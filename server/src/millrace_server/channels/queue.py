@@ -1,4 +1,4 @@
-"""The committed events of a channel that nobody has taken, in the order of their sequences."""
+"""The committed events of a channel that are not taken, in the order of their sequences."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,7 +149,7 @@ class EventQueue:
     def read(self, from_sequence: int, to_sequence: int) -> list[StoredBatch]:
         """The next batches from one sequence on up to another (excluded), without removing them; none at the end.
 
-        Answers some thousand batches at most; whoever wants more asks again behind the last.
+        Returns some thousand batches at most; call it again for those behind the last.
         """
         if from_sequence >= to_sequence:
             return []
@@ -208,7 +208,7 @@ class AnswerBudget:
             return 0
         fit = batch.window.fit(self._body_bytes_left, self._answer_bytes_left, self._form)
         if not fit.count and self._is_empty:
-            # A first event that is larger than the caller wants comes alone. It does fit an answer: that was made sure
+            # A first event that is larger than the caller wants comes alone. It does fit an answer: that was checked
             # when it was stored.
             self._events_left = 0
             return 1

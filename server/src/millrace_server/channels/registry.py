@@ -29,7 +29,7 @@ class ChannelRegistry:
     Args:
         message_bytes_max: The largest message that an answer may be.
         open_transactions_max: Transactions that may be open in all channels together.
-        channels_dir: Where file channels are kept that do not say where.
+        channels_dir: The directory for channels that configure none.
         disk: The files of file channels.
     """
 
@@ -56,7 +56,7 @@ class ChannelRegistry:
         return name in self._handles
 
     def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
-        """Makes a channel: at once in memory, else in the background; see `ChannelHandle.opened`.
+        """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`.
 
         Raises:
             ChannelExistsError: There is one of that name.
@@ -99,7 +99,7 @@ class ChannelRegistry:
         return [self._handles[name] for name in sorted(self._handles)]
 
     def finish_deletions(self, configured: Container[str]) -> None:
-        """Removes what a crash has left of deleted channels, other than those that are going to be made anew."""
+        """Removes the rest of channels whose deletion a crash has interrupted, except those that are configured."""
         self._stores.finish_deletions(configured)
 
     def find(self, name: str) -> ChannelHandle:
@@ -127,7 +127,7 @@ class ChannelRegistry:
         return self._channels.get(name) or self.find(name).channel
 
     def refuse_while_replaying(self) -> None:
-        """Raises ReplayingError while a channel is not open yet: nobody knows what is in it."""
+        """Raises ReplayingError while a channel is not open yet, so that its transactions are not known."""
         for name in self._openings:
             if self._handles[name].state is ChannelState.REPLAYING:
                 self._handles[name].refuse_unless_open()
@@ -157,7 +157,7 @@ class ChannelRegistry:
             )
 
     async def mark_deleted(self, name: str) -> bool:
-        """Has a channel's files say that it is deleted; should the server end now, it comes back empty or not at all.
+        """Marks a channel's files as deleted; if the server ends now, the channel is empty or gone.
 
         Returns:
             Whether it has files; then it is decided, and `delete` must follow.
@@ -178,7 +178,7 @@ class ChannelRegistry:
         return True
 
     async def delete(self, name: str) -> None:
-        """Deletes a channel that was marked, with whatever it holds."""
+        """Deletes a channel that was marked as deleted, with all its events."""
         handle = self.find(name)
         files = self._files_of(name)
         self.forget(name)
@@ -188,9 +188,9 @@ class ChannelRegistry:
             await files.remove()
 
     async def retire(self, name: str) -> None:
-        """Closes a channel and knows no more of it; its files stay, for whoever makes a channel of this name again.
+        """Closes and forgets a channel; its files stay, for a later channel of this name.
 
-        To be called for a channel that nobody uses any more.
+        Call it for a channel that is not in use any more.
         """
         handle = self.find(name)
         self.forget(name)
@@ -203,7 +203,7 @@ class ChannelRegistry:
             await asyncio.shield(closing)
 
     def forget(self, name: str) -> None:
-        """Knows no more of a channel."""
+        """Forgets a channel."""
         del self._handles[name]
         self._channels.pop(name, None)
         self._notify_watchers(name)
@@ -215,7 +215,7 @@ class ChannelRegistry:
         return handle.store or (None if log_config is None else self._stores.closed(name, log_config))
 
     async def close(self, timeout_seconds: float | None = None) -> None:
-        """Closes the files of all channels; to be called when nobody uses them any more.
+        """Closes the files of all channels; call it when they are not in use any more.
 
         Args:
             timeout_seconds: How long events that are in memory only may take to be written to the channels' logs, all
@@ -233,7 +233,7 @@ class ChannelRegistry:
                     _log.exception("a channel could not be closed", channel=handle.name)
 
     def watch(self, on_change: Callable[[str], None]) -> None:
-        """Calls `on_change` with a channel's name each time after one was made, changed its state or was deleted."""
+        """Calls `on_change` with a channel's name after it was created, changed its state or was deleted."""
         self._watchers.append(on_change)
 
     def _notify_watchers(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What each producer has stored: the ground of exactly once."""
+"""What each producer has stored, the basis of exactly-once delivery."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ passing one before any other."""
 
 PASSING_PREFIX = "passing/"
 """So the ids of producers begin that are not expected to store again, such as the keys of requests. However many come,
-nobody else is forgotten for them."""
+no other producer is forgotten for them."""
 
 INTERVALS_MAX = 10_000
 """Separate ranges that a channel remembers of one producer."""
@@ -30,7 +30,7 @@ class Stamp:
     after: int | None = None
     """A number that must have been accepted before; None: there is no condition."""
     oldest_open: int | None = None
-    """The producer sends no number below this one any more; None: nobody knows."""
+    """The producer sends no number below this one any more; None: not known."""
 
     def __post_init__(self) -> None:
         check_identifier("stamp.producer_id", self.producer_id)
@@ -61,7 +61,7 @@ class StampLedger:
         return len(self._permanent) + len(self._transient)
 
     def _group_of(self, producer_id: str) -> "dict[str, IntervalSet]":
-        """The producers of its kind; the order tells who has been silent for longest."""
+        """The producers of its kind, the one that has been silent for longest first."""
         return self._transient if producer_id.startswith(PASSING_PREFIX) else self._permanent
 
     def _find(self, producer_id: str) -> "IntervalSet | None":
@@ -120,7 +120,7 @@ class StampLedger:
         """Remembers the stamp's numbers as stored, and with them those that the producer says it never sends any more.
 
         Returns:
-            What it takes to forget them again.
+            What `undo` needs to forget them again.
         """
         group = self._group_of(stamp.producer_id)
         # Taken out and put in again, for the order.
@@ -151,7 +151,7 @@ class StampLedger:
             del group[acceptance.producer_id]
 
     def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
-        """The ledger as it were without these; this one stays as it is."""
+        """A copy of the ledger without these acceptances."""
         rest = StampLedger()
         rest._permanent, rest._transient = dict(self._permanent), dict(self._transient)
         copied: set[str] = set()
@@ -180,7 +180,7 @@ class StampLedger:
             yield producer_id, list(intervals)
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
-        """Remembers a producer's intervals as a log tells them."""
+        """Restores a producer's intervals from a log."""
         restored = self._group_of(producer_id)[producer_id] = IntervalSet()
         for first, last in intervals:
             restored.add(first, last)
