@@ -99,7 +99,7 @@ def test_load_keys_of_zeros_refuses(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o666])
 def test_load_keys_of_a_file_that_others_may_use_refuses(tmp_path: Path, mode: int) -> None:
     """A key that others may read or write guards nothing."""
-    assert f"has mode {mode:04o}; nobody but its owner" in refusal_of(key_file(tmp_path / "key", mode=mode))
+    assert f"has mode {mode:04o}; only its owner" in refusal_of(key_file(tmp_path / "key", mode=mode))
 
 
 def test_load_keys_of_another_users_file_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
