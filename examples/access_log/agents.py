@@ -1,4 +1,4 @@
-"""The two agents of the job: one at the edge, where the log grows, and one that collects.
+"""The two agents of the job: the edge, where the log grows, and the collector.
 
 live log -> edge: taildir, file channel, sink -> collector: file channel -> Spark
 """
@@ -19,7 +19,7 @@ LINE_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RoundLimits:
-    """How much each agent holds at once. A larger log is landed in several rounds, and waits in its file meanwhile."""
+    """The capacity of each agent. A larger log is landed in several rounds."""
 
     lines_max: int = 1_000_000
     bytes_max: int = 512 << 20
@@ -37,10 +37,10 @@ class Agents:
 
 @contextmanager
 def two_agents(folder: Path, limits: RoundLimits) -> Iterator[Agents]:
-    """Runs both agents for as long as the block runs; their logs are `edge.log` and `collector.log` in the folder.
+    """Runs both agents while the block runs; their logs are `edge.log` and `collector.log` in the folder.
 
     Raises:
-        ServerError: One did not start, or did not stop by itself.
+        ServerError: One did not start, or did not stop in time.
     """
     live_log = folder / "live.log"
     live_log.write_bytes(b"")
@@ -54,7 +54,7 @@ def two_agents(folder: Path, limits: RoundLimits) -> Iterator[Agents]:
 
 
 def collector_toml(limits: RoundLimits) -> str:
-    """The configuration of the agent that collects: a channel that holds one round."""
+    """Returns the configuration of the collector: a channel that holds one round."""
     return f"""\
 [channels.{CHANNEL}]
 type = "file"
@@ -66,7 +66,7 @@ byte_capacity = {2 * (limits.bytes_max + LINE_BYTES_MAX)}
 
 
 def edge_toml(limits: RoundLimits, live_log: Path, collector: str) -> str:
-    """The configuration of the agent at the edge: follows a file, and forwards its lines to the collector."""
+    """Returns the configuration of the edge, which follows a file and forwards its lines to the collector."""
     return f"""\
 {collector_toml(limits)}
 [sources.live_log]

@@ -12,7 +12,7 @@ import millrace_client as millrace
 from examples.access_log import access_lines, plain_lines
 from examples.access_log.account import Account, Fingerprint, fingerprint, landed_lines
 from examples.access_log.agents import CHANNEL, Agents, RoundLimits
-from examples.access_log.crashes import crash_meanwhile
+from examples.access_log.crashes import crash_during
 from examples.access_log.landing import LandingPlan, LandingProcess, local_landing, replaced
 from examples.access_log.live_log import LiveLog
 from examples.access_log.local_server import ServerError
@@ -22,9 +22,8 @@ _BATCHES = 5
 """The batches of a round, so that a killed landing has landed some of them."""
 _SHORT_RUN_BYTES_MAX = 256 << 20
 _POLL_SECONDS = 0.05
-_IDLE_SECONDS = 5.0
-"""A round that is not full begins after this time without new events."""
-_ARRIVAL_SECONDS_MAX = 60.0
+_ARRIVAL_SECONDS_MAX = 300.0
+"""Without a new event for this long, the agents are stuck."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +106,9 @@ class Job:
         live_log.write_up_to(0.4, on_written)
         # So that the crashes happen while events are on their way.
         self._wait_for(collector, 1)
-        with crash_meanwhile(self.agents.edge, self.console, "while the log was growing"):
+        with crash_during(self.agents.edge, self.console, "while the log was growing"):
             live_log.write_up_to(0.7, on_written)
-        with crash_meanwhile(self.agents.collector, self.console, "while the edge was forwarding to it"):
+        with crash_during(self.agents.collector, self.console, "while the edge was forwarding to it"):
             live_log.write_up_to(1.0, on_written)
 
     def _land_round(
@@ -150,13 +149,11 @@ class Job:
         last_count = 0
         since = time.monotonic()
         while (count := _queued_count(collector)) < wanted_count:
+            if _is_full(collector):
+                return
             if count != last_count:
                 last_count, since = count, time.monotonic()
-            waited_seconds = time.monotonic() - since
-            if count and waited_seconds > _IDLE_SECONDS:
-                # The collector is full in bytes, or the edge is slow; an early round does no harm.
-                return
-            if waited_seconds > _ARRIVAL_SECONDS_MAX:
+            if time.monotonic() - since > _ARRIVAL_SECONDS_MAX:
                 raise ServerError(
                     f"{wanted_count - count:,} lines did not arrive within {_ARRIVAL_SECONDS_MAX:.0f} s; see the logs "
                     "of edge and collector"
@@ -180,6 +177,11 @@ def _wait_until(landing: LandingProcess, condition: Callable[[], bool], show: Ca
     while landing.is_running and not condition():
         show()
         time.sleep(_POLL_SECONDS)
+
+
+def _is_full(client: millrace.Client) -> bool:
+    """Whether the next batch does not fit the channel, in events or in bytes."""
+    return client.admin.get_channel(CHANNEL).gauges.waiting_commits > 0
 
 
 def _queued_count(client: millrace.Client) -> int:

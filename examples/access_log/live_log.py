@@ -1,4 +1,4 @@
-"""A log that grows: plays the program whose lines are collected."""
+"""A growing log, in place of a program that writes one."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ _PIECE_LINES = 500
 
 
 class LiveLog:
-    """Writes the lines of a log file into another file, bit by bit.
+    """Copies the lines of a log file into another file, in parts.
 
     Args:
-        path: The file that grows; it begins empty.
-        log: Whose lines.
+        path: The file that grows; empty at first.
+        log: The lines to copy.
     """
 
     def __init__(self, path: Path, log: LogFile) -> None:
@@ -26,16 +26,16 @@ class LiveLog:
         path.write_bytes(b"")
 
     def write_up_to(self, share: float, on_written: Callable[[int], None]) -> None:
-        """Goes on until this share of all lines is written.
+        """Copies lines until this share of all lines is written.
 
         Args:
             share: From 0 to 1.
-            on_written: Is called with the count of lines, now and then.
+            on_written: Called with the number of lines after each part.
         """
         last = math.ceil(share * self._line_count)
         with self._path.open("ab") as file:
             while pieces := list(islice(self._lines, min(_PIECE_LINES, last - self._written_count))):
-                # A line end also behind the last line: one without waits for its rest.
+                # The last line also needs a line end, without which taildir waits for its rest.
                 file.write(b"".join(line + b"\n" for line in pieces))
                 file.flush()
                 self._written_count += len(pieces)

@@ -1,4 +1,4 @@
-"""Servers of the job's own: processes on free ports, which can be killed and come back."""
+"""Servers as local processes on free ports, which can be killed and restarted."""
 
 import json
 import subprocess
@@ -21,23 +21,23 @@ T = TypeVar("T")
 
 
 class ServerError(Exception):
-    """Returned when the server does not start or does not stop cleanly; its message is for the user."""
+    """Raised when a server does not start or stop cleanly; the message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comeback:
-    """What a server that was killed brought back."""
+class Restart:
+    """The restart of a server that was killed."""
 
     event_count: int
-    """Events that it found in the channel's log."""
+    """The events that it recovered from the channel's log."""
     replay_seconds: float
-    """How long it read the channel's checkpoint and log."""
+    """The time for the replay of the channel's checkpoint and log."""
     seconds: float
-    """From the kill until the channel could be used again, the start of the process included."""
+    """The time from the kill until the channel was open, including the start of the process."""
 
 
 class LocalServer:
-    """A server process, made by `local_server`. One thread at a time may use it."""
+    """A server process, created by `local_server`, for one thread at a time."""
 
     def __init__(self, config: Path, channel: str, scratch: Path, log: Path) -> None:
         self._channel = channel
@@ -56,38 +56,36 @@ class LocalServer:
 
     @property
     def name(self) -> str:
-        """What it is called: as its log, without the suffix."""
+        """The name of the log, without the suffix."""
         return self._log.stem
 
     @property
     def endpoint(self) -> str:
-        """Where it listens for gRPC, `host:port`; the same after it came back."""
+        """The address for gRPC, `host:port`, which a restart keeps."""
         return self._addresses["grpc"]
 
-    def kill_and_start(self) -> Comeback:
-        """Ends the server as a crash would, starts it on the same data and addresses, and waits for the channel.
+    def kill_and_restart(self) -> Restart:
+        """Kills the server, starts it with the same data and addresses, and waits for the channel.
 
         Raises:
-            ServerError: It did not come back.
+            ServerError: It did not start again.
         """
         begun = time.monotonic()
         self._process.kill()
         self._process.wait()
-        # A killed server leaves this file, and it would look as if the next one listened already.
+        # A killed server leaves this file, which would look as if the next one already listened.
         self._address_file.unlink()
         log_bytes = self._log.stat().st_size
         self._process = self._start(self._addresses)
         self._wait_for(self._read_addresses)
         opened = self._wait_for(lambda: self._find_opened(log_bytes))
-        return Comeback(
-            event_count=opened["events"], replay_seconds=opened["seconds"], seconds=time.monotonic() - begun
-        )
+        return Restart(event_count=opened["events"], replay_seconds=opened["seconds"], seconds=time.monotonic() - begun)
 
     def stop(self) -> None:
-        """Stops it gracefully.
+        """Stops the server gracefully.
 
         Raises:
-            ServerError: It did not stop by itself, or ended with an error.
+            ServerError: It did not stop in time, or ended with an error.
         """
         self._process.terminate()
         try:
@@ -97,14 +95,14 @@ class LocalServer:
             self._process.wait()
             told = f"the {self.name} did not stop within {_STOP_SECONDS_MAX:.0f} s; {self._log} tells more"
             raise ServerError(told) from None
-        # An error that ends the block says more than that the server, too, ended with one.
+        # An exception from the block says more than the exit code of the server.
         if code and sys.exception() is None:
             raise ServerError(f"the {self.name} ended with code {code}; {self._log} tells why")
 
     def _start(self, addresses: dict[str, str]) -> "subprocess.Popen[bytes]":
         listen = ["--listen", addresses["grpc"], "--http-listen", addresses["http"]]
         with self._log.open("ab") as log_file:
-            # In a session of its own, so that Ctrl-C reaches this program alone, which then stops the server.
+            # In its own session, so that Ctrl-C reaches only this program, which then stops the server.
             return subprocess.Popen(
                 [*self._command, *listen],
                 stdin=subprocess.DEVNULL,
@@ -133,10 +131,10 @@ class LocalServer:
         return addresses
 
     def _find_opened(self, log_bytes: int) -> dict[str, Any] | None:
-        """What the server logged about the channel's opening, behind what its log held before."""
+        """Returns the log entry about the opening of the channel, after a position in the log."""
         with self._log.open("rb") as log_file:
             log_file.seek(log_bytes)
-            # The last line may not be whole yet.
+            # The last line may be incomplete.
             lines = log_file.read().rpartition(b"\n")[0].splitlines()
         openings: Iterator[dict[str, Any]] = (json.loads(line) for line in lines if b'"channel opened"' in line)
         return next((opening for opening in openings if opening["channel"] == self._channel), None)
@@ -144,21 +142,21 @@ class LocalServer:
 
 @contextmanager
 def local_server(config_toml: str, channel: str, log: Path) -> Iterator[LocalServer]:
-    """Runs a server for as long as the block runs.
+    """Runs a server while the block runs.
 
     Args:
-        config_toml: Its configuration, but where it listens and keeps its data.
-        channel: A file channel in it.
-        log: Where its log is written. Its data is kept beside it, and removed in the end.
+        config_toml: The configuration, without addresses and data folder.
+        channel: One of its file channels.
+        log: The path of its log. Its data is beside the log, and is removed at the end.
 
     Yields:
-        The server, once it listens and the channel is open.
+        The server, which listens and has opened the channel.
 
     Raises:
-        ServerError: It did not start, or did not stop by itself.
+        ServerError: It did not start, or did not stop in time.
     """
     log.write_bytes(b"")
-    # Not in the folder for temporary files, which may be in memory: there, no sync would reach a disk.
+    # Not in the folder for temporary files, which may be in memory.
     with tempfile.TemporaryDirectory(prefix=f"{log.stem}-", dir=log.parent) as scratch:
         config = Path(scratch) / "millrace.toml"
         config.write_text(config_toml)

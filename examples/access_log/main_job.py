@@ -1,4 +1,4 @@
-"""The main job as a program: brings two agents up, runs the job, and takes all down whatever happens."""
+"""The main job as a program: starts two agents, runs the job, and stops everything, even after an error."""
 
 import argparse
 import signal
@@ -58,7 +58,7 @@ def _run(log: LogFile, output: Path, console: Console) -> int:
 
 
 def _shown(console: Console, what: str) -> AbstractContextManager[object]:
-    """Shows on a terminal that something is going on, and elsewhere that it began."""
+    """Shows a spinner on a terminal, and elsewhere a line."""
     if console.is_terminal:
         return console.status(what)
     console.print(what)
@@ -67,8 +67,8 @@ def _shown(console: Console, what: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Lets Ctrl-C, SIGTERM and a closed terminal end the block, once; what is being taken down is not interrupted."""
-    # What whoever started the program chose to ignore stays ignored, as with nohup.
+    """Ends the block on Ctrl-C, SIGTERM or a closed terminal; further signals do not interrupt the shutdown."""
+    # Signals that are ignored, as with nohup, stay ignored.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
