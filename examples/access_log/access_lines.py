@@ -1,5 +1,6 @@
 """Lines of a web server's access log, in the common or combined format."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from examples.access_log.account import parquet_batches
 from examples.access_log.tables import bar, table
-from millrace_spark.landing.formats import ACCESS_LOG, python_pattern
+from millrace_spark.landing.formats import ACCESS_LOG
 
 NAME = "a web server's access log"
 LINE_TYPE = "access_log"
@@ -19,7 +20,7 @@ _TOP = 10
 
 def matches(sample: Iterable[bytes]) -> bool:
     """Whether most of the lines are of this kind."""
-    pattern = python_pattern(ACCESS_LOG)
+    pattern = re.compile(ACCESS_LOG)
     hits = [bool(pattern.fullmatch(line.decode(errors="replace"))) for line in sample if line]
     return sum(hits) * 2 > len(hits)
 

@@ -24,15 +24,7 @@ _IS_RESERVED = re.compile(r"tls.*|token.*", re.IGNORECASE)
 
 
 class OptionValues:
-    """The options of a read or write, by their documented names.
-
-    Args:
-        options: The options as Spark passes them; names in any case.
-        known: The names of all options.
-
-    Raises:
-        OptionError: A name is unknown.
-    """
+    """The options of a read or write, by their documented names."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str]) -> None:
         self._values = {known_name(name, known): value.strip() for name, value in options.items()}
@@ -50,13 +42,7 @@ class OptionValues:
         return self._values.get(name, "")
 
     def value(self, name: str, parse: Callable[[str], Value], default: Value) -> Value:
-        """Returns the value of an option.
-
-        Args:
-            name: The name of the option.
-            parse: Parses the text, or raises a ValueError that describes the allowed values.
-            default: The value if the option is not set.
-        """
+        """Returns the value of an option; `parse` raises a ValueError that describes the allowed values."""
         if name not in self._values:
             return default
         try:
@@ -66,11 +52,7 @@ class OptionValues:
 
 
 def known_name(name: str, known: Collection[str]) -> str:
-    """Returns the documented name of an option.
-
-    Raises:
-        OptionError: There is no such option. The message suggests a similar name.
-    """
+    """Returns the documented name of an option, or raises an OptionError with a similar name."""
     by_lower = {option.lower(): option for option in known}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
@@ -87,11 +69,7 @@ def known_name(name: str, known: Collection[str]) -> str:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of servers.
-
-    Raises:
-        OptionError: The list is empty, has a server twice, or an entry is not `host:port`.
-    """
+    """Parses a comma-separated list of servers."""
     endpoints = [endpoint.strip() for endpoint in text.split(",")]
     for endpoint in endpoints:
         if not _ENDPOINT.fullmatch(endpoint):

@@ -23,11 +23,7 @@ _TYPES: dict[str, DataType] = {field.name: field.dataType for field in EVENT_SCH
 
 
 def check_schema(schema: StructType) -> None:
-    """Checks that the columns of a user's schema are columns of events, with their types.
-
-    Raises:
-        OptionError: A column is unknown, duplicate, or has another type.
-    """
+    """Checks that the columns of a user's schema are columns of events, with their types."""
     seen = set()
     for field in schema:
         name = field.name.lower()
@@ -60,14 +56,7 @@ _ADVICE = {
 
 
 def options_for(schema: StructType, options: WriteOptions) -> WriteOptions:
-    """Checks that rows with these columns can be written.
-
-    Returns:
-        The options, with the routing that follows from the columns.
-
-    Raises:
-        OptionError: A column is missing, unknown, duplicate, or has another type.
-    """
+    """Checks that rows with these columns can be written; returns the options with the routing that follows."""
     types = {}
     for field in schema:
         name = field.name.lower()

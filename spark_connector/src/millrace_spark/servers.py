@@ -24,14 +24,7 @@ _PAUSE_SECONDS_MAX = 2.0
 
 
 class RetryPolicy:
-    """Retries calls with exponential back-off, until they have failed for too long.
-
-    Args:
-        seconds_max: The longest time of failures without a success.
-        retried: The errors that are retried.
-        clock: A monotonic clock, in seconds.
-        pause: Sleeps a number of seconds.
-    """
+    """Retries calls with exponential back-off, until they have failed for `seconds_max` without a success."""
 
     def __init__(
         self,
@@ -49,11 +42,7 @@ class RetryPolicy:
         self._pause_seconds = _PAUSE_SECONDS
 
     def call(self, call: Callable[[], Answer]) -> Answer:
-        """Returns the result of a call, repeated until it succeeds.
-
-        Raises:
-            MillraceError: The last error of the call.
-        """
+        """Returns the result of a call, repeated until it succeeds."""
         while True:
             try:
                 return call()
@@ -66,11 +55,7 @@ class RetryPolicy:
         self._pause_seconds = _PAUSE_SECONDS
 
     def wait(self, error: MillraceError) -> None:
-        """Sleeps before the next attempt.
-
-        Raises:
-            MillraceError: The given error, which is not retried, or has lasted too long.
-        """
+        """Sleeps before the next attempt; raises an error that is not retried, or has lasted too long."""
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -104,14 +89,7 @@ def translated_errors(
     but: tuple[type[MillraceError], ...] = (),
     advice_by_reason: Mapping[str, str] = _ADVICE,
 ) -> Iterator[None]:
-    """Raises errors of the client as one sentence that names endpoint and channel and says what to do.
-
-    Args:
-        endpoint: The server of the call.
-        channel: The channel of the call.
-        but: Errors that pass through unchanged.
-        advice_by_reason: Advice that follows the client's message.
-    """
+    """Raises errors of the client, except `but`, as a sentence that names endpoint and channel and says what to do."""
     try:
         yield
     except but:

@@ -14,17 +14,11 @@ class Shard:
     """A channel on one server. A logical channel on several servers has several shards."""
 
     channel: str
-    """The name of the channel."""
     endpoint: str
-    """The server, `host:port`."""
 
     @classmethod
     def parse(cls, name: str) -> "Shard":
-        """Returns the shard with a name such as `orders@127.0.0.1:7070`.
-
-        Raises:
-            ValueError: The name has another form.
-        """
+        """Returns the shard with a name such as `orders@127.0.0.1:7070`; raises a ValueError for another form."""
         channel, separator, endpoint = name.partition("@")
         if not (channel and separator and endpoint):
             raise ValueError(f"{name!r} is not channel@host:port")
@@ -35,11 +29,7 @@ class Shard:
 
 
 def parse_channels(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of channel names, or patterns with `*`, `?` and `[...]`.
-
-    Raises:
-        OptionError: The list is empty, or has a name twice.
-    """
+    """Parses a comma-separated list of channel names, or patterns with `*`, `?` and `[...]`."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if not name:

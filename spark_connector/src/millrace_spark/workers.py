@@ -32,14 +32,7 @@ _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
 
 def pack(path: Path | str) -> Path:
-    """Writes a zip of this package and the client for `--py-files` or `addPyFile`. The same code yields the same bytes.
-
-    Returns:
-        The path.
-
-    Raises:
-        MillraceSparkError: The file cannot be written.
-    """
+    """Writes a zip of this package and the client for `--py-files`. The same code yields the same bytes."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -51,11 +44,7 @@ def pack(path: Path | str) -> Path:
 
 
 def require_modules() -> None:
-    """Checks that this Python has the modules that tasks need.
-
-    Raises:
-        MillraceSparkError: A module is missing. The message names module and machine, and says how to install it.
-    """
+    """Checks that this Python has the modules that tasks need."""
     if missing := [distribution for module, distribution in _NEEDED.items() if not _is_there(module)]:
         raise MillraceSparkError(
             f"the Python of this task, {sys.executable} on {platform.node()}, has no {' and no '.join(missing)}; "

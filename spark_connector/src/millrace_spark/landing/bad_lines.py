@@ -24,12 +24,7 @@ _DIGEST_LENGTH = 12
 
 
 def channel_writer(config: LandingConfig, query_id: str) -> BadLineWriter:
-    """Returns a writer to the dead-letter channel, which stores each batch once: see `dead_letter_options`.
-
-    Args:
-        config: The configuration of the landing.
-        query_id: The query's id in Spark.
-    """
+    """Returns a writer to the dead-letter channel, which stores each batch once: see `dead_letter_options`."""
 
     def write(bad: DataFrame, batch_id: int, _staged: str) -> None:
         writer = dead_letters(bad, config.landing_name).write.format("millrace").mode("append")
@@ -59,7 +54,6 @@ def dead_letter_options(config: LandingConfig, query_id: str, batch_id: int) -> 
 
 
 def _parse_digest(config: LandingConfig) -> str:
-    """Returns a digest of all settings that decide which lines are bad."""
     settings = config.model_dump(mode="json", include={"parse", "partitions"})
     # Settings such as `spark.sql.legacy.timeParserPolicy` affect how times are parsed.
     settings["spark"] = {name: value for name, value in config.spark.conf.items() if name.startswith("spark.sql.")}

@@ -32,18 +32,7 @@ class StoppedError(Exception):
 
 @dataclass
 class LandingTotals:
-    """Counts of what this run has landed.
-
-    Attributes:
-        batches: Batches, including those committed by an earlier run.
-        events: Events that were read.
-        rows: Events that became rows.
-        bad_lines: Events that did not.
-        files: Files that were written.
-        files_bytes: Their total size.
-        decided_before: Batches that an earlier run had committed already; they are included in the other counts.
-        partitions: Folders with new files.
-    """
+    """Counts of what this run has landed."""
 
     batches: int = 0
     events: int = 0
@@ -52,6 +41,7 @@ class LandingTotals:
     files: int = 0
     files_bytes: int = 0
     decided_before: int = 0
+    """Batches that an earlier run had committed already; the other counts include them."""
     partitions: int = 0
 
 

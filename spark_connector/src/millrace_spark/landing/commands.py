@@ -104,14 +104,7 @@ class ShutdownSignals:
 
 
 def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> int:
-    """Lands channels with a progress line, and prints a report at the end, even after a failure half-way.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        MillraceSparkError: The landing could not start, or failed.
-    """
+    """Lands channels with a progress line, prints a report, even after a failure, and returns the exit code."""
     check_package(config)
     began_at = time.monotonic()
     signals = ShutdownSignals()
@@ -158,14 +151,7 @@ def land_channels(config: LandingConfig, *, as_json: bool, is_strict: bool) -> i
 def compact_folder(
     path: str, work: WorkFolder, limits: CompactionConfig, compression: str, spark_config: SparkConfig
 ) -> tuple[CompactionTotals, int]:
-    """Merges the small files of a folder.
-
-    Returns:
-        The counts of the compaction, and the exit code.
-
-    Raises:
-        MillraceSparkError: There is no such folder, another program is using it, or files cannot be read or written.
-    """
+    """Merges the small files of a folder; returns the counts of the compaction and the exit code."""
     # Without a shared work folder, two compactions would merge the same rows twice.
     missing = f"{work.path}: does not exist, but the landing into {path} must have a work folder; set --work-path"
     if is_local(work.path) and not Path(work.path).is_dir():

@@ -30,7 +30,6 @@ class Merge(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -39,11 +38,6 @@ def plan_merges(files: Iterable[StoredFile], limits: CompactionConfig, now_secon
 
     A file of at least half the target size is never read again, so that each row is merged only a few times, however
     many batches there are.
-
-    Args:
-        files: All files of the landed folder; files with other names are ignored.
-        limits: The settings of the compaction.
-        now_seconds: The time, in seconds since 1970.
     """
     folders = defaultdict(list)
     for file in files:
@@ -88,27 +82,17 @@ class MergeError(Exception):
 
 @dataclass
 class CompactionTotals:
-    """Counts of a compaction.
-
-    Attributes:
-        files_before: Files that were replaced.
-        files_after: Files that replaced them.
-        bytes_before: The size of the replaced files.
-        refusals: Reasons why other files could not be merged.
-    """
+    """Counts of a compaction."""
 
     files_before: int = 0
     files_after: int = 0
     bytes_before: int = 0
     refusals: tuple[str, ...] = ()
+    """Reasons why other files could not be merged."""
 
 
 class Compactor:
-    """Merges the files of one folder, and finishes interrupted merges.
-
-    Attributes:
-        totals: The counts so far.
-    """
+    """Merges the files of one folder, and finishes interrupted merges."""
 
     def __init__(
         self,
@@ -130,11 +114,7 @@ class Compactor:
         return recover(self._storage, self._work)
 
     def compact(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Runs all due merges; returns early, between two merges, if `is_stopping` does.
-
-        Raises:
-            StorageError: The file system fails; the next start recovers.
-        """
+        """Runs all due merges; returns early, between two merges, if `is_stopping` does."""
         for merge in plan_merges(self._storage.files(self._folder), self._limits, time.time()):
             if is_stopping():
                 return
@@ -166,12 +146,7 @@ class Compactor:
 
 
 def spark_merger(spark: SparkSession, compression: str) -> Merger:
-    """Returns a merger of Parquet files, which writes their rows into one file with the columns of all of them.
-
-    Args:
-        spark: The session.
-        compression: The compression of the merged file.
-    """
+    """Returns a merger of Parquet files, which writes their rows into one file with the columns of all of them."""
 
     def merge(files: Sequence[str], staged: str) -> None:
         try:

@@ -194,12 +194,10 @@ class PartitionConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def header_names(self) -> list[str]:
-        """The headers that are partitions."""
         return [name.removeprefix(HEADER) for name in self.by if name.startswith(HEADER)]
 
     @property
     def needs_time(self) -> bool:
-        """Whether a partition is a part of the time."""
         return any(name in TIME_PARTS for name in self.by)
 
 
@@ -297,7 +295,6 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def work(self) -> WorkFolder:
-        """The work folder of the landing."""
         return WorkFolder(self.target.work_path) if self.target.work_path else WorkFolder.beside(self.target.path)
 
     @property
@@ -338,11 +335,7 @@ class LandingConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def find_column_problem(self, parsed: Iterable[str]) -> str | None:
-        """Returns an error about a missing or duplicate column; None if there is none.
-
-        Args:
-            parsed: The parsed columns.
-        """
+        """Returns an error about a missing or duplicate column; None if there is none."""
         parsed = list(parsed)
         for name in self.partitions.by:
             if name in TIME_PARTS and name in parsed:

@@ -15,11 +15,7 @@ FILE_BYTES_MAX = 1024 * 1024
 
 
 class ConfigError(Exception):
-    """Raised for an invalid configuration.
-
-    Attributes:
-        problems: All errors, one sentence each.
-    """
+    """Raised for an invalid configuration; `problems` has one sentence for each error."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
@@ -44,11 +40,7 @@ def load_config(path: Path | None, overrides: Iterable[tuple[str, object]] = ())
 
 
 def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
-    """Validates a parsed configuration.
-
-    Raises:
-        ConfigError: Settings are invalid. Lists all errors.
-    """
+    """Validates a parsed configuration."""
     try:
         # Strict, since TOML has types: neither "100" nor true is a count.
         return LandingConfig.model_validate(dict(tables), strict=True)
@@ -57,11 +49,7 @@ def check_config(tables: Mapping[str, Any], source: str) -> LandingConfig:
 
 
 def parse_override(text: str) -> tuple[str, object]:
-    """Parses `SETTING=VALUE`, with a value in TOML; any other value is text.
-
-    Raises:
-        ConfigError: There is no `=`.
-    """
+    """Parses `SETTING=VALUE`, with a value in TOML; any other value is text."""
     setting, sign, value = text.partition("=")
     if not sign or not setting.strip():
         raise ConfigError("command line", [f"--set: is {text!r}; it must be SETTING=VALUE, such as run.follow=true"])
@@ -107,27 +95,14 @@ def _parse(source: str, content: bytes) -> dict[str, Any]:
 def command_line_overrides(
     options: Mapping[str, object], conf: Iterable[str], settings: Iterable[str]
 ) -> list[tuple[str, object]]:
-    """Returns the settings on the command line, by their path. Options without a value override nothing.
-
-    Args:
-        options: The values of options, by the path of their setting.
-        conf: The values of `--conf`.
-        settings: The values of `--set`.
-
-    Raises:
-        ConfigError: A `--conf` or `--set` has no `=`.
-    """
+    """Returns the settings on the command line, by their path. Options without a value override nothing."""
     given = [(setting, value) for setting, value in options.items() if value]
     given += [(f"spark.conf.{name}", value) for name, value in parse_conf(conf).items()]
     return [*given, *map(parse_override, settings)]
 
 
 def parse_conf(conf: Iterable[str]) -> dict[str, str]:
-    """Parses `NAME=VALUE` settings of Spark.
-
-    Raises:
-        ConfigError: There is no `=`, or no name.
-    """
+    """Parses `NAME=VALUE` settings of Spark."""
     for text in conf:
         if text.find("=") < 1:
             raise ConfigError("command line", [f"--conf: is {text!r}; it must be NAME=VALUE"])

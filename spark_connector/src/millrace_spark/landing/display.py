@@ -22,14 +22,7 @@ _UNIT_FACTOR = 1024
 
 
 def report_json(state: LandingState, config: LandingConfig, seconds: float, outcome: str) -> dict[str, Any]:
-    """Returns the report for scripts.
-
-    Args:
-        state: The final state of the landing.
-        config: The configuration of the landing.
-        seconds: The duration, including Spark's start.
-        outcome: `done`, `stopped` or `failed`.
-    """
+    """Returns the report for scripts."""
     return {
         "outcome": outcome,
         "path": config.target.path,
@@ -118,12 +111,6 @@ class ProgressDisplay:
     """Shows the progress of a landing, as a context manager: one live line on a terminal, else a line every 10 s."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows nothing yet.
-
-        Args:
-            console: The console, standard error, since the report goes to standard output.
-            clock: A monotonic clock, in seconds.
-        """
         self._console = console
         self._clock = clock
         self._state = LandingState()
@@ -134,7 +121,6 @@ class ProgressDisplay:
         self._line = ""
 
     def show(self, state: LandingState) -> None:
-        """Replaces the state to show."""
         self._state = state
 
     def refresh(self) -> None:
@@ -150,7 +136,6 @@ class ProgressDisplay:
                 self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def line(self) -> str:
-        """Returns the progress line."""
         state, totals = self._state, self._state.totals
         parts = [state.phase]
         if totals.batches:

@@ -53,11 +53,7 @@ class NumberedPattern(NamedTuple):
 
 
 def numbered_pattern(pattern: str) -> NumberedPattern:
-    """Replaces the named groups of an expression, `(?P<name>...)`, or `(?<name>...)` as in Java, by numbered ones.
-
-    Raises:
-        PatternError: Python cannot compile the expression.
-    """
+    """Replaces the named groups of an expression, `(?P<name>...)`, or `(?<name>...)` as in Java, by numbered ones."""
     named, numbered = [], []
     position = 0
     is_in_set = False
@@ -81,11 +77,6 @@ def numbered_pattern(pattern: str) -> NumberedPattern:
     names = dict(compiled.groupindex)
     text = _BACK_REFERENCE.sub(lambda found: rf"\{names[found['name']]}", "".join(numbered))
     return NumberedPattern(text, names, compiled.groups)
-
-
-def python_pattern(pattern: str) -> re.Pattern[str]:
-    """Compiles an expression for Python; use `re.Pattern.fullmatch`."""
-    return re.compile(pattern)
 
 
 def java_pattern(numbered: NumberedPattern) -> str:

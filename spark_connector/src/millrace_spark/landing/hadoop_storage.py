@@ -1,16 +1,14 @@
 """Hadoop's file systems as a storage: HDFS, S3A and all others that Spark supports."""
 
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from millrace_spark.landing.local_storage import LocalStorage
 from millrace_spark.landing.paths import is_local
-from millrace_spark.landing.storage import Storage, StorageError, StoredFile
+from millrace_spark.landing.storage import Storage, StorageError, StoredFile, storage_errors
 
 _NEW = ".new"
 _MILLISECONDS = 1000.0
@@ -24,19 +22,14 @@ class HadoopStorage:
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        """Opens the file system of a folder.
-
-        Raises:
-            StorageError: Hadoop has no file system for the path, or cannot reach it.
-        """
         self._jvm: Any = spark._jvm  # noqa: SLF001 - Spark's own way to Hadoop from Python
-        with _storage_errors(folder):
+        with storage_errors(folder):
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
             self._files: Any = self._path(folder).getFileSystem(configuration)
 
     def files(self, folder: str) -> list[StoredFile]:
         found = []
-        with _storage_errors(folder):
+        with storage_errors(folder):
             if not self._files.exists(self._path(folder)):
                 return []
             base = self._files.makeQualified(self._path(folder)).toString()
@@ -50,16 +43,16 @@ class HadoopStorage:
         return sorted(found)
 
     def exists(self, path: str) -> bool:
-        with _storage_errors(path):
+        with storage_errors(path):
             return bool(self._files.exists(self._path(path)))
 
     def size_bytes(self, path: str) -> int | None:
-        with _storage_errors(path):
+        with storage_errors(path):
             found = self._path(path)
             return int(self._files.getFileStatus(found).getLen()) if self._files.exists(found) else None
 
     def read(self, path: str) -> str:
-        with _storage_errors(path):
+        with storage_errors(path):
             stream = self._files.open(self._path(path))
             try:
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
@@ -67,7 +60,7 @@ class HadoopStorage:
                 stream.close()
 
     def write(self, path: str, text: str) -> None:
-        with _storage_errors(path):
+        with storage_errors(path):
             self._write_now(path + _NEW, text)
             self.remove(path)
             self.rename(path + _NEW, path)
@@ -75,7 +68,7 @@ class HadoopStorage:
     def create(self, path: str, text: str) -> bool:
         # Another program may create it at the same time.
         fresh = f"{path}.{uuid.uuid4().hex}{_NEW}"
-        with _storage_errors(path):
+        with storage_errors(path):
             self._write_now(fresh, text)
             # HDFS checks and renames atomically; not all other file systems check.
             is_first = not self._files.exists(self._path(path)) and bool(
@@ -88,13 +81,13 @@ class HadoopStorage:
             return is_first
 
     def rename(self, source: str, target: str) -> None:
-        with _storage_errors(target):
+        with storage_errors(target):
             self._files.mkdirs(self._path(target).getParent())
             if not self._files.rename(self._path(source), self._path(target)):
                 raise StorageError(f"{target}: {source} cannot be renamed to it; check whether the file exists already")
 
     def remove(self, path: str) -> None:
-        with _storage_errors(path):
+        with storage_errors(path):
             self._files.delete(self._path(path), True)
 
     def sync(self, paths: Iterable[str]) -> None:
@@ -111,18 +104,6 @@ class HadoopStorage:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
 
-@contextmanager
-def _storage_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except Py4JJavaError as error:
-        raise StorageError(f"{path}: {error.java_exception.toString()}") from error
-
-
 def storage_for(spark: SparkSession, folder: str, *others: str) -> Storage:
-    """Returns the file system of a folder, which the others share.
-
-    Raises:
-        StorageError: There is no file system for the path, or it is unreachable.
-    """
+    """Returns the file system of a folder, which the others share."""
     return LocalStorage(folder, *others) if is_local(folder) else HadoopStorage(spark, folder)

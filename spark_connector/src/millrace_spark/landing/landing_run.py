@@ -69,29 +69,18 @@ _POLL_SECONDS = 0.25
 
 @dataclass
 class LandingState:
-    """The state of a landing, which the display reads while it runs.
-
-    Attributes:
-        phase: The current activity, for people.
-        totals: The counts of the landing.
-        compaction: The counts of the compaction.
-        lag: Events in the channels that are not landed; None if unknown.
-        swaps_finished: Swaps of files that an earlier run had left unfinished.
-    """
+    """The state of a landing, which the display reads while it runs."""
 
     phase: str = "starting"
     totals: LandingTotals = field(default_factory=LandingTotals)
     compaction: CompactionTotals = field(default_factory=CompactionTotals)
     lag: int | None = None
+    """Events in the channels that are not landed; None if unknown."""
     swaps_finished: int = 0
 
 
 def check_package(config: LandingConfig) -> None:
-    """Checks that the package that writes the target's format is installed.
-
-    Raises:
-        OptionError: It is not installed.
-    """
+    """Checks that the package that writes the target's format is installed."""
     if config.target.format == "delta" and find_spec("delta") is None:
         raise OptionError(
             'target.format: is "delta", which needs the package delta-spark; run: pip install delta-spark, in the '
@@ -100,11 +89,7 @@ def check_package(config: LandingConfig) -> None:
 
 
 class Landing:
-    """Lands channels until all events that were there at the start are landed, or until it is stopped.
-
-    Attributes:
-        state: The current state.
-    """
+    """Lands channels until all events that were there at the start are landed, or until it is stopped."""
 
     def __init__(
         self,
@@ -113,14 +98,6 @@ class Landing:
         is_stopping: threading.Event,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Does nothing yet.
-
-        Args:
-            config: The configuration.
-            spark: The session.
-            is_stopping: Set to stop the landing.
-            on_progress: Called a few times per second while the landing runs.
-        """
         self._config = config
         self._spark = spark
         self._is_stopping = is_stopping

@@ -9,42 +9,40 @@ from pathlib import Path
 
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.landing.paths import WorkFolder, is_local
-from millrace_spark.landing.storage import StorageError, StoredFile
+from millrace_spark.landing.storage import StorageError, StoredFile, storage_errors
 
 _NEW = ".new"
 
 
 class LocalStorage:
-    """Files of this machine, or of a mounted file system; see `Storage`."""
+    """Files of this machine, or of a mounted file system; see `Storage`.
+
+    Most files are in `folders`; the folders above those do not change, and are synced once.
+    """
 
     def __init__(self, *folders: str) -> None:
-        """Works for all files.
-
-        Args:
-            folders: The folders of most files. The folders above them do not change, and are synced once.
-        """
         self._tops = frozenset(Path(folder).parent for folder in folders)
         self._synced_tops: set[Path] = set()
 
     def files(self, folder: str) -> list[StoredFile]:
-        with _storage_errors(folder):
+        with storage_errors(folder):
             return sorted(_walk(Path(folder)))
 
     def exists(self, path: str) -> bool:
         return Path(path).exists()
 
     def size_bytes(self, path: str) -> int | None:
-        with _storage_errors(path):
+        with storage_errors(path):
             return Path(path).stat().st_size if Path(path).exists() else None
 
     def read(self, path: str) -> str:
-        with _storage_errors(path):
+        with storage_errors(path):
             return Path(path).read_text(encoding="utf-8")
 
     def write(self, path: str, text: str) -> None:
         target = Path(path)
         fresh = target.with_name(target.name + _NEW)
-        with _storage_errors(path):
+        with storage_errors(path):
             target.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("w", encoding="utf-8") as file:
                 file.write(text)
@@ -61,13 +59,13 @@ class LocalStorage:
         return True
 
     def rename(self, source: str, target: str) -> None:
-        with _storage_errors(target):
+        with storage_errors(target):
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             Path(source).replace(target)
 
     def remove(self, path: str) -> None:
         target = Path(path)
-        with _storage_errors(path):
+        with storage_errors(path):
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             else:
@@ -76,7 +74,7 @@ class LocalStorage:
     def sync(self, paths: Iterable[str]) -> None:
         files = [Path(path) for path in paths]
         for file in files:
-            with _storage_errors(str(file)), file.open("rb") as opened:
+            with storage_errors(str(file)), file.open("rb") as opened:
                 os.fsync(opened.fileno())
         self._sync_folders({file.parent for file in files})
 
@@ -134,14 +132,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-@contextmanager
-def _storage_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
 class FolderBusyError(MillraceSparkError):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -44,10 +44,6 @@ class ParsedField:
     text: Column
     value: Column
     kind: str | None = None
-
-    def cast_to(self, kind: str) -> "ParsedField":
-        """Returns the same field with another Spark type."""
-        return replace(self, value=self.value.cast(kind))
 
 
 def plain_fields(texts: Mapping[str, Column]) -> list[ParsedField]:
@@ -118,15 +114,7 @@ class Parsed:
 
 
 def parse_lines(events: DataFrame, line_format: LineFormat) -> Parsed:
-    """Parses the bodies of events.
-
-    Args:
-        events: Rows with the column `body: binary`, one line or message each.
-        line_format: The format of the lines.
-
-    Raises:
-        OptionError: The schema for JSON is invalid.
-    """
+    """Parses the bodies of events."""
     text = F.col("body").cast("string")
     if line_format.invalid_utf8 == "replace":
         text = F.make_valid_utf8(text)
@@ -183,11 +171,7 @@ def _parse_json(lines: DataFrame, line_format: LineFormat) -> Parsed:
 
 
 def json_schema(frame: DataFrame, line_format: JsonFormat) -> StructType:
-    """Returns the schema of a JSON format.
-
-    Raises:
-        OptionError: Spark cannot parse the schema, or its file cannot be read.
-    """
+    """Returns the schema of a JSON format."""
     setting, text = "parse.columns", line_format.columns
     if text is None:
         assert line_format.columns_file is not None
@@ -255,15 +239,16 @@ def _parse_syslog(lines: DataFrame, line_format: LineFormat) -> Parsed:
     either = {name: F.coalesce(text, old[name]) if name in old else text for name, text in new.items()}
     priority = either["priority"].try_cast("int")
     time = F.coalesce(F.try_to_timestamp(new["time"]), _time_without_year(old["time"]))
-    is_priority = F.when(priority.between(0, 191), priority)
+    valid_priority = F.when(priority.between(0, 191), priority)
+    facility = (valid_priority.bitwiseAND(F.lit(0xF8)) / 8).cast("int")
+    severity = valid_priority.bitwiseAND(F.lit(7)).cast("int")
     fields = [
         ParsedField("time", either["time"], time, "a time"),
         *plain_fields({name: either[name] for name in ("host", "app", "process_id", "message_id", "structured_data")}),
-        ParsedField("facility", either["priority"], is_priority.bitwiseAND(F.lit(0xF8)) / 8, "a priority"),
-        ParsedField("severity", either["priority"], is_priority.bitwiseAND(F.lit(7)), "a priority"),
+        ParsedField("facility", either["priority"], facility, "a priority"),
+        ParsedField("severity", either["priority"], severity, "a priority"),
         *plain_fields({"message": either["message"]}),
     ]
-    fields = [field if field.name not in {"facility", "severity"} else field.cast_to("int") for field in fields]
     is_neither = F.col(_PARTS).isNull() & F.col(_OTHER_PARTS).isNull()
     return _parsed(frame, fields, is_neither, "is not a syslog message")
 

@@ -100,7 +100,6 @@ class WorkFolder:
 
     @property
     def spark_log(self) -> str:
-        """The log of Spark."""
         return self.path + "/spark.log"
 
 
@@ -111,27 +110,13 @@ _LANDED = re.compile(r"(?P<prefix>.*-)?(?:[0-9a-f]{12}-b[0-9]{9,}|c[0-9a-f]{12})
 
 
 def landed_name(query_id: str, batch_id: int, number: int, suffix: str, prefix: str = "") -> str:
-    """Returns the file name of a batch, unique to the query, batch and number.
-
-    Args:
-        query_id: The query's id in its checkpoint.
-        batch_id: The batch number, from 0.
-        number: The number of the file in its batch.
-        suffix: The suffix, such as `.zstd.parquet`.
-        prefix: The prefix of all files of the landing.
-    """
+    """Returns the file name of a batch, unique to the query, batch and number."""
     query = query_id.replace("-", "")[:_QUERY_LENGTH]
     return f"{prefix}{query}-b{batch_id:0{_BATCH_DIGITS}}-{number:0{_NUMBER_DIGITS}}{suffix}"
 
 
 def compacted_name(compaction_id: str, suffix: str, like: str) -> str:
-    """Returns the name of a file that replaces others.
-
-    Args:
-        compaction_id: The unique id of the merge.
-        suffix: The suffix, such as `.zstd.parquet`.
-        like: The name of one of the other files, whose prefix it gets.
-    """
+    """Returns the name of a file that replaces others, with the prefix of `like`, one of them."""
     found = _LANDED.fullmatch(like)
     assert found, like
     compaction = compaction_id.replace("-", "")[:_QUERY_LENGTH]

@@ -41,20 +41,12 @@ class BatchCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecord:
-    """The record of a committed batch.
-
-    Attributes:
-        query_id: The query's id in Spark.
-        batch_id: The batch number.
-        moves: The staged path and the final path of each file.
-        written: The counts of the batch.
-        staged: The staging folder.
-        files_bytes: The total size of the files.
-    """
+    """The record of a committed batch."""
 
     query_id: str
     batch_id: int
     moves: tuple[tuple[str, str], ...]
+    """The staged path and the final path of each file."""
     written: BatchCounts
     staged: str
     files_bytes: int = 0
@@ -65,11 +57,7 @@ class BatchRecord:
 
     @classmethod
     def from_text(cls, text: str) -> "BatchRecord":
-        """Parses the result of `as_text`.
-
-        Raises:
-            StorageError: The text has another form.
-        """
+        """Parses the result of `as_text`."""
         try:
             stored = json.loads(text)
             moves = tuple((source, target) for source, target in stored.pop("moves"))
@@ -83,9 +71,6 @@ class Publisher:
     """Publishes the files of one query's batches; the module docstring describes the steps.
 
     Attributes:
-        storage: The file system of staging folders, records and targets.
-        work: The work folder.
-        query_id: The query's id in its checkpoint.
         targets: The target folder of each staged folder, by its name.
         prefix: The prefix of all file names.
     """
@@ -99,12 +84,8 @@ class Publisher:
     def publish(self, batch_id: int, write: Callable[[str], BatchCounts]) -> tuple[BatchRecord, bool]:
         """Writes a batch, unless an earlier attempt has committed it, and publishes its files.
 
-        Args:
-            batch_id: The batch number.
-            write: Writes into a staging folder, with a subfolder for each of `targets`.
-
-        Returns:
-            The record of the batch, and whether this attempt wrote it.
+        `write` writes into a staging folder, with a subfolder for each of `targets`. Returns the record of the batch,
+        and whether this attempt wrote it.
 
         Raises:
             StorageError: Files cannot be written, or another program has committed the batch. This attempt publishes

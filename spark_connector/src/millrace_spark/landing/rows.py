@@ -20,16 +20,7 @@ def header_value(name: str) -> Column:
 
 
 def row_time(partitions: PartitionConfig, types: dict[str, DataType], values: dict[str, Column]) -> Column:
-    """Returns the time of a row, from its column or header; null if that is not a time.
-
-    Args:
-        partitions: The column of the time, and its format.
-        types: The types of the parsed columns.
-        values: The parsed columns.
-
-    Raises:
-        OptionError: There is no such column, or its type cannot be a time.
-    """
+    """Returns the time of a row, from its column or header; null if that is not a time."""
     name = partitions.time or "time"
     if name == LANDING_TIME:
         return F.current_timestamp()
@@ -64,13 +55,7 @@ def _time_of(value: Column, kind: DataType, partitions: PartitionConfig) -> Colu
 
 
 def partition_columns(partitions: PartitionConfig, time: Column, values: dict[str, Column]) -> dict[str, Column]:
-    """Returns the partition columns, outermost first; `find_column_problem` has checked them.
-
-    Args:
-        partitions: The settings of the partitions.
-        time: The time of a row; used if a partition is a part of it.
-        values: The parsed columns.
-    """
+    """Returns the partition columns, outermost first; `find_column_problem` has checked them."""
     local = _rounded(F.from_utc_timestamp(time, partitions.time_zone), partitions.round_minutes)
     found = {}
     for name in partitions.by:
@@ -116,7 +101,6 @@ class Rows:
     partitions: tuple[str, ...]
 
     def good(self) -> DataFrame:
-        """Returns the good rows."""
         return self.frame.where(F.col(REASON).isNull()).drop(REASON, EVENT)
 
     def bad(self) -> DataFrame:
@@ -126,10 +110,6 @@ class Rows:
 
 def rows_of(events: DataFrame, config: LandingConfig) -> Rows:
     """Converts events to rows.
-
-    Args:
-        events: One row per event, with all columns of `format("millrace")`.
-        config: The configuration of the landing.
 
     Raises:
         OptionError: The configuration names columns that do not exist, or has duplicate names.

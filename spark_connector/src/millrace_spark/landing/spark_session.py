@@ -30,11 +30,7 @@ _LENGTH_MAX = 600
 
 
 def format_error(error: BaseException) -> str:
-    """Returns an error of Spark as a sentence, without stack traces: the connector's own sentence if there is one.
-
-    Args:
-        error: An exception of Python or of the JVM.
-    """
+    """Returns an error of Spark as a sentence, without stack traces: the connector's own sentence if there is one."""
     text = str(error)
     if java := getattr(error, "java_exception", None):
         text = f"{text}\n{java.toString()}"
@@ -147,12 +143,6 @@ def spark_log(work: WorkFolder) -> Path:
 @contextmanager
 def spark_session(name: str, config: SparkConfig, log: Path, *, with_delta: bool = False) -> Iterator[SparkSession]:
     """Runs Spark while the block runs; under spark-submit, uses the existing session.
-
-    Args:
-        name: The name of the application.
-        config: The settings of Spark.
-        log: The file for the log of a local Spark.
-        with_delta: Whether to enable Delta tables.
 
     Raises:
         MillraceSparkError: There is no Java, or Spark does not start.

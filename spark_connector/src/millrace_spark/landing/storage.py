@@ -5,15 +5,17 @@ Exactly-once landing relies on three guarantees: `write` shows a whole text or n
 under the new name, and synced files survive a crash.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
+
+from py4j.protocol import Py4JJavaError
 
 
 class StoredFile(NamedTuple):
     """A file in a listing."""
 
     path: str
-    """The absolute path, as the methods of the storage expect it."""
     size_bytes: int
     modified_seconds: float
     """The time of the last write, in seconds since 1970."""
@@ -64,6 +66,17 @@ class Storage(Protocol):
 
 class StorageError(Exception):
     """Raised when a file system fails; the message is a sentence."""
+
+
+@contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Raises errors of Python and of Hadoop as a `StorageError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    except Py4JJavaError as error:
+        raise StorageError(f"{path}: {error.java_exception.toString()}") from error
 
 
 def move_into_place(storage: Storage, source: str, target: str) -> None:

@@ -24,29 +24,15 @@ STAGING_PREFIX = "compact-"
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A swap that is under way.
-
-    Attributes:
-        staged: The staged path of the merged file.
-        target: The final path of the merged file.
-        replaces: The files that it replaces.
-    """
+    """A swap that is under way."""
 
     staged: str
     target: str
     replaces: tuple[str, ...]
 
-    def as_text(self) -> str:
-        """Returns the intent as it is stored."""
-        return json.dumps(asdict(self), indent=1)
-
     @classmethod
     def from_text(cls, text: str) -> "Intent":
-        """Parses the result of `as_text`.
-
-        Raises:
-            StorageError: The text has another form.
-        """
+        """Parses a stored intent."""
         try:
             stored = json.loads(text)
             return cls(staged=stored["staged"], target=stored["target"], replaces=tuple(stored["replaces"]))
@@ -58,7 +44,7 @@ def swap(storage: Storage, work: WorkFolder, intent: Intent) -> None:
     """Swaps files. After a crash in this function, `recover` finishes or undoes the swap."""
     storage.sync([intent.staged])
     path = joined(work.intents, posixpath.basename(intent.target) + ".json")
-    storage.write(path, intent.as_text())
+    storage.write(path, json.dumps(asdict(intent), indent=1))
     _finish(storage, path, intent)
     storage.remove(posixpath.dirname(intent.staged))
 

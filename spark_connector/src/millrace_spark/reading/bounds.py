@@ -40,11 +40,7 @@ class Bounds:
         return self.by_name.get(str(shard), self.by_name.get(shard.channel, self.otherwise))
 
     def check_names(self, option: str, shards: Iterable[Shard]) -> None:
-        """Checks that each name is one of these shards, or of their channels.
-
-        Raises:
-            OptionError: A name is not read.
-        """
+        """Checks that each name is one of these shards, or of their channels."""
         known = {name for shard in shards for name in (str(shard), shard.channel)}
         if unknown := sorted(set(self.by_name) - known):
             raise OptionError(

@@ -33,12 +33,6 @@ def reclaim(
     If another reader holds a claim, and `takeover` is not set, this waits for the end of its lease as long as it is not
     renewed: such a claim belongs to a reader that is gone, or to a batch read that is over.
 
-    Args:
-        channel: The channel to claim.
-        options: The reader, the lease, and whether to take over.
-        wait_seconds_max: The longest remaining lease to wait for.
-        pause: Sleeps a number of seconds.
-
     Raises:
         ChannelClaimedError: Another reader renews its claim, or its lease is longer than that.
     """

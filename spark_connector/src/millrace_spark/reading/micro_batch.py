@@ -53,11 +53,7 @@ def fair_shares(available: Mapping[Key, int], limit: int, turn: int) -> dict[Key
 
 @dataclass
 class BatchPlanner:
-    """Plans micro-batches within the limits of all shards together.
-
-    Attributes:
-        limits: The limits of the options.
-    """
+    """Plans micro-batches within the limits of all shards together."""
 
     limits: TriggerLimits
     _turn: int = 0
@@ -80,16 +76,11 @@ class BatchPlanner:
         return {shard: _advanced(positions[shard], given[shard]) for shard in order}
 
     def unlimited_batch(self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int]) -> Offsets:
-        """Returns the next micro-batch without limits."""
+        """Returns the next micro-batch without limits; no events of shards without an end."""
         return {
             shard: _advanced(offset, max(ends.get(shard, 0) - offset.to_sequence, 0))
             for shard, offset in positions.items()
         }
-
-    @staticmethod
-    def nothing(positions: Mapping[Shard, ShardOffset]) -> Offsets:
-        """Returns an empty micro-batch."""
-        return {shard: _advanced(offset, 0) for shard, offset in positions.items()}
 
     def _within_events(self, available: Mapping[Shard, int]) -> dict[Shard, int]:
         if self.limits.events_max is None:

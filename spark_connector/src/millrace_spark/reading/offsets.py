@@ -31,7 +31,6 @@ class ShardOffset:
     channel_id: str
     """The id of the channel, which changes when the channel is deleted and created again."""
     from_sequence: int
-    """The first sequence."""
     to_sequence: int
     """One past the last sequence; equal to `from_sequence` if the batch has no events of this shard."""
 
@@ -90,9 +89,7 @@ class ShardProgress:
     first: int
     """The oldest sequence in the channel; the events before it have been acknowledged."""
     next: int
-    """The sequence of the next event to be committed."""
     lag: int
-    """Events in the channel that are not in a micro-batch yet."""
     rate: float
     """Events that arrived per second, recently."""
     reachable: bool

@@ -106,7 +106,6 @@ class AckMode(enum.Enum):
     COMMIT = "commit"
     """When Spark calls the source's commit, one batch later. The next run removes the last batch of this one."""
     NEVER = "never"
-    """Never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +113,13 @@ class ClaimOptions:
     """The channels to claim, and how to claim them."""
 
     endpoints: tuple[str, ...]
-    """The servers."""
     channels: tuple[str, ...]
-    """Names and patterns of channels."""
     reader_id: str
     """The reader; empty if the process that claims chooses a default."""
     lease_seconds: float | None
     """The lease of a claim; None for the channel's default."""
     takeover: bool
-    """Whether to end another reader's claim."""
     retry_seconds: float = RETRY_SECONDS
-    """How long calls to unreachable servers are retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +127,6 @@ class PartitionLimits:
     """Limits on the ranges of tasks."""
 
     events_max: int = EVENTS_PER_PARTITION
-    """The most events of a task."""
     count_min: int = 1
     """The fewest tasks, if there are enough events."""
 
@@ -144,15 +138,10 @@ class BatchOptions:
     source: ClaimOptions | tuple[ClaimedRange, ...]
     """The channels to claim when Spark plans the read, or ranges that are already claimed."""
     partitions: PartitionLimits
-    """How the ranges are split among tasks."""
     starting: Bounds
-    """Where the ranges start."""
     ending: Bounds
-    """Where the ranges end."""
     fail_on_data_loss: bool
-    """Whether a range with lost events is an error."""
     retry_seconds: float
-    """How long tasks retry calls to a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +149,11 @@ class TriggerLimits:
     """Limits on the size of a micro-batch."""
 
     events_max: int | None
-    """The most events; None for no limit."""
     bytes_max: int | None
     """The most bytes of bodies, by their mean size; None for no limit."""
     events_min: int
     """The fewest events, unless the batch has waited for `delay_seconds_max`."""
     delay_seconds_max: float
-    """The longest wait for `events_min`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,25 +161,15 @@ class StreamOptions:
     """The options of a stream."""
 
     claim: ClaimOptions
-    """The channels to claim."""
     partitions: PartitionLimits
-    """How a micro-batch is split among tasks."""
     limits: TriggerLimits
-    """The size of a micro-batch."""
     starting: Bounds
-    """Where a new query starts."""
     ack_mode: AckMode
-    """When events are removed."""
     fail_on_data_loss: bool
-    """Whether the query fails if events are gone that it has not read."""
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Checks options before Spark says whether the read is a batch or a stream.
-
-    Raises:
-        OptionError: An option is unknown, or has a value that is not allowed.
-    """
+    """Checks options before Spark says whether the read is a batch or a stream."""
     values = OptionValues(options, OPTIONS)
     if _STREAM_ONLY.intersection(values.names):
         parse_stream_options(options)
@@ -201,11 +178,7 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> BatchOptions:
-    """Parses the options of `spark.read`; names in any case.
-
-    Raises:
-        OptionError: An option is unknown, missing, for streams only, or has a value that is not allowed.
-    """
+    """Parses the options of `spark.read`; names in any case."""
     values = OptionValues(options, OPTIONS)
     _refuse(values, _STREAM_ONLY, "is for streams; leave it out, or use spark.readStream")
     if values.value("ack", parse_choice("never", "onSuccess"), "never") != "never":
@@ -230,11 +203,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Parses the options of `spark.readStream`; names in any case.
-
-    Raises:
-        OptionError: An option is unknown, missing, for batch reads only, or has a value that is not allowed.
-    """
+    """Parses the options of `spark.readStream`; names in any case."""
     values = OptionValues(options, OPTIONS)
     _refuse(values, _BATCH_ONLY, "is for batch reads; leave it out, or use spark.read")
     if "maxTriggerDelay" in values and "minEventsPerTrigger" not in values:

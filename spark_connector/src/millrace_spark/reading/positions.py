@@ -31,11 +31,7 @@ class DataLossPolicy:
         self._reported: set[str] = set()
 
     def report(self, what: str) -> None:
-        """Raises or logs a loss.
-
-        Raises:
-            DataLossError: A loss is fatal.
-        """
+        """Raises a DataLossError, or logs the loss once."""
         if self._is_fatal:
             raise DataLossError(f"{what}; {_ADVICE}")
         if what not in self._reported:
@@ -43,11 +39,7 @@ class DataLossPolicy:
             _log.warning("%s; failOnDataLoss is false, so the query goes on with the events that remain", what)
 
     def position(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
-        """Returns the offset to go on from: the given one, or the nearest one that still exists.
-
-        Raises:
-            DataLossError: The position is gone, and a loss is fatal.
-        """
+        """Returns the offset to go on from: the given one, or the nearest one that still exists."""
         first, following = view.first_sequence, view.next_sequence
         if offset.channel_id != view.channel_id:
             self.report(
@@ -70,11 +62,7 @@ class DataLossPolicy:
         return offset
 
     def readable(self, shard: Shard, offset: ShardOffset, view: ShardView) -> ShardOffset:
-        """Returns the part of a logged range that can still be read: all of it, unless events are gone.
-
-        Raises:
-            DataLossError: Events are gone, and a loss is fatal.
-        """
+        """Returns the part of a logged range that can still be read: all of it, unless events are gone."""
         if not offset.event_count:
             return offset
         if offset.channel_id != view.channel_id:
@@ -95,12 +83,7 @@ class DataLossPolicy:
 
 
 class RemovedShards:
-    """Shards in the checkpoint that the options no longer name; checks each once, so that no event is lost silently.
-
-    Args:
-        options: The channels that are read.
-        losses: Handles shards with unread events.
-    """
+    """Shards in the checkpoint that the options no longer name; checks each once, so that no event is lost silently."""
 
     def __init__(self, options: ClaimOptions, losses: DataLossPolicy) -> None:
         self._options = options
@@ -108,11 +91,7 @@ class RemovedShards:
         self._checked: dict[Shard, bool] = {}
 
     def positions(self, logged: Mapping[Shard, ShardOffset]) -> Offsets:
-        """Returns the shards that stay in the checkpoint: they have no unread events, and may be named again later.
-
-        Raises:
-            DataLossError: A shard has unread events, and a loss is fatal.
-        """
+        """Returns the shards that stay in the checkpoint: they have no unread events, and may be named again later."""
         return {
             shard: replace(offset, from_sequence=offset.to_sequence)
             for shard, offset in logged.items()
@@ -147,13 +126,7 @@ class RemovedShards:
 
 
 class StartPositions:
-    """Finds the start of each shard once, from the option `startingSequences` and the claims.
-
-    Args:
-        starting: The bounds of the option.
-        claims: The claims on the shards.
-        losses: Handles a start whose events are gone.
-    """
+    """Finds the start of each shard once, from the option `startingSequences` and the claims."""
 
     def __init__(self, starting: Bounds, claims: StreamClaims, losses: DataLossPolicy) -> None:
         self._starting = starting
@@ -166,12 +139,7 @@ class StartPositions:
         return any(map(self._starting.is_latest, self.positions()))
 
     def positions(self) -> Offsets:
-        """Returns the start of each shard, the same on each call.
-
-        Raises:
-            OptionError: A start is beyond the end, or names a channel that is not read.
-            DataLossError: Events after a start are gone, and a loss is fatal.
-        """
+        """Returns the start of each shard, the same on each call."""
         if self._found is None:
             views = self._claims.views
             self._starting.check_names("startingSequences", views)

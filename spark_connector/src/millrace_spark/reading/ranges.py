@@ -15,21 +15,15 @@ class ClaimedRange:
     """The events of a channel on one server when a reader claimed it."""
 
     endpoint: str
-    """The server, `host:port`."""
     channel: str
-    """The channel's name."""
     reader_id: str
-    """The reader that holds the claim."""
     channel_id: str
     """The id of the channel; a channel of the same name with another id is not read."""
     epoch: int
-    """The epoch of the claim."""
     first_sequence: int
-    """The sequence of the oldest event."""
     next_sequence: int
     """One past the sequence of the newest event; equal to `first_sequence` if the channel was empty."""
     lease_seconds: float
-    """The lease of the claim."""
     is_held: bool
     """Whether the driver keeps the claim alive, and tasks read under its epoch only; else each task claims again."""
 
@@ -82,11 +76,7 @@ def ranges_to_json(ranges: Sequence[ClaimedRange]) -> str:
 
 
 def ranges_from_json(text: str) -> tuple[ClaimedRange, ...]:
-    """Parses the result of `ranges_to_json`.
-
-    Raises:
-        OptionError: The text has another form.
-    """
+    """Parses the result of `ranges_to_json`."""
     try:
         return tuple(ClaimedRange(**entry) for entry in json.loads(text))
     except (TypeError, ValueError):

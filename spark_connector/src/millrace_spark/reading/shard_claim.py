@@ -25,7 +25,6 @@ class ShardRequest:
     from_sequence: int
     """The stream waits for events from this sequence on."""
     through_sequence: int
-    """The last sequence to acknowledge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +32,11 @@ class ShardView:
     """The state of a shard by the server's last answer."""
 
     channel_id: str
-    """The id of the channel."""
     epoch: int
-    """The epoch of the claim."""
     lease_seconds: float
-    """The lease of the claim."""
     first_sequence: int
-    """The sequence of the oldest event."""
     next_sequence: int
-    """One past the sequence of the newest event."""
     rate: float = 0.0
-    """Events that arrive per second."""
     answered: ShardRequest | None = None
     """The request that this answers; None before the first request."""
     acknowledged: int = 0
@@ -59,7 +52,6 @@ class ShardView:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the last call succeeded."""
         return self.failure is None and self.lost is None and self.fault is None
 
 
@@ -67,13 +59,8 @@ class ShardClaim:
     """Keeps a claim alive, acknowledges, and waits for events, in a background thread.
 
     None of this delays another shard, nor the stream's planning, which only reads `view`. Every call renews the claim
-    under its epoch, and never claims again: after the lease, other readers may have taken events.
-
-    Args:
-        shard: The shard.
-        claim: The claim on it, for the exclusive use of this object.
-        changed: Guards `view`, and is notified when it changes.
-        clock: A monotonic clock, in seconds.
+    under its epoch, and never claims again: after the lease, other readers may have taken events. `changed`
+    guards `view`, and is notified when it changes.
     """
 
     def __init__(
@@ -102,7 +89,6 @@ class ShardClaim:
         self._thread.start()
 
     def request(self, request: ShardRequest) -> None:
-        """Replaces the current request."""
         with self._changed:
             if request != self._request:
                 self._request = request
@@ -119,7 +105,6 @@ class ShardClaim:
         return self.is_acknowledged() or not self.view.is_ready
 
     def is_acknowledged(self) -> bool:
-        """Whether the events of the request are acknowledged."""
         return self._request is None or self.view.acknowledged >= self._request.through_sequence
 
     def stop(self) -> None:

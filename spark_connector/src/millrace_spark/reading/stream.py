@@ -45,14 +45,7 @@ class _RunningBatch:
 
 
 class Stream:
-    """Claims the shards of a query, plans its micro-batches, and acknowledges them.
-
-    Args:
-        options: The options of the query.
-
-    Raises:
-        MillraceSparkError: A server is unreachable, or refuses. No claim is left behind.
-    """
+    """Claims the shards of a query, plans its micro-batches, and acknowledges them."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
@@ -111,7 +104,6 @@ class Stream:
                 return start
 
     def commit(self, end: OffsetJson) -> None:
-        """Records that Spark has committed a micro-batch."""
         if self._options.ack_mode is AckMode.COMMIT:
             self._mark_done(offsets_from_json(end))
             self._request_events(self._planned, is_held=False)
@@ -136,7 +128,6 @@ class Stream:
         return split_among_tasks(ranges, limits.events_max, limits.count_min)
 
     def progress(self) -> ProgressJson:
-        """Returns the progress of the stream in each shard."""
         progress = {}
         for shard, view in sorted(self._claims.views.items()):
             planned = self._planned.get(shard)
@@ -154,7 +145,6 @@ class Stream:
         return progress
 
     def close(self) -> None:
-        """Releases the claims."""
         self._claims.release()
 
     def _mark_done(self, done: Offsets) -> None:
@@ -223,7 +213,7 @@ class Stream:
         there = sum(max(ends.get(shard, 0) - offset.to_sequence, 0) for shard, offset in positions.items())
         if self._ends is None and self._planner.is_held(there, time.monotonic()):
             self._request_events(positions, is_held=True)
-            return self._planner.nothing(positions)
+            return self._planner.unlimited_batch(positions, {})
         sizes: dict[Shard, float] = {}
         if there and self._options.limits.bytes_max is not None:
             sizes = self._claims.mean_body_bytes(ends)

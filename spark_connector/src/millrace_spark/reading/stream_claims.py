@@ -34,9 +34,6 @@ _log = logging.getLogger("millrace_spark")
 class StreamClaims:
     """Claims every shard of a stream, and keeps the claims until they are released.
 
-    Args:
-        options: The channels to claim, and how to claim them.
-
     Raises:
         MillraceSparkError: A server is unreachable, or refuses. No claim is left behind.
     """
@@ -59,7 +56,8 @@ class StreamClaims:
         except BaseException:
             self.release()
             raise
-        if self._can_discover():
+        channels = options.channels
+        if any(map(is_pattern, channels)) or len(self._claims) < len(channels) * len(self._clients):
             self._discovery = threading.Thread(target=self._discover_channels, name="millrace-discovery", daemon=True)
             self._discovery.start()
 
@@ -70,7 +68,6 @@ class StreamClaims:
             return {shard: claim.view for shard, claim in self._claims.items()}
 
     def request(self, requests: Mapping[Shard, ShardRequest]) -> None:
-        """Replaces the current requests of shards."""
         with self.changed:
             for shard, request in requests.items():
                 if shard in self._claims:
@@ -83,22 +80,14 @@ class StreamClaims:
             return {shard: view for shard, view in known.items() if view.is_ready}
 
     def mean_body_bytes(self, shards: Iterable[Shard]) -> dict[Shard, float]:
-        """Returns the mean body size of each channel by the last answer, without channels that never answered.
-
-        Raises:
-            MillraceSparkError: A server refuses, or has not answered for too long.
-        """
+        """Returns the mean body size of each channel by the last answer, without channels that never answered."""
         shards = set(shards)
         sizes = self._query(dict.fromkeys(shards, self._mean_size))
         self._body_bytes.update((shard, size) for shard, size in sizes.items() if size is not None)
         return {shard: size for shard, size in self._body_bytes.items() if shard in shards}
 
     def first_events(self, from_sequences: Mapping[Shard, int]) -> dict[Shard, int | None]:
-        """Returns the first event at or after a sequence, None if there is none; without shards that do not answer.
-
-        Raises:
-            MillraceSparkError: A server refuses, or has not answered for too long.
-        """
+        """Returns the first event at or after a sequence, None if there is none; without shards that do not answer."""
         questions = {shard: partial(self._first_event, sequence) for shard, sequence in from_sequences.items()}
         return self._query(questions)
 
@@ -113,7 +102,6 @@ class StreamClaims:
             return all(claim.is_settled() for claim in self._claims.values())
 
     def unacknowledged(self) -> list[Shard]:
-        """Returns the shards that have not acknowledged their request."""
         with self.changed:
             return sorted(shard for shard, claim in self._claims.items() if not claim.is_acknowledged())
 
@@ -164,7 +152,11 @@ class StreamClaims:
             client.close()
 
     def _query(self, questions: Mapping[Shard, Callable[[Shard], Answer]]) -> dict[Shard, Answer]:
-        """Calls all servers in parallel, and returns the answers that arrive in time."""
+        """Calls all servers in parallel; returns the answers that arrive in time.
+
+        Raises:
+            MillraceSparkError: A server refuses, or has not answered for too long.
+        """
         if not questions:
             return {}
         executor = ThreadPoolExecutor(min(len(questions), _THREADS_MAX), thread_name_prefix="millrace-query")
@@ -227,21 +219,13 @@ class StreamClaims:
             return True
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps between attempts.
-
-        Raises:
-            MillraceSparkError: The claims were released.
-        """
+        """Sleeps between attempts; raises a MillraceSparkError once the claims are released."""
         if self._is_released.wait(seconds):
             raise MillraceSparkError("the query was stopped while a channel was being claimed")
 
     def _startup_retries(self) -> RetryPolicy:
         # An unreachable server may be misspelt, and is an error at once; one that is still starting is retried.
         return RetryPolicy(self.options.retry_seconds, STARTING, pause=self._sleep)
-
-    def _can_discover(self) -> bool:
-        channels = self.options.channels
-        return any(map(is_pattern, channels)) or len(self._claims) < len(channels) * len(self._clients)
 
     def _discover_channels(self) -> None:
         """Claims new channels, on the servers of the options."""

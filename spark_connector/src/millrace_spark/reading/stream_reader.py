@@ -108,7 +108,6 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self) -> "Stream":
         if self._stream is None:
             from millrace_spark.reading.stream import Stream
-            from millrace_spark.reading.stream_reader import show_log_lines
 
             show_log_lines()
             self._release_on_sigterm()

@@ -15,11 +15,7 @@ from millrace_spark.workers import freeze_loaded_objects
 
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
-    """Claims the channels on each endpoint for a batch read; the claims end with their leases.
-
-    Raises:
-        MillraceSparkError: A server is unreachable, or refuses.
-    """
+    """Claims the channels on each endpoint for a batch read; the claims end with their leases."""
     with connected(options.endpoints) as clients:
         return tuple(
             _claim(shard, clients[shard.endpoint], options) for shard in find_shards(clients, options.channels)
@@ -59,12 +55,7 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
-    Retries if the server is unreachable, and goes on after the last batch that arrived.
-
-    Args:
-        partition: The partition.
-        schema: The columns; see `record_batches`.
-        retry_seconds: The longest time of retries without a batch.
+    Retries for `retry_seconds` if the server is unreachable, and goes on after the last batch that arrived.
 
     Raises:
         MillraceSparkError: The claim has ended, the events are gone, or the server is unreachable.

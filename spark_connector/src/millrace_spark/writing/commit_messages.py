@@ -13,11 +13,9 @@ class ShardPuts:
     """The events that one task, or all tasks of a batch, put into one shard."""
 
     shard: Shard
-    """The shard."""
     txn_ids: tuple[str, ...]
     """The transactions that hold the events, in their order."""
     event_count: int
-    """The number of events."""
 
 
 @dataclass
@@ -27,7 +25,6 @@ class TaskPuts(WriterCommitMessage):
     producer_id: str
     """The producer's id, which a stream's driver does not know."""
     puts: tuple[ShardPuts, ...]
-    """The events that were put, by shard."""
 
 
 def puts_by_shard(messages: Sequence[WriterCommitMessage | None]) -> list[ShardPuts]:

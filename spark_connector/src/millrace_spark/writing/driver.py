@@ -18,11 +18,7 @@ _KNOWN_MAX = 100
 
 
 def check_targets(options: WriteOptions) -> None:
-    """Checks that each server answers, and has the channel if the options name one.
-
-    Raises:
-        MillraceSparkError: A server does not.
-    """
+    """Checks that each server answers, and has the channel if the options name one."""
     with connected(options.endpoints) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
@@ -53,9 +49,7 @@ class BatchCommit:
     producer_id: str
     """The producer's id in the option producerId."""
     stamp_id: str
-    """The producer's id in the stamp."""
     number: int
-    """The batch number in the stamp."""
     numbers_increase: bool
     """Whether no batch with a lower number follows."""
     is_streaming: bool
@@ -63,7 +57,6 @@ class BatchCommit:
     is_repeatable: bool
     """Whether a repeat by the same producer sends the same rows to the same servers."""
     retry_seconds: float
-    """How long the commit of a shard is retried."""
 
 
 def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:

@@ -25,7 +25,7 @@ MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 
 
 def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
-    """Converts rows to events in columns, in order.
+    """Converts rows to events in columns, in order; to several messages if one would be too large.
 
     An empty map and a null map mean no headers; entries with a null value are skipped; of duplicate keys in a row, the
     last value wins.
@@ -33,9 +33,6 @@ def event_columns(rows: pa.RecordBatch) -> Iterator[event_pb2.EventColumns]:
     Args:
         rows: `(body: binary or string, headers: map<string, string>)`, where `headers` is optional; large types,
             dictionaries and slices are supported.
-
-    Returns:
-        One message; several if one would be too large, or would have too many header keys.
 
     Raises:
         MillraceSparkError: A body is null, a row has too many headers, or a header's name is not UTF-8.

@@ -17,9 +17,6 @@ class LeaseKeeper:
 
     It has its own connections with short deadlines, so that puts and renewals do not wait for each other, and an
     unreachable server delays the other servers by a few seconds per round, however many transactions it has.
-
-    Args:
-        lease_seconds: The lease of a transaction.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -34,7 +31,6 @@ class LeaseKeeper:
         self._renewed_at = time.monotonic()
 
     def add(self, shard: Shard, txn_id: str) -> None:
-        """Adds a transaction."""
         client = self._clients.get(shard.endpoint)
         if client is None:
             connected = millrace.connect(shard.endpoint, timeout_seconds=self._call_seconds)

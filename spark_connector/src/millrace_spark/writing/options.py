@@ -65,25 +65,17 @@ class WriteOptions:
     channel: str
     """The channel for all rows; empty if the column `channel` names it."""
     producer_id: str
-    """The producer's id; empty if not set."""
     batch_number: int
-    """The number of a batch save."""
     batch_numbers_increase: bool
     """Whether no batch with a lower number follows, as in streams."""
     routing: WriteRouting | None
     """How rows are distributed; None if the columns decide."""
     lease_seconds: float
-    """The lease of open transactions."""
     retry_seconds: float
-    """How long calls are retried."""
 
 
 def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
-    """Parses the options of a write; names in any case.
-
-    Raises:
-        OptionError: An option is unknown, missing, for reading, or has a value that is not allowed.
-    """
+    """Parses the options of a write; names in any case."""
     values = OptionValues(_own(options, is_streaming=is_streaming), WRITE_OPTIONS)
     if not values.text("endpoints"):
         raise OptionError(f"option endpoints: is missing; give {WRITE_OPTIONS['endpoints']}")

@@ -28,7 +28,6 @@ class RowRouter:
     keys that it gains or loses move.
 
     Args:
-        options: The options of the write.
         turn: Chooses the server of rows without a key; a repeat of the same rows needs the same number.
     """
 
@@ -39,11 +38,7 @@ class RowRouter:
         self._turn = turn % len(options.endpoints)
 
     def route(self, rows: pa.RecordBatch) -> Iterator[tuple[Shard, pa.RecordBatch]]:
-        """Yields the rows of each shard, with the columns `body` and `headers` only.
-
-        Raises:
-            MillraceSparkError: A row has no channel.
-        """
+        """Yields the rows of each shard, with the columns `body` and `headers` only."""
         columns = {name.lower(): rows.column(position) for position, name in enumerate(rows.schema.names)}
         events = pa.RecordBatch.from_arrays(
             [columns[name] for name in _EVENT_COLUMNS if name in columns],

@@ -35,11 +35,7 @@ class MillraceWriter(DataSourceArrowWriter):
 
     @classmethod
     def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
-        """Returns the writer, after checking options and targets before any task runs.
-
-        Raises:
-            MillraceSparkError: The write cannot succeed. The message says why.
-        """
+        """Returns the writer, after checking options and targets before any task runs."""
         if is_overwrite:
             raise OptionError('mode overwrite: is not supported by channels, which are queues; use mode("append")')
         return cls(_checked_options(options, schema, is_streaming=False))
@@ -73,11 +69,7 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def planned(cls, options: Mapping[str, str], schema: StructType, *, is_overwrite: bool) -> Self:
-        """Returns the writer, after checking options and targets before the first batch.
-
-        Raises:
-            MillraceSparkError: The write cannot succeed. The message says why.
-        """
+        """Returns the writer, after checking options and targets before the first batch."""
         if is_overwrite:
             raise OptionError(
                 "outputMode complete: is not supported by channels, which are queues; use append, or foreachBatch "

@@ -39,9 +39,6 @@ def put_all(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
         options: Where to, and how.
         turn: Chooses the server of rows that have no key.
 
-    Returns:
-        The events that were put, by shard.
-
     Raises:
         MillraceSparkError: A row cannot be stored, or a server refuses or is unreachable. The transactions are rolled
             back if possible; otherwise they end with their leases.
@@ -136,7 +133,6 @@ class _ShardWriter:
 
     @property
     def puts(self) -> ShardPuts:
-        """The events that were put so far."""
         return ShardPuts(self._shard, tuple(self._txn_ids), self._event_count)
 
     def add(self, events: pa.RecordBatch) -> None:
@@ -148,7 +144,6 @@ class _ShardWriter:
             self.put_buffered()
 
     def put_buffered(self) -> None:
-        """Puts the buffered rows."""
         buffered, self._buffered = self._buffered, []
         self._buffered_count = self.buffered_bytes = 0
         if not buffered:
