@@ -43,11 +43,9 @@ class AgentChanges(NamedTuple):
     """What a change of the configuration has done; parts are named `sources/NAME`, `sinks/NAME`, `sink_groups/NAME`."""
 
     started: list[str]
-    """New ones."""
     changed: list[str]
     """Restarted with another configuration, or because they had failed."""
     stopped: list[str]
-    """Removed ones."""
     stuck: list[str]
     """Those that did not stop in time; their change waits for the next one."""
 
@@ -87,7 +85,6 @@ class Agent:
     Stopping follows the data: first the sources, then, once the channels in memory are empty, the sinks.
 
     Args:
-        registry: The channels.
         data_dir: Each source and sink has a directory below it for its own state.
         embedded_sources: Where the embedding program finds its sources' writers; None in a daemon.
 
@@ -113,11 +110,7 @@ class Agent:
     async def change(self, config: AgentConfig, grace_seconds: float) -> AgentChanges:
         """Changes to another configuration: stops the parts that it does not have, and starts the new ones.
 
-        A part whose configuration is equal goes on untouched.
-
-        Args:
-            config: What to run from now on.
-            grace_seconds: How long each part may take to finish what it has begun.
+        A part whose configuration is equal goes on untouched; each of the others has `grace_seconds` to finish.
         """
         plans = self._plans(config)
         former = set(self._entries)
@@ -212,7 +205,6 @@ class Agent:
         return (entry.runner for entry in self._entries.values() if isinstance(entry.runner, SinkRunner))
 
     async def stop_sources(self, grace_seconds: float) -> None:
-        """Stops all sources: no more events come in by themselves."""
         await self._stop([key for key in self._entries if key.kind is ComponentKind.SOURCE], grace_seconds)
 
     async def stop_sinks(self, grace_seconds: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace_server.agent.components import Component, EventOutcome
@@ -40,38 +41,24 @@ class Routing(NamedTuple):
     optional: frozenset[str] = frozenset()
     """The channels that may miss events."""
     dead_letter_channel: str | None = None
-    """Stores the events that cannot be stored otherwise."""
 
 
+@dataclass(slots=True)
 class BatchAttempt:
-    """The state of one batch, so that a later attempt resumes where the last one failed.
+    """The state of one batch, so that a later attempt resumes where the last one failed."""
 
-    Attributes:
-        table: The events as the source delivered them.
-        stamp: Identifies the batch.
-        run: Its interceptors and selector.
-        batches: The events of each channel, without those stored as dead letters; None until the selector has run.
-        failed_steps: Unexpected errors of an interceptor or the selector.
-    """
-
-    def __init__(self, table: EventTable, stamp: Stamp, run: InterceptorRun) -> None:
-        self.table = table
-        self.stamp = stamp
-        self.run = run
-        self.batches: dict[str, ChannelBatch] | None = None
-        self.failed_steps = 0
+    table: EventTable
+    """The events as the source delivered them."""
+    stamp: Stamp
+    run: InterceptorRun
+    batches: dict[str, ChannelBatch] | None = None
+    """The events of each channel, without those stored as dead letters; None until the selector has run."""
+    failed_steps: int = 0
+    """Unexpected errors of an interceptor or the selector."""
 
 
 class BatchRouter:
-    """Routes batches through interceptors and selector into the channels.
-
-    Args:
-        registry: All channels.
-        channels: The source's.
-        interceptors: Its interceptors.
-        routing: Which channels get its events.
-        component: The source; it counts the events.
-    """
+    """Routes batches through interceptors and selector into the channels."""
 
     def __init__(
         self,
@@ -218,11 +205,6 @@ class OptionalChannels:
 
     A batch is offered once all required channels have stored it, and only once. So a channel may miss a batch in a
     crash, but never stores one twice.
-
-    Args:
-        registry: All channels.
-        component: The source; it counts the missed events.
-        log: Where to report them.
     """
 
     def __init__(self, registry: ChannelRegistry, component: Component, log: RateLimitedLog) -> None:

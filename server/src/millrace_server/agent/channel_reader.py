@@ -42,17 +42,13 @@ class UnsettledLimits(NamedTuple):
     event_count: int
     body_bytes: int
     delivery_count: int
-    """Deliveries, each of which is an open transaction."""
 
 
 class Delivery:
     """Events that were taken from a channel and still belong to it, until they are settled or nacked.
 
     Attributes:
-        batches: The events.
         channel_id: Identifies this incarnation of the channel; with a sequence it identifies an event for all time.
-        count: Events in the delivery.
-        body_bytes: Bytes of their bodies.
         is_dead_letter: Whether it is stored in the dead-letter channel; then it does not count as delivered.
     """
 
@@ -81,11 +77,7 @@ class Delivery:
         return self._channel.oldest_sequence
 
     async def settle(self) -> None:
-        """Removes the events from the channel, durably once this returns.
-
-        Raises:
-            DiskFullError, ChannelLogFailedError: They could not be removed, and are in the channel again.
-        """
+        """Removes the events from the channel, durably once this returns; after an error they are there again."""
         try:
             await self._channel.deliveries.settle(self._delivery)
         except MillraceError:
@@ -121,7 +113,7 @@ class ChannelReader:
         self, registry: ChannelRegistry, channel_name: str, limits: ReaderLimits, component: Component
     ) -> None:
         self._registry = registry
-        self._channel_name = channel_name
+        self.channel_name = channel_name
         self._limits = limits
         self._component = component
         self._events_max = limits.batch_events_max
@@ -134,54 +126,40 @@ class ChannelReader:
         """Set once a sink that holds deliveries must settle them as soon as there is nothing more to take."""
 
     @property
-    def channel_name(self) -> str:
-        return self._channel_name
-
-    @property
     def unsettled_count(self) -> int:
         """Deliveries that are neither settled nor nacked."""
         return len(self._unsettled)
 
     async def wait_open(self) -> None:
-        """Waits until the channel is open.
-
-        Raises:
-            MillraceError: It could not be opened.
-        """
-        handle = self._registry.find(self._channel_name)
+        """Waits until the channel is open; raises MillraceError if it could not be opened."""
+        handle = self._registry.find(self.channel_name)
         await handle.opened.wait()
         handle.refuse_unless_open()
 
     def unsettled_limits(self) -> UnsettledLimits:
-        """Returns how much a sink may hold unsettled now.
-
-        Raises:
-            MillraceError: The channel is not open.
-        """
-        config = self._registry.get(self._channel_name).config
+        """Returns how much a sink may hold unsettled now; raises MillraceError if the channel is not open."""
+        config = self._registry.get(self.channel_name).config
         halves = (config.capacity, config.body_bytes_max, config.open_transactions_max)
         return UnsettledLimits(*(max(whole // 2, 1) for whole in halves))
 
     @property
     def is_space_awaited(self) -> bool:
         """Whether a producer waits for space in the channel."""
-        if self._channel_name not in self._registry:
-            return False
-        channel = self._registry.find(self._channel_name).channel_if_open
+        channel = self._channel_if_open()
         return channel is not None and channel.has_waiting_commits
 
+    def _channel_if_open(self) -> Channel | None:
+        return self._registry.find(self.channel_name).channel_if_open if self.channel_name in self._registry else None
+
     def request_flush(self) -> None:
-        """Asks a sink that holds deliveries to settle them as soon as there is nothing more to take."""
         self.flush_requested.set()
 
     def close(self) -> None:
         """Delivers no more; a waiting `take` returns None."""
         self._is_closing = True
         self.request_flush()
-        if self._channel_name in self._registry:
-            handle = self._registry.find(self._channel_name)
-            if handle.channel_if_open is not None:
-                handle.channel_if_open.wake_takers()
+        if (channel := self._channel_if_open()) is not None:
+            channel.wake_takers()
 
     def nack_all(self) -> None:
         for delivery in list(self._unsettled):
@@ -190,10 +168,9 @@ class ChannelReader:
     async def take(self, body_bytes_max: int = 0) -> Delivery | None:
         """Returns the next events as soon as there are any; None once there will be no more.
 
-        Raises:
-            MillraceError: The channel cannot be read now: it is claimed, not open yet, or its log has failed.
+        Raises MillraceError if the channel cannot be read now: it is claimed, not open yet, or its log has failed.
         """
-        channel = self._registry.get(self._channel_name)
+        channel = self._registry.get(self.channel_name)
         self._report_readiness(channel)
         limits = TakeLimits(events_max=self._events_max, body_bytes_max=body_bytes_max)
         taken = await channel.deliveries.deliver_while(limits, lambda: not self._is_closing)
@@ -223,11 +200,7 @@ class ChannelReader:
         self._component.mark_backing_off(reason)
 
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
-        """Handles a delivery that has events which the sink can never take.
-
-        Raises:
-            ComponentError: The sink must stop; the delivery is repeated after a delay.
-        """
+        """Handles a delivery with events that the sink can never take; raises ComponentError to repeat it later."""
         if delivery.count > 1:
             self._events_max = delivery.count // 2
             delivery.nack()
@@ -240,13 +213,13 @@ class ChannelReader:
             return
         self._rejection_counts[sequence] = rejections
         delivery.nack()
-        raise ComponentError(f"event {sequence} of channel {self._channel_name} was rejected: {error}")
+        raise ComponentError(f"event {sequence} of channel {self.channel_name} was rejected: {error}")
 
     async def _store_dead_letter(self, delivery: Delivery, reason: str, rejections: int) -> None:
         table = EventTable.of_windows(batch.window for batch in delivery.batches)
         fields = {
             "reason": reason,
-            "channel": self._channel_name,
+            "channel": self.channel_name,
             "sequence": str(delivery.first_sequence),
             "sink": self._component.name,
             "deliveries": str(rejections),

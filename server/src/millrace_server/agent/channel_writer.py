@@ -30,14 +30,6 @@ class ChannelWriter:
 
     If a source is cancelled while it waits here, its events may be stored or not; after the next `wait_open`,
     `stored_ranges` returns what is stored.
-
-    Args:
-        registry: All channels.
-        channels: The source's.
-        interceptors: Its interceptors, in the order of the configuration.
-        component: Its state.
-        events_max: The most events of one batch.
-        routing: Where its events go.
     """
 
     def __init__(  # noqa: PLR0913 - it connects all of them
@@ -71,10 +63,8 @@ class ChannelWriter:
     async def wait_open(self) -> None:
         """Waits until all required channels are open and their pending commits have ended.
 
-        Only then they know what they have stored. Called before each run of the source.
-
-        Raises:
-            MillraceError: A channel does not exist, could not be opened, or cannot be written.
+        Only then they know what they have stored. Called before each run of the source. Raises MillraceError if a
+        channel does not exist, could not be opened, or cannot be written.
         """
         for name in self._router.required:
             hosted = self._registry.find(name)
@@ -102,9 +92,7 @@ class ChannelWriter:
     def stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         """Returns the numbers of a producer that each required channel has stored.
 
-        Returns:
-            Ascending ranges, both ends included. A batch must not overlap one of them in part: cut it at the ends of
-            the ranges.
+        They are ascending ranges, both ends included. A batch must not overlap one in part: cut it at their ends.
         """
         return [channel.accepted_ranges(producer_id) for channel in self._router.fan_out.channels()]
 
@@ -206,11 +194,6 @@ class BatchLimits:
     """The largest batch that all channels of a source take, as currently configured.
 
     After a batch that was too large nevertheless, the limits are halved; they grow again with later batches.
-
-    Args:
-        registry: All channels.
-        channels: The source's.
-        events_max: The configured limit.
     """
 
     def __init__(self, registry: ChannelRegistry, channels: Sequence[str], events_max: int) -> None:
@@ -222,7 +205,6 @@ class BatchLimits:
 
     @property
     def events_max(self) -> int:
-        """Events of one batch."""
         capacities = [config.transaction_capacity for config in self._configs()]
         return max(min([self._events_max, *capacities]) >> self._halvings, 1)
 

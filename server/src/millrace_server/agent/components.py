@@ -73,9 +73,7 @@ class Component:
         log: A log whose lines name the component.
         reason: Why it backs off, has failed or has stopped; may be empty.
         event_count: Events that it brought in or delivered.
-        batch_count: Batches of these events.
         byte_count: Bytes of their bodies.
-        failure_count: Times that it could not work.
         outcome_counts: Events with each other outcome.
         since: When it entered its state, in seconds since 1970.
     """
@@ -183,7 +181,6 @@ class Components:
         return iter(sorted(self._components.values(), key=lambda component: (component.kind.value, component.name)))
 
     def find(self, kind: ComponentKind, name: str) -> Component | None:
-        """Returns the component of that kind and name; None if there is none."""
         return self._components.get((kind, name))
 
     def add(self, kind: ComponentKind, name: str, type_name: str) -> Component:

@@ -23,12 +23,7 @@ _DIGEST_BYTES = 16
 
 
 def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
-    """Returns a copy of the events with the headers of dead letters.
-
-    Args:
-        table: The events.
-        fields: Values by the names of `DeadLetterField`; the current time is added.
-    """
+    """Returns a copy of the events with headers for the time and the fields, which `DeadLetterField` names."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     letters = EventTable(table.bodies, table.headers)
     letters.batch_indexes = table.batch_indexes
@@ -38,14 +33,7 @@ def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
 
 
 class DeadLetterWriter:
-    """Stores the dead letters of a source or a sink, or drops them if no channel can hold them.
-
-    Args:
-        registry: The channels.
-        channel_name: The dead-letter channel; None: there is none.
-        component: The source or sink; it counts the events.
-        log: Where to report them.
-    """
+    """Stores the dead letters of a source or a sink, or drops them if no channel can hold them."""
 
     def __init__(
         self, registry: ChannelRegistry, channel_name: str | None, component: Component, log: RateLimitedLog
@@ -60,17 +48,10 @@ class DeadLetterWriter:
         return self._channel_name is not None
 
     async def write_or_drop(self, table: EventTable, stamp: Stamp, fields: Mapping[str, str]) -> None:
-        """Stores events of a source durably, or drops them.
+        """Stores events of a source durably, or drops them; raises MillraceError if they cannot be stored now.
 
-        A repeat with the same stamp stores nothing again, provided that the events' indexes in the batch are known.
-
-        Args:
-            table: The events.
-            stamp: The stamp of their batch.
-            fields: The reason and the place: `reason`, and `channel` or `step`.
-
-        Raises:
-            MillraceError: They cannot be stored now.
+        A repeat with the stamp of their batch stores nothing again, provided that the events' indexes in the batch are
+        known. The fields are the reason and the place: `reason`, and `channel` or `step`.
         """
         if self._channel_name is None:
             self._drop(table, fields)
@@ -85,13 +66,8 @@ class DeadLetterWriter:
     async def write(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
         """Stores dead letters durably; drops and reports those that are too large for the channel.
 
-        Args:
-            letters: The result of `as_dead_letters`.
-            stamp: Has a number for each of them, so that none is stored twice; None: unknown.
-            fields: The log line's fields.
-
-        Raises:
-            MillraceError: They cannot be stored now.
+        The stamp, if known, has a number for each of them, so that none is stored twice. Raises MillraceError if they
+        cannot be stored now.
         """
         assert self._channel_name is not None, "the caller has checked this"
         try:

@@ -1,8 +1,9 @@
 """Events between a source and its channels."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import Any
 
 from millrace.columns import HEADER_KEYS_MAX, columns_from_events
 from millrace.v1 import event_pb2
@@ -78,24 +79,18 @@ class EventTable:
 
     def chosen(self, mask: Sequence[bool]) -> "EventTable":
         """Returns the events selected by a mask, in their order."""
-        headers = {
-            key: values if isinstance(values, str) else list(compress(values, mask))
-            for key, values in self.headers.items()
-        }
-        chosen = EventTable(list(compress(self.bodies, mask)), headers)
-        if self.batch_indexes is not None:
-            chosen.batch_indexes = list(compress(self.batch_indexes, mask))
-        return chosen
+        return self._select(lambda column: list(compress(column, mask)))
 
     def part(self, start: int, stop: int) -> "EventTable":
         """Returns the events from index `start` up to `stop`, which is excluded."""
-        headers = {
-            key: values if isinstance(values, str) else values[start:stop] for key, values in self.headers.items()
-        }
-        part = EventTable(self.bodies[start:stop], headers)
+        return self._select(lambda column: column[start:stop])
+
+    def _select(self, select: Callable[[Sequence[Any]], Sequence[Any]]) -> "EventTable":
+        headers = {key: values if isinstance(values, str) else select(values) for key, values in self.headers.items()}
+        selected = EventTable(select(self.bodies), headers)
         if self.batch_indexes is not None:
-            part.batch_indexes = self.batch_indexes[start:stop]
-        return part
+            selected.batch_indexes = select(self.batch_indexes)
+        return selected
 
     def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
         """Yields each event's headers and body."""
@@ -103,16 +98,13 @@ class EventTable:
         for index, body in enumerate(self.bodies):
             yield {key: value for key, values in columns if (value := values[index]) is not None}, body
 
-    def _encodable_rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
-        for headers, body in self.rows():
-            yield {key: _encodable(value) for key, value in headers.items()}, body
-
     def stored(self) -> list[StoredColumns]:
         """Returns the events as channels store them: no batch if it is empty, several if there are many header keys."""
         if not self.bodies:
             return []
         if len(self.headers) > HEADER_KEYS_MAX:
-            return [StoredColumns.of(columns) for columns in columns_from_events(self._encodable_rows())]
+            rows = (({key: _encodable(value) for key, value in headers.items()}, body) for headers, body in self.rows())
+            return [StoredColumns.of(columns) for columns in columns_from_events(rows)]
         columns = event_pb2.EventColumns(
             count=self.count,
             body_sizes=list(map(len, self.bodies)),

@@ -51,11 +51,7 @@ class Failover:
             await self._changed.wait()
 
     async def acquire(self, priority: int) -> bool:
-        """Makes a sink that is ready the active one, unless it already is.
-
-        Returns:
-            False if another one comes before it.
-        """
+        """Makes a ready sink the active one, unless it already is; returns False if another one comes before it."""
         self._is_down[priority] = False
         while self._active != priority:
             if not self.is_first(priority):

@@ -47,11 +47,7 @@ from millrace_server.errors import MillraceError, TxnCapacityError
 
 
 class ChannelBatch:
-    """Events for one or more channels, encoded once.
-
-    Attributes:
-        table: The events.
-    """
+    """Events for one or more channels, encoded once."""
 
     def __init__(self, table: EventTable) -> None:
         self.table = table
@@ -76,7 +72,6 @@ class ChannelBatch:
         return _failing(self, channel.transactions.refuse_unstorable)
 
     def without(self, indexes: Container[int]) -> "ChannelBatch":
-        """Returns the events at the other indexes."""
         return ChannelBatch(self.table.chosen([index not in indexes for index in range(self.table.count)]))
 
 
@@ -120,23 +115,14 @@ def unrouted_count(table: EventTable, masks: Mapping[str, EventMask]) -> int:
 
 
 class FanOut:
-    """Stores batches in channels.
-
-    Args:
-        registry: All channels.
-        channels: Those that must accept every batch.
-    """
+    """Stores batches in channels."""
 
     def __init__(self, registry: ChannelRegistry, channels: Sequence[str]) -> None:
         self._registry = registry
         self._channels = channels
 
     def channels(self) -> list[Channel]:
-        """Returns the channels.
-
-        Raises:
-            ChannelNotFoundError, ReplayingError, ChannelCorruptError, ChannelLogFailedError: One of them is not open.
-        """
+        """Returns the channels; raises MillraceError if one of them is not open."""
         return [self._registry.get(name) for name in self._channels]
 
     def has_accepted(self, stamp: Stamp) -> bool:
@@ -144,15 +130,10 @@ class FanOut:
         return all(channel.has_accepted(stamp) for channel in self.channels())
 
     async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp, last: str | None = None) -> None:
-        """Stores a batch in all channels.
+        """Stores a batch in all channels; those without an entry get no events.
 
-        Args:
-            batches: The events of each channel; a channel without an entry gets none.
-            stamp: Identifies the batch.
-            last: A channel that commits only once the commits of all others are durable.
-
-        Raises:
-            MillraceError: A channel has not stored it; others may have. Its metadata names the channel.
+        The channel `last` commits only once the commits of all others are durable. Raises MillraceError, with the
+        channel in its metadata, if a channel has not stored the batch; others may have.
         """
         appends = [_Append(channel, batches.get(channel.name, EMPTY_BATCH), stamp) for channel in self.channels()]
         for append in appends:
@@ -165,8 +146,7 @@ class FanOut:
     async def pick(self, load_balancer: LoadBalancer, batch: ChannelBatch, stamp: Stamp) -> str:
         """Returns the channel for a batch, as soon as one has space; not all of them have accepted the batch yet.
 
-        Raises:
-            ChannelFullError, BytesFullError: None had space for as long as a commit may wait.
+        Raises ChannelFullError or BytesFullError if none had space for as long as a commit may wait.
         """
         candidates = [_Append(channel, batch, stamp) for channel in self.channels() if not channel.has_accepted(stamp)]
         assert candidates, "a batch that all have accepted is not picked for"
@@ -222,8 +202,7 @@ class _Append:
     async def wait_for_space(self) -> None:
         """Waits for its turn and for space, in total no longer than a commit in this channel may.
 
-        Raises:
-            ChannelFullError, BytesFullError: There was no space in time.
+        Raises ChannelFullError or BytesFullError if there was no space in time.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -262,12 +241,7 @@ class _Append:
 
 
 async def _commit_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> None:
-    """Commits in several channels; raises the error of the first that did not.
-
-    Args:
-        appends: The commits.
-        of_batch: All commits of the batch, including those that begin later.
-    """
+    """Commits in some of the channels `of_batch`; raises the error of the first that did not."""
     planned = list(zip(appends, await _plan_with_space(appends), strict=True))
     # Nothing is awaited between the last plan and the last submission.
     for append in of_batch:
@@ -314,5 +288,4 @@ async def _first_with_space(appends: Sequence[_Append]) -> _Append:
 
 
 def _add_channel(error: MillraceError, channel: Channel) -> None:
-    """Adds the channel's name to an error."""
     error.metadata.setdefault("channel", channel.name)

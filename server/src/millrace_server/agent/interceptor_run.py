@@ -12,11 +12,7 @@ _REASON_LENGTH_MAX = 1_000
 
 
 class StepError(Exception):
-    """Raised when an interceptor, or a selector, raised an error that its contract does not allow.
-
-    Attributes:
-        cause: The error.
-    """
+    """Raised when an interceptor, or a selector, raised an error that its contract does not allow."""
 
     def __init__(self, step: str, cause: Exception) -> None:
         super().__init__(f"{step} raised {type(cause).__name__}: {cause}")
@@ -27,7 +23,6 @@ class Refusal(NamedTuple):
     """Events that were refused."""
 
     table: EventTable
-    """The events as the step received them."""
     step: str
     """The step that refused them: `interceptors[0]`, or `selector`."""
     reason: str
@@ -35,11 +30,6 @@ class Refusal(NamedTuple):
 
 class InterceptorRun:
     """The steps of one batch. A step that raises has changed nothing; the next attempt resumes there.
-
-    Args:
-        interceptors: The first steps.
-        selector: The last step; None: the channel is chosen later.
-        table: The events as the source delivered them; it is not changed.
 
     Attributes:
         table: The events after the steps done so far.
@@ -61,12 +51,7 @@ class InterceptorRun:
         self.masks: Mapping[str, EventMask] = {}
 
     def resume(self) -> None:
-        """Runs the remaining steps.
-
-        Raises:
-            StepError: A step raised an error that its contract does not allow.
-            ComponentError: A step cannot work now.
-        """
+        """Runs the remaining steps; raises StepError or ComponentError at a step that does not work now."""
         while self.table.count and self._position < self._step_count and not self._is_abandoned:
             try:
                 passed = self._run_step(self.table)
@@ -95,8 +80,7 @@ class InterceptorRun:
     def refuse_failing_events(self) -> None:
         """Refuses the events on which the next step raises what it must not; finds them by bisection.
 
-        Raises:
-            ComponentError: The step cannot work now.
+        Raises ComponentError if the step cannot work now.
         """
         reasons: dict[int, str] = {}
         self._find_failing_events(0, self.table.count, reasons)

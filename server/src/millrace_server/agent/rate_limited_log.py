@@ -21,13 +21,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class RateLimit:
-    """A token bucket.
-
-    Args:
-        burst: Tokens that can be taken at once.
-        refill_seconds: One token comes back after this long.
-        clock: Returns monotonic seconds.
-    """
+    """A token bucket: `burst` tokens, each of which comes back `refill_seconds` after it was taken."""
 
     def __init__(self, burst: int, refill_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._burst = float(burst)
@@ -48,12 +42,7 @@ class RateLimit:
 
 
 class RateLimitedLog:
-    """Logs the first line of each kind at once, and of the following ones a summary every `LINE_SECONDS`.
-
-    Args:
-        log: Where to.
-        clock: Returns monotonic seconds.
-    """
+    """Logs the first line of each kind at once, and of the following ones a summary every `LINE_SECONDS`."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -64,12 +53,7 @@ class RateLimitedLog:
     def log(self, level: int, message: str, about: str, event_count: int, **fields: str) -> None:
         """Logs a message about events, or counts them for the next line of the kind.
 
-        Args:
-            level: One of `logging`'s levels.
-            message: The line's text, always the same for one kind.
-            about: Makes a kind of its own, such as a channel's name.
-            event_count: How many events it is about.
-            fields: The line's other fields.
+        A message and what it is `about`, such as a channel's name, are a kind.
         """
         kind = (message, about)
         count = self._suppressed_counts.pop(kind, 0) + event_count

@@ -18,7 +18,6 @@ class SourceRunner:
     """Runs a source.
 
     Args:
-        component: Its state.
         make: Creates the source and the writer for its events. Called on a thread, since it may import much, and again
             after it has failed.
     """
@@ -44,14 +43,7 @@ class SourceRunner:
 
 
 class SinkRunner:
-    """Runs a sink or a sink group.
-
-    Args:
-        component: Its state.
-        members: The components of a group's sinks.
-        reader: Where its events come from.
-        make: Creates it, as for `SourceRunner`.
-    """
+    """Runs a sink or a sink group."""
 
     def __init__(
         self, component: Component, members: Sequence[Component], reader: ChannelReader, make: Callable[[], Sink]

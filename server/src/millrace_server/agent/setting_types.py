@@ -32,11 +32,7 @@ OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """Imports the callable at `package.module:name`.
-
-    Raises:
-        ValueError: There is none; the message is a sentence for the configuration's problems.
-    """
+    """Imports the callable at `package.module:name`; raises ValueError with a sentence about the setting."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ValueError(f'is {shown_value(path)}; it must be "package.module:name"')
@@ -64,11 +60,7 @@ FactoryPath = Annotated[str, AfterValidator(_check_importable)]
 
 
 def time_zone_of(name: str) -> tzinfo:
-    """Returns a time zone. UTC exists even on machines without a time zone database.
-
-    Raises:
-        ValueError: There is none; the message is a sentence for the configuration's problems.
-    """
+    """Returns a time zone, of which UTC exists everywhere; raises ValueError with a sentence about the setting."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (KeyError, OSError, ValueError):

@@ -18,13 +18,7 @@ SinkFactory = Callable[[], Sink]
 
 
 class GroupReader(ChannelReader):
-    """Represents the readers of a group's sinks as one; it delivers nothing itself.
-
-    Attributes:
-        component: The group's.
-        members: The sinks' readers.
-        closing: Set once it is closed.
-    """
+    """Represents the readers of a group's sinks as one; it delivers nothing itself."""
 
     def __init__(self, registry: ChannelRegistry, channel_name: str, component: Component) -> None:
         super().__init__(registry, channel_name, ReaderLimits(1, 1, None), component)
@@ -33,7 +27,6 @@ class GroupReader(ChannelReader):
         self.closing = asyncio.Event()
 
     def add_member(self, component: Component, limits: ReaderLimits) -> None:
-        """Adds a reader for one more sink."""
         self.members.append(MemberReader(self, self._registry, limits, component))
 
     @property
@@ -60,7 +53,6 @@ class MemberReader(ChannelReader):
     """Delivers events to one sink of a group.
 
     Attributes:
-        component: The sink's.
         has_ended: Whether the last `take` returned None.
         acquire: Called before each take; the sink gets no more if it returns False.
         on_progress: Called after a settle, or when the channel is empty.
@@ -112,12 +104,7 @@ async def _always() -> bool:
 class SinkGroup:
     """Runs the sinks of a group, each with a state and a back-off of its own.
 
-    It implements `Sink`, so that a group runs like a single sink.
-
-    Args:
-        config: How the sinks share the work.
-        reader: The group's, with a reader for each sink.
-        factories: Each creates a sink. They are called on a thread, since they may import much.
+    It implements `Sink`, so that a group runs like a single sink. The factories of its sinks are called on threads.
     """
 
     def __init__(self, config: SinkGroupConfig, reader: GroupReader, factories: Sequence[SinkFactory]) -> None:
@@ -188,11 +175,7 @@ class SinkGroup:
 
 
 class _Member:
-    """One sink of a group.
-
-    Attributes:
-        reason: Its last failure.
-    """
+    """One sink of a group."""
 
     def __init__(self, priority: int, reader: MemberReader, factory: SinkFactory, backoff_seconds_max: float) -> None:
         self.priority = priority

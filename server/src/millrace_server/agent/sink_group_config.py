@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import shown_path, shown_value
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
+from millrace_server.agent.setting_types import ChannelName
 
 _Tables = dict[str, dict[str, Any]]
-
-SinkName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
 
 
 def _check_unique(names: list[str]) -> list[str]:
@@ -23,7 +21,7 @@ def _check_unique(names: list[str]) -> list[str]:
 class SinkGroupConfig(BaseModel, frozen=True, extra="forbid"):
     """Several sinks that empty one channel together."""
 
-    sinks: Annotated[list[SinkName], Field(min_length=2), AfterValidator(_check_unique)]
+    sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(_check_unique)]
     """Its sinks, which all have the same `channel`; for `failover` in the order of their priority."""
 
     policy: Literal["failover", "load_balancing"] = "failover"
@@ -40,10 +38,7 @@ class SinkGroupConfig(BaseModel, frozen=True, extra="forbid"):
 def group_problems(tables: Mapping[str, Any]) -> list[str]:
     """Returns a sentence for each sink that a group names but must not have.
 
-    Works on the raw tables, so that other problems of the configuration do not hide these.
-
-    Args:
-        tables: The configuration, as TOML has it.
+    Works on the tables as TOML has them, so that other problems of the configuration do not hide these.
     """
     groups, sinks = (_tables(tables.get(key)) for key in ("sink_groups", "sinks"))
     problems = []
@@ -59,7 +54,7 @@ def group_problems(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken: dict[str, str]) -> str:
-    """Returns the problem of one sink of a group; empty if there is none."""
+    """Returns the problem of one sink of a group, or an empty string."""
     is_name = shown_value(name)
     if name not in sinks:
         known = ", ".join(map(shown_value, sinks)) or "none"

@@ -15,8 +15,6 @@ class Backoff:
     """Delays that double up to a maximum, with jitter, so that parts that failed together do not retry together.
 
     Args:
-        first_seconds: About the first delay.
-        max_seconds: No delay is longer.
         count_done: Returns how much work has been done so far. If given, the delays start over only after progress,
             never because time has passed: a server that accepts connections and never answers takes long to fail.
         can_shorten: Whether a requested delay may be shorter than the one that is due.
@@ -40,9 +38,8 @@ class Backoff:
     def next_seconds(self, requested_seconds: float | None = None) -> float:
         """Returns the next delay: between half of its nominal length and all of it.
 
-        Args:
-            requested_seconds: The delay that the other side requested, if any. The result is that or a little more,
-                and the following delays do not grow because of it.
+        If the other side has requested a delay, the result is that or a little more, and the following delays do not
+        grow because of it.
         """
         if self._count_done is not None and (done_count := self._count_done()) > self._done_count:
             self._done_count = done_count
@@ -77,11 +74,7 @@ class ComponentError(Exception):
 
 
 class AnswerTimeoutError(ComponentError):
-    """Raised when a server has not answered in time.
-
-    Attributes:
-        seconds: The time that it had.
-    """
+    """Raised when a server has not answered in time."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -95,10 +88,7 @@ class ComponentFailedError(ComponentError):
 async def supervise(component: Component, run: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
     """Runs a component until its work is done, with delays after failures.
 
-    Args:
-        component: Its state shows the outcome of each run.
-        run: Does the work. It returns when the work is done, or raises; it can be called again right after it raised.
-        backoff: The delays.
+    `run` returns when the work is done, or raises; it can be called again right after it raised.
     """
     clock = asyncio.get_running_loop().time
     while True:

@@ -22,9 +22,6 @@ class WorkerThread:
     For calls that may block for any time, such as those of a file system that hangs or of a user's own interceptor. The
     thread starts with the first call; it ends after `shutdown`, or once the object is no longer referenced. Unlike an
     executor's thread it is a daemon: a call that never returns does not keep the program from ending.
-
-    Args:
-        name: The thread's name.
     """
 
     def __init__(self, name: str) -> None:

@@ -36,29 +36,24 @@ class NodeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the graph."""
+    """A node of the graph; its key is unique there."""
 
     key: str
-    """Unique in the graph."""
     kind: NodeKind
     title: str
     """Its label, such as `channel orders`."""
     details: str = ""
-    """More about it, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A path of events."""
+    """A path of events between the nodes with these keys."""
 
     tail: str
-    """The key of the first node."""
     head: str
-    """The key of the second node."""
     label: str = ""
     """Which events take it; empty for all."""
     is_dead_letter: bool = False
-    """Whether it is a dead letter path."""
 
 
 @dataclass(slots=True)
@@ -74,11 +69,9 @@ class FlowGraph:
         return node.key
 
     def connect(self, tail: str, head: str, label: str = "", *, is_dead_letter: bool = False) -> None:
-        """Adds an edge."""
         self.edges.append(Edge(tail, head, label, is_dead_letter))
 
     def edges_from(self, key: str) -> list[Edge]:
-        """Returns the edges that leave a node."""
         return [edge for edge in self.edges if edge.tail == key]
 
     def roots(self) -> list[str]:

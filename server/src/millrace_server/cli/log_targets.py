@@ -71,8 +71,7 @@ def choose_log(
 ) -> LogTarget:
     """Returns the log that the options name, which need not exist yet.
 
-    Raises:
-        UsageError: The options contradict each other, or name no log.
+    Raises UsageError if the options contradict each other, or name no log.
     """
     keys = _keys(key)
     if config is None and channel is None:

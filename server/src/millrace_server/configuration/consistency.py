@@ -19,24 +19,17 @@ _Path = tuple[int | str, ...]
 
 
 class _Names(NamedTuple):
-    """The names that a channel reference may use."""
+    """The channels of the configuration, and those of the current source, with its path."""
 
     known: list[str]
-    """The channels of the configuration."""
     own: list[str]
-    """The channels of the current source."""
     source: _Path
-    """The path of the current source."""
 
 
 def unknown_channels(tables: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     """Returns a sentence for each reference to a channel that is unknown or not allowed there.
 
-    Other errors of the configuration hide none of them; the syntax of names is checked elsewhere.
-
-    Args:
-        tables: The parsed TOML.
-        model: The model of the configuration.
+    Other errors of the tables hide none of them; the syntax of names is checked elsewhere.
     """
     channels = tables.get("channels", {})
     if not isinstance(channels, dict):
@@ -99,12 +92,10 @@ _LOOPBACK_HOST = "127.0.0.1"
 
 
 class _Place(NamedTuple):
-    """An address that a setting listens on."""
+    """An address that a setting listens on, with the path and the text of the setting."""
 
     path: _Path
-    """The path of the setting."""
     text: str
-    """The value of the setting."""
     transport: str
     address: Address
 
@@ -116,11 +107,7 @@ class _Place(NamedTuple):
 def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each address that is used twice, and for each sink that would fill its own channel.
 
-    Other errors of the configuration hide none of them.
-
-    Args:
-        tables: The parsed TOML.
-        listening: The server's default addresses, by field of `[server]`.
+    Other errors of the tables hide none of them. By default the server listens on the addresses in `listening`.
     """
     server = {**listening, **_table(tables, "server")}
     grpc = list(_places(("server", "listen"), server["listen"]))

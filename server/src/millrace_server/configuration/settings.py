@@ -4,16 +4,16 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from millrace.setting_problems import describe_problems, shown_value
+from millrace_server.agent.setting_types import ChannelName
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig, group_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
-from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.configuration.consistency import address_conflicts, unknown_channels
 from millrace_server.network.addresses import Address
 
@@ -30,7 +30,6 @@ _INFLIGHT_MESSAGES_PER_CONNECTION = 2
 _TOML_POSITION = re.compile(r" \(at line (?P<line>\d+), column (?P<column>\d+)\)$")
 _TOML_END = " (at end of document)"
 
-ChannelName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
 ComponentName = ChannelName
 
 
@@ -162,14 +161,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
 
 def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Reads and validates a configuration.
+    """Reads and validates a TOML file, or the defaults; `overrides` replace fields of `[server]`.
 
-    Args:
-        path: The TOML file; None for the defaults.
-        overrides: Fields of `[server]` that override the file.
-
-    Raises:
-        SettingsError: The file cannot be read, is not TOML, or is invalid. The error names all problems.
+    Raises SettingsError, with all problems, if the file cannot be read, is not TOML, or is invalid.
     """
     source = "command line" if path is None else str(path)
     tables = {} if path is None else _parse(source, _read(source, path))
@@ -177,15 +171,9 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
 
 
 def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Validates a parsed configuration.
+    """Validates parsed TOML; `source` is its name in the problems, and `overrides` replace fields of `[server]`.
 
-    Args:
-        tables: The parsed TOML.
-        source: The name of the source, for the problems.
-        overrides: Fields of `[server]` that override it.
-
-    Raises:
-        SettingsError: It is invalid. The error names all problems.
+    Raises SettingsError, with all problems.
     """
     server = tables.get("server", {})
     if overrides and isinstance(server, dict):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace_server.flume_import.channels import convert_channel
@@ -58,16 +58,13 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 def to_toml(tables: Mapping[str, Mapping[str, Mapping[str, object]]]) -> str:
     """Returns a TOML file of named tables, such as `[channels.orders]`; of `[kind]` if the name is empty."""
-    return "\n".join(_toml_lines(tables))
-
-
-def _toml_lines(tables: Mapping[str, Mapping[str, Mapping[str, object]]]) -> Iterator[str]:
+    lines = []
     for kind, named in tables.items():
         for name, table in named.items():
-            yield f"[{kind}.{_key(name)}]" if name else f"[{kind}]"
-            for key, value in table.items():
-                yield f"{_key(key)} = {_value(value)}"
-            yield ""
+            lines.append(f"[{kind}.{_key(name)}]" if name else f"[{kind}]")
+            lines.extend(f"{_key(key)} = {_value(value)}" for key, value in table.items())
+            lines.append("")
+    return "\n".join(lines)
 
 
 def _key(key: str) -> str:
@@ -108,7 +105,6 @@ class ImportedAgent:
     """The result of an import."""
 
     agent: str
-    """The name of the agent in the file."""
     tables: dict[str, dict[str, Table]] = field(default_factory=dict)
     """The tables of the configuration, by kind and name."""
     notes: list[Note] = field(default_factory=list)
@@ -118,25 +114,19 @@ class ImportedAgent:
         return to_toml(self.tables)
 
 
-def agent_names(text: str) -> list[str]:
-    """Returns the agents that a file describes, in order."""
-    return list(dict.fromkeys(key.split(".", 1)[0] for key in parse_properties(text) if "." in key))
-
-
 def import_agent(text: str, agent: str | None = None) -> ImportedAgent:
     """Converts one agent of a Flume properties file; the name may be omitted if there is only one.
 
-    Raises:
-        FlumeImportError: The file has no such agent, no agent at all, or several to choose from.
+    Raises FlumeImportError if the file has no such agent, no agent at all, or several to choose from.
     """
-    agents = agent_names(text)
+    properties = parse_properties(text)
+    agents = list(dict.fromkeys(key.split(".", 1)[0] for key in properties if "." in key))
     if agent is None and len(agents) != 1:
         problem = f"it describes {' and '.join(agents)}; choose one with --agent" if agents else "it describes no agent"
         raise FlumeImportError(problem)
     agent = agent or agents[0]
     if agent not in agents:
         raise FlumeImportError(f"it describes no agent {agent}, but {' and '.join(agents) or 'none'}")
-    properties = parse_properties(text)
     prefix = f"{agent}."
     values = {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
     return _Import(agent, values).result

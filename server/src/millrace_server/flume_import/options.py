@@ -26,13 +26,7 @@ class Note:
 
 
 class Options:
-    """The options of one component. Each is removed when it is read, so unsupported ones are left over.
-
-    Args:
-        prefix: The prefix of the keys in the file.
-        values: The options by the rest of their keys.
-        notes: Receives notes about what cannot be converted.
-    """
+    """The options of one component. Each is removed when it is read, so unsupported ones are left over."""
 
     def __init__(self, prefix: str, values: Mapping[str, str], notes: list[Note]) -> None:
         self.prefix = prefix
@@ -56,7 +50,6 @@ class Options:
         return self._parse(key, int, "a whole number")
 
     def seconds(self, key: str) -> float | None:
-        """Returns milliseconds as seconds, or None."""
         milliseconds = self._parse(key, float, "a number of milliseconds")
         return None if milliseconds is None else milliseconds / _MILLISECONDS
 
@@ -100,8 +93,7 @@ class Options:
     def report_unused(self, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
         """Adds a note about each remaining option, with the reason if one is known.
 
-        Args:
-            reasons: By key; a key that ends in a dot applies to all keys with that prefix.
+        A key of a reason that ends in a dot applies to all keys with that prefix.
         """
         for key in dict(self.items()):
             found = (
@@ -175,11 +167,7 @@ def to_strptime_format(pattern: str) -> str | None:
 
 
 def to_path_template(path: str) -> tuple[str, list[str]]:
-    """Returns a path with Flume's escapes as a path template.
-
-    Returns:
-        The template, and the escapes without a counterpart, which remain as text.
-    """
+    """Returns a path with Flume's escapes as a path template, and the escapes that remain, without a counterpart."""
     unknown: list[str] = []
 
     def place(match: re.Match[str]) -> str:

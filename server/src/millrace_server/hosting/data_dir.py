@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
+from millrace_server.agent.setting_types import ChannelName
 from millrace_server.channels.config import AnyChannelConfig
-from millrace_server.configuration.settings import ChannelName
 from millrace_server.errors import StartError
 from millrace_server.files import make_directories, write_atomically
 
@@ -32,10 +32,8 @@ _PROCESS_ID_DIGITS_MAX = 20
 def locked_data_dir(path: Path) -> Iterator[None]:
     """Locks a data directory against other servers; creates it if it is missing.
 
-    The kernel releases the lock when the process ends, however it ends.
-
-    Raises:
-        StartError: Another server uses the directory, or it cannot be created or written.
+    The kernel releases the lock when the process ends, however it ends. Raises StartError if another server uses the
+    directory, or it cannot be created or written.
     """
     try:
         make_directories(path)
@@ -87,12 +85,13 @@ class _Channels(BaseModel, frozen=True, extra="forbid"):
 class Catalog:
     """The names and limits of the channels that CreateChannel created, in a file. Thread-safe.
 
-    The file is JSON, rewritten at each change:
+    A change survives a crash once its method returns. If it raises OSError, the change may be there or not after a
+    crash. The file is JSON, rewritten at each change; `crc32` is the checksum of `channels` as JSON with sorted keys
+    and without spaces:
 
         {"format": "millrace catalog", "version": 1, "crc32": "89abcdef", "channels": {"orders": {...}}}
 
-    `crc32` is the checksum of `channels` as JSON with sorted keys and without spaces. A damaged catalog is never
-    repaired or overwritten: the operator decides.
+    A damaged catalog is never repaired or overwritten: the operator decides.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,40 +100,24 @@ class Catalog:
         self._channels: dict[str, AnyChannelConfig] | None = None
 
     def load(self) -> dict[str, AnyChannelConfig]:
-        """Returns the channels of the catalog; none if there is no file yet.
-
-        Raises:
-            CatalogError: The file cannot be read, is damaged, or was written by another version.
-        """
+        """Returns the channels of the catalog, none without a file; raises CatalogError if it cannot be used."""
         with self._lock:
             return dict(self._loaded())
 
     def put(self, name: str, config: AnyChannelConfig) -> None:
-        """Adds a channel, or replaces its limits. Once this returns, the change survives a crash.
-
-        Raises:
-            OSError: The file could not be written. After a crash the change may be there or not.
-        """
+        """Adds a channel, or replaces its limits."""
         with self._lock:
             self._store({**self._loaded(), name: config})
 
     def replace(self, name: str, config: AnyChannelConfig) -> None:
-        """Replaces a channel's limits. Does nothing if the catalog has none of that name.
-
-        Raises:
-            OSError: The file could not be written. After a crash the change may be there or not.
-        """
+        """Replaces a channel's limits. Does nothing if the catalog has none of that name."""
         with self._lock:
             channels = self._loaded()
             if name in channels:
                 self._store({**channels, name: config})
 
     def remove(self, name: str) -> None:
-        """Removes a channel. Does nothing if the catalog has none of that name.
-
-        Raises:
-            OSError: The file could not be written. After a crash the change may be there or not.
-        """
+        """Removes a channel. Does nothing if the catalog has none of that name."""
         with self._lock:
             channels = self._loaded()
             if name in channels:

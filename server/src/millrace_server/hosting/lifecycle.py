@@ -46,16 +46,10 @@ def flows_of(settings: Settings) -> AgentConfig:
 
 
 async def stop_flows(agent: Agent, registry: ChannelRegistry, requests: StopRequests, grace_seconds: float) -> None:
-    """Stops sources, channels and sinks, in this order.
+    """Stops sources, channels and sinks, in this order; the channels stay open.
 
-    Sources stop first. Then the channels refuse new transactions, open transactions may end, and sinks drain the
-    memory channels. Then the sinks stop. A second stop request ends all of this at once.
-
-    Args:
-        agent: The agent.
-        registry: The channels, which stay open.
-        requests: The stop requests.
-        grace_seconds: The time limit of the stop.
+    Sources stop first. Then the channels refuse new transactions, open transactions may end, and sinks drain the memory
+    channels. Then the sinks stop. A second stop request ends all of this at once.
     """
     clock = asyncio.get_running_loop().time
     give_up = clock() + grace_seconds

@@ -19,19 +19,15 @@ class StopRequests:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether an immediate stop was requested."""
         return self._second.is_set()
 
     def add(self) -> None:
-        """Adds a request."""
         (self._second if self._first.is_set() else self._first).set()
 
     async def wait(self) -> None:
-        """Returns at the first request."""
         await self._first.wait()
 
     async def wait_until_urgent(self) -> None:
-        """Returns at the second request."""
         await self._second.wait()
 
     @contextmanager
@@ -58,7 +54,6 @@ class ReloadRequests:
         self._is_closed = False
 
     def add(self) -> None:
-        """Adds a request."""
         if self._is_closed:
             _log.info("SIGHUP is ignored, since the server is stopping")
         self._requested.set()
@@ -69,7 +64,6 @@ class ReloadRequests:
         self._requested.clear()
 
     def close(self) -> None:
-        """Ignores further requests, with a line in the log."""
         self._is_closed = True
 
     @contextmanager

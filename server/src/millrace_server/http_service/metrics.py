@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -17,48 +18,27 @@ _CHANNEL_PREFIX = "millrace_channel_"
 _MILLISECONDS = 1000
 
 
+MeasuredT = TypeVar("MeasuredT")
+
+
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric of a channel."""
+class Measure(Generic[MeasuredT]):
+    """A metric of a channel, or of its files."""
 
     key: str
     """Its name in JSON, which is Flume's if Flume has the metric."""
-
     name: str
     """Its name for Prometheus, after `millrace_channel_`; `_total` is appended to a counter's."""
-
     help: str
-    """Its description."""
-
-    read: Callable[[Channel], float]
-    """Returns its current value."""
-
+    read: Callable[[MeasuredT], float]
     is_flumes: bool = False
     """Whether Flume has the same metric under this key."""
 
     def describe(self) -> str:
-        """Returns the help text, with Flume's name of the metric."""
         return f"{self.help} Flume: {self.key}." if self.is_flumes else self.help
 
 
-@dataclass(frozen=True, slots=True)
-class StoreMeasure:
-    """A metric of a channel's files."""
-
-    key: str
-    """Its name in JSON."""
-
-    name: str
-    """Its name for Prometheus, after `millrace_channel_`."""
-
-    help: str
-    """Its description."""
-
-    read: Callable[[FileStore], float]
-    """Returns its current value."""
-
-
-GAUGES = (
+GAUGES: tuple[Measure[Channel], ...] = (
     Measure("ChannelCapacity", "capacity_events", "Events that may be held.", lambda c: c.config.capacity, True),
     Measure("ChannelSize", "queued_events", "Events not taken.", lambda c: c.gauges().queued_events, True),
     Measure("TakenEvents", "taken_events", "Events that transactions have taken.", lambda c: c.gauges().taken_events),
@@ -74,7 +54,7 @@ GAUGES = (
     Measure("NextSequence", "next_sequence", "Sequence that comes next.", lambda c: c.next_sequence),
 )
 
-COUNTERS = (
+COUNTERS: tuple[Measure[Channel], ...] = (
     Measure("EventPutAttemptCount", "put_attempts", "Events offered.", lambda c: c.counters.put_attempts, True),
     Measure("EventPutSuccessCount", "put_successes", "Events stored.", lambda c: c.counters.put_successes, True),
     Measure("EventTakeAttemptCount", "take_attempts", "Events asked for.", lambda c: c.counters.take_attempts, True),
@@ -87,9 +67,9 @@ COUNTERS = (
 """Counters start at 0 when the server opens the channel."""
 
 
-STORE_GAUGES = (
-    StoreMeasure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
-    StoreMeasure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
+STORE_GAUGES: tuple[Measure[FileStore], ...] = (
+    Measure("LogBytes", "log_bytes", "Bytes that the log takes on the disk.", lambda store: store.log_bytes),
+    Measure("Segments", "segments", "Files of the log.", lambda store: store.segment_count),
 )
 
 
@@ -133,19 +113,14 @@ class ChannelCollector(Collector):
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each metric with one sample per channel."""
         yield from self._collect_hosted()
         channels = self._registry.channels()
-        for measure in GAUGES:
-            gauge = GaugeMetricFamily(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
+        measures = [(GaugeMetricFamily, one) for one in GAUGES] + [(CounterMetricFamily, one) for one in COUNTERS]
+        for family, measure in measures:
+            metric = family(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
             for channel in channels:
-                gauge.add_metric([channel.name], measure.read(channel))
-            yield gauge
-        for measure in COUNTERS:
-            counter = CounterMetricFamily(_CHANNEL_PREFIX + measure.name, measure.describe(), labels=["channel"])
-            for channel in channels:
-                counter.add_metric([channel.name], measure.read(channel))
-            yield counter
+                metric.add_metric([channel.name], measure.read(channel))
+            yield metric
         info = InfoMetricFamily(_CHANNEL_PREFIX.removesuffix("_"), "What a channel is.", labels=["channel"])
         for channel in channels:
             info.add_metric([channel.name], {"channel_id": channel.channel_id, "type": channel.config.type})
@@ -196,9 +171,7 @@ class _Count:
     name: str
     """Its name for Prometheus, after `millrace_component_` and before `_total`."""
     help: str
-    """Its description."""
     read: Callable[[Component], int]
-    """Returns its current value."""
 
 
 _COUNTS = (
@@ -241,7 +214,6 @@ class ComponentCollector(Collector):
         self._components = components
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each metric with one sample per component."""
         components = list(self._components)
         state = GaugeMetricFamily(
             _COMPONENT_PREFIX + "state",

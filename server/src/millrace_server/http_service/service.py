@@ -48,7 +48,6 @@ class HttpService:
         self._is_draining = False
 
     def app(self) -> Starlette:
-        """Returns the web application."""
         return Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -67,7 +66,6 @@ class HttpService:
         self._is_draining = True
 
     async def stop(self) -> None:
-        """Closes the port and all connections."""
         await self._server.stop()
 
     async def _healthz(self, _request: Request) -> Response:

@@ -29,8 +29,7 @@ class Address:
     def parse(cls, text: str) -> "Address":
         """Parses `host:port`; an IPv6 address must be in brackets, as in `[::1]:7070`.
 
-        Raises:
-            ValueError: The text is not an address; the message says what is wrong and what is allowed.
+        Raises ValueError, with what is wrong and what is allowed.
         """
         host, colon, port = text.rpartition(":")
         if not colon or not host:
@@ -77,13 +76,7 @@ def _check_host(host: str) -> str:
 async def open_socket(address: Address, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Returns a bound socket, which does not listen yet.
 
-    Args:
-        address: The address to bind.
-        setting: The setting that holds the address, for the error message.
-        kind: TCP or UDP.
-
-    Raises:
-        StartError: The port is in use, the host is not this machine's, or the process lacks the permission.
+    Raises StartError, which names the setting, if the address cannot be bound.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -107,11 +100,7 @@ async def open_socket(address: Address, setting: str, kind: socket.SocketKind = 
 
 
 async def check_is_free(address: Address, setting: str) -> None:
-    """Checks that a port can be bound, before code that cannot report why binding failed.
-
-    Raises:
-        StartError: It cannot be bound.
-    """
+    """Raises StartError if a port cannot be bound; for code that cannot report why binding failed."""
     (await open_socket(address, setting)).close()
 
 

@@ -32,12 +32,7 @@ class HttpLimits(NamedTuple):
 
 
 class EmbeddedHttp:
-    """A web application on a socket.
-
-    Args:
-        app: The application.
-        limits: The limits on clients.
-    """
+    """A web application on a socket."""
 
     def __init__(self, app: Starlette, limits: HttpLimits) -> None:
         self._server = _UvicornServer(_UvicornConfig(app, limits))

@@ -38,13 +38,8 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then stops gracefully, or at once on a second signal. SIGHUP reloads.
 
-    Args:
-        settings: The configuration.
-        address_file: The file to write both addresses to once the server accepts connections.
-        load_again: Reads the configuration file again; None if there is none.
-
-    Raises:
-        StartError: The server could not start; everything that it opened is closed.
+    Writes both addresses to `address_file` once the server accepts connections. Raises StartError if the server could
+    not start; everything that it opened is closed.
     """
     stops, reloads = StopRequests(), ReloadRequests()
     with stops.from_signals(), reloads.from_signals(), locked_data_dir(settings.server.data_dir):
@@ -111,16 +106,9 @@ _MODE = 0o644
 
 @contextmanager
 def published_addresses(path: Path | None, addresses: dict[str, str]) -> Iterator[None]:
-    """Writes addresses to a file, as JSON, atomically.
+    """Writes the address of each protocol to a file as JSON, atomically; raises StartError if that is not possible.
 
     The file is removed at the end, unless another server has overwritten it.
-
-    Args:
-        path: The file; None to write none.
-        addresses: `host:port` by protocol.
-
-    Raises:
-        StartError: The file cannot be written.
     """
     if path is None:
         yield

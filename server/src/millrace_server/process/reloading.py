@@ -40,15 +40,7 @@ class _Report:
 
 
 class Reloader:
-    """Applies changes of the configuration to a running server.
-
-    Args:
-        settings: The configuration at the start of the server.
-        load: Reads the configuration file again, on another thread; None if there is none.
-        registry: The channels.
-        catalog: The channels that CreateChannel created, which a reload leaves alone.
-        agent: The flows.
-    """
+    """Applies changes of the configuration to a running server."""
 
     def __init__(
         self,

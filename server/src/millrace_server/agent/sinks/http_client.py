@@ -25,7 +25,6 @@ class HttpResponse(NamedTuple):
 
     status: int
     retry_after: str | None
-    """The header; None if there is none."""
     body_start: bytes
 
 
@@ -38,13 +37,7 @@ class _ClosedError(HttpConnectionError):
 
 
 class HttpClient:
-    """Posts to one URL.
-
-    Args:
-        url: Of the requests.
-        connect_seconds_max: How long connecting may take.
-        tls: For https.
-    """
+    """Posts to one URL."""
 
     def __init__(self, url: SplitResult, connect_seconds_max: float, tls: ssl.SSLContext | None) -> None:
         assert url.hostname is not None, "checked with the configuration"
@@ -57,10 +50,9 @@ class HttpClient:
         self._connection: _Connection | None = None
 
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes) -> HttpResponse:
-        """Sends a request and reads the response. A caller that cancels this must close the client.
+        """Sends a request and reads the response; raises HttpConnectionError if there is none.
 
-        Raises:
-            HttpConnectionError: There is no response.
+        A caller that cancels this must close the client.
         """
         headers = [("Host", self._host_header), ("Content-Length", str(len(body))), *headers]
         request = h11.Request(method="POST", target=self._target, headers=headers)

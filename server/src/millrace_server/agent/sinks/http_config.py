@@ -24,11 +24,7 @@ _RETRIED = {401, 403, 404, 405, 407, 408, 425, 429}
 
 
 def split_url(text: str) -> SplitResult:
-    """Returns the parts of a URL.
-
-    Raises:
-        ValueError: It is no HTTP URL; the message is a sentence for the configuration's problems.
-    """
+    """Returns the parts of a URL; raises ValueError with a sentence about the setting if it is no HTTP URL."""
     parts = _split(text) if _URL.fullmatch(text) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "#" in text:
         raise ValueError(

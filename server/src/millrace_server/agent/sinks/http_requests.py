@@ -63,9 +63,6 @@ class RequestPlanner:
     """Cuts deliveries into requests, and leaves out events that the receiver has accepted already.
 
     Remembers the outcomes of one channel's requests for the life of the process.
-
-    Args:
-        is_single: Whether each request has one event.
     """
 
     def __init__(self, *, is_single: bool) -> None:
@@ -110,11 +107,9 @@ class RequestPlanner:
         self._in_doubt = (request[0].first_sequence, request[-1].end_sequence - 1)
 
     def record_rejected(self) -> None:
-        """Records that the receiver has rejected the request."""
         self._in_doubt = None
 
     def record_accepted(self, request: Sequence[StoredBatch]) -> None:
-        """Records that the receiver has accepted the request."""
         self._in_doubt = None
         for batch in request:
             self._accepted.add(batch.first_sequence, batch.end_sequence - 1)

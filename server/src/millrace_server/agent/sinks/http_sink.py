@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-from millrace_server.agent.channel_reader import ChannelReader, Delivery, EventsRejectedError
+from millrace_server.agent.channel_reader import ChannelReader, EventsRejectedError
 from millrace_server.agent.sinks.http_client import HttpClient, HttpConnectionError, HttpResponse
 from millrace_server.agent.sinks.http_config import HttpSinkConfig, split_url
 from millrace_server.agent.sinks.http_requests import CONTENT_TYPES, RequestPlanner, encode, idempotency_key
@@ -31,13 +31,13 @@ class HttpSink:
             self._headers["Content-Encoding"] = "gzip"
 
     async def run(self, reader: ChannelReader) -> None:
-        """See `Sink.run`."""
         tls = await asyncio.to_thread(self._tls) if self._url.scheme == "https" else None
         client = HttpClient(self._url, self._config.connect_seconds_max, tls)
         try:
             while (delivery := await reader.take(self._config.request_bytes_max)) is not None:
                 try:
-                    await self._send_all(client, delivery)
+                    for request in self._planner.requests(delivery.channel_id, delivery.batches):
+                        await self._send(client, delivery.channel_id, request)
                 except EventsRejectedError as error:
                     await reader.reject(delivery, error)
                 else:
@@ -50,10 +50,6 @@ class HttpSink:
             return ssl.create_default_context(cafile=self._config.ca_file)
         except OSError as error:
             raise ComponentError(f"ca_file {self._config.ca_file} cannot be read: {error}") from None
-
-    async def _send_all(self, client: HttpClient, delivery: Delivery) -> None:
-        for request in self._planner.requests(delivery.channel_id, delivery.batches):
-            await self._send(client, delivery.channel_id, request)
 
     async def _send(self, client: HttpClient, channel_id: str, request: Sequence[StoredBatch]) -> None:
         is_compressed = self._config.compression == "gzip"

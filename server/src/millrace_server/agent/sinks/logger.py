@@ -31,13 +31,7 @@ class LoggerSinkConfig(NonRejectingSinkConfig):
 
 
 class LoggerSink(BatchSink):
-    """Logs events.
-
-    Args:
-        name: The sink's.
-        config: What is logged.
-        clock: Returns monotonic seconds.
-    """
+    """Logs events."""
 
     def __init__(self, name: str, config: LoggerSinkConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config

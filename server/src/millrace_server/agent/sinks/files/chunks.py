@@ -35,8 +35,6 @@ class EventChunk:
     """Events with contiguous sequences.
 
     Attributes:
-        first_sequence: The first event's sequence.
-        columns: The events.
         record_batch: The events as Arrow; the Parquet writer caches it here, since several files may take parts of it.
     """
 
@@ -79,11 +77,7 @@ class EventChunk:
 
 
 def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
-    """Yields the events of batches in their order.
-
-    Args:
-        batches: For each batch its first event's sequence, and its events as a serialized EventColumns.
-    """
+    """Yields the events of batches, each given by its first sequence and its serialized EventColumns."""
     small: list[EventChunk] = []
     for first_sequence, raw in batches:
         columns = event_pb2.EventColumns.FromString(raw)  # type: ignore[arg-type] # its stubs know bytes only

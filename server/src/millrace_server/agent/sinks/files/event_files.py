@@ -50,13 +50,6 @@ class EventFiles:
     """Writes deliveries into files, and finishes the files.
 
     All methods block. After an error its state is undefined: close it, and open another one.
-
-    Args:
-        directory: The sink's own state.
-        make_target: Creates the target of finished files, from the identity of the sink.
-        partitioner: Maps events to directories.
-        files: The open files; none yet.
-        names: The names of finished files.
     """
 
     def __init__(
@@ -84,9 +77,8 @@ class EventFiles:
     def open(self) -> None:
         """Removes what an earlier run left unfinished, and reads what it finished.
 
-        Raises:
-            OSError: The target, or the sink's own directory, cannot be used.
-            ComponentError: An earlier run is still at work, or its receipts cannot be read.
+        Raises OSError if a directory cannot be used, and ComponentError if an earlier run is still at work or its
+        receipts cannot be read.
         """
         owner = self._directory.open()
         self._target = self._make_target(owner)
@@ -102,11 +94,8 @@ class EventFiles:
     def write(self, delivery: int, channel_id: str, batches: Iterable[tuple[int, Buffer]], now: float) -> WriteResult:
         """Writes a delivery's events, except those that an earlier run has finished.
 
-        Args:
-            delivery: Its number; that of the earlier delivery that it was joined to.
-            channel_id: The id of its channel.
-            batches: For each batch the first sequence, and the events as a serialized EventColumns.
-            now: The time on the clock for due files.
+        The number of a delivery is that of the earlier one that it was joined to. Each batch has its first sequence and
+        its serialized EventColumns.
         """
         if channel_id != self._channel_id:
             self._finish(self._files)

@@ -75,12 +75,7 @@ class OpenFile:
 
     Attributes:
         directory: The directory of the finished file.
-        staged: Its path while it is open.
-        ranges: The sequences of its events.
-        event_count: The number of its events.
         deliveries: The numbers of the deliveries with events in it.
-        opened_at: The time of its first event.
-        written_at: The time of its last event.
     """
 
     def __init__(
@@ -144,12 +139,7 @@ class OpenFile:
 
 
 class OpenFiles:
-    """All open files of a sink.
-
-    Args:
-        limits: When they are finished.
-        make_writer: Creates the writer of a file's format.
-    """
+    """All open files of a sink."""
 
     def __init__(self, limits: RollLimits, make_writer: Callable[[BinaryIO], EventWriter]) -> None:
         self._limits = limits
@@ -182,7 +172,6 @@ class OpenFiles:
         return self._limits.event_count - file.event_count
 
     def is_full(self, file: OpenFile) -> bool:
-        """Whether a file has reached its event or size limit."""
         return file.event_count >= self._limits.event_count or file.file_bytes >= self._limits.file_bytes
 
     def due_at(self, file: OpenFile) -> float:

@@ -17,8 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def read_time(text: str) -> int | None:
     """Parses a header's time; returns whole seconds since 1970, or None if it is no time within the calendar.
 
-    Args:
-        text: Milliseconds since 1970, or an ISO 8601 date and time; without an offset it is UTC.
+    The text is milliseconds since 1970, or an ISO 8601 date and time; without an offset it is UTC.
     """
     try:
         seconds = int(text) // 1_000 if text.isdecimal() else _seconds_of(datetime.fromisoformat(text))
@@ -42,7 +41,6 @@ class TimeRule(NamedTuple):
     """How a time is formatted in a path."""
 
     zone: tzinfo
-    """The time zone."""
     round_seconds: int
     """Times are rounded down to a multiple of this, counted from midnight."""
 
@@ -92,10 +90,9 @@ class PathTemplate(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PathTemplate":
-        """Parses a template; `{{` and `}}` stand for braces.
+        """Parses a template, in which `{{` and `}}` stand for braces.
 
-        Raises:
-            ValueError: It is invalid; the message is a sentence for the configuration's problems.
+        Raises ValueError, with a sentence about the setting, if it is invalid.
         """
         match = _SCHEME.match(text)
         scheme = match["scheme"] if match and match["scheme"] != "file" else ""
@@ -122,17 +119,12 @@ class PathTemplate(NamedTuple):
 
     @property
     def has_time(self) -> bool:
-        """Whether it has a placeholder for a time."""
         return any(isinstance(part, TimeField) for part in self.parts)
 
     def fill(self, headers: dict[str, str | None], seconds: int | None, rule: TimeRule, missing: str) -> str:
         """Returns the path for events with these headers and this time.
 
-        Args:
-            headers: The value of each of `header_keys`.
-            seconds: The time in seconds since 1970; None: unknown.
-            rule: The format of times.
-            missing: Replaces a missing header or time.
+        There is a value for each of `header_keys`; `missing` replaces a missing header or an unknown time.
         """
 
         def show(part: Part) -> str:
@@ -215,9 +207,7 @@ class PathRules(NamedTuple):
     """How the path of an event is built."""
 
     template: PathTemplate
-    """The path."""
     times: TimeRule
-    """The format of times in it."""
     time_header: str
     """The header with an event's time."""
     missing: str
@@ -227,12 +217,7 @@ class PathRules(NamedTuple):
 
 
 class Partitioner:
-    """Partitions events by the directory of their file.
-
-    Args:
-        rules: How the paths are built.
-        clock: Returns seconds since 1970.
-    """
+    """Partitions events by the directory of their file."""
 
     def __init__(self, rules: PathRules, clock: Callable[[], float] = time.time) -> None:
         self._rules = rules
@@ -241,7 +226,6 @@ class Partitioner:
         self._path_of = lru_cache(CACHED_PATHS_MAX)(self._make_path)
 
     def split(self, chunk: EventChunk) -> dict[str, Rows]:
-        """Returns the rows of each directory."""
         constants = [value for key in self._keys if not isinstance(value := chunk.headers.get(key), list)]
         seconds = self._seconds(chunk)
         if not isinstance(seconds, list) and len(constants) == len(self._keys):

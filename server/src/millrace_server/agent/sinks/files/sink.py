@@ -27,7 +27,6 @@ class FilesSinkSettings(NamedTuple):
     """Settings of a sink beside those of its files."""
 
     name: str
-    """Its name in the configuration."""
     target: str
     """The directory of its files, for messages."""
     join_events_max: int
@@ -37,12 +36,7 @@ class FilesSinkSettings(NamedTuple):
 
 
 class FilesSink:
-    """Writes events into files, and settles their deliveries once the files have their final names.
-
-    Args:
-        settings: Its settings.
-        make_files: Creates what writes the files; each run has its own, with its own thread.
-    """
+    """Writes events into files, and settles their deliveries once the files have their final names."""
 
     def __init__(self, settings: FilesSinkSettings, make_files: Callable[[], EventFiles]) -> None:
         self._settings = settings
@@ -51,9 +45,8 @@ class FilesSink:
     async def run(self, reader: ChannelReader) -> None:
         """Takes deliveries until there are no more; then finishes and settles everything.
 
-        Raises:
-            ComponentError: The files cannot be written now. Unfinished ones are removed; the next run writes them.
-            MillraceError: The channel cannot be read, or deliveries cannot be settled, now.
+        Raises ComponentError if the files cannot be written now: unfinished ones are removed, and the next run writes
+        them. Raises MillraceError if the channel cannot be read, or deliveries cannot be settled, now.
         """
         settings = self._settings
         stalled = f"the file system of {settings.target} has not answered for {settings.stall_seconds:g} seconds"
@@ -82,11 +75,7 @@ class _Run:
         self._due_at: float | None = None
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Calls a method of the files on their thread.
-
-        Raises:
-            ComponentError: It failed, or takes too long.
-        """
+        """Calls a method of the files on their thread; raises ComponentError if it failed or takes too long."""
         try:
             return await self._worker.call(function)
         except OSError as error:
@@ -178,13 +167,7 @@ async def _settle_all(deliveries: Sequence[Delivery]) -> None:
 
 
 class FileWorker:
-    """Calls file operations one after another on a thread of its own, and limits the wait for each.
-
-    Args:
-        name: The thread's name.
-        stall_seconds: The longest wait for one call.
-        stalled: The error sentence after that time.
-    """
+    """Calls file operations one after another on a thread of its own, and limits the wait for each."""
 
     def __init__(self, name: str, stall_seconds: float, stalled: str) -> None:
         self._stall_seconds = stall_seconds
@@ -194,8 +177,7 @@ class FileWorker:
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Calls a function; returns what it returns, or raises what it raises.
 
-        Raises:
-            ComponentError: It takes too long. It goes on nevertheless, and later calls wait for its end.
+        Raises ComponentError if it takes too long. It goes on nevertheless, and later calls wait for its end.
         """
         result = self._thread.submit(function)
         await asyncio.wait({result}, timeout=self._stall_seconds)
@@ -211,14 +193,7 @@ class FileWorker:
 
 
 class UnsettledDeliveries:
-    """Deliveries whose events are not all in finished files, numbered from 1 in the order of arrival.
-
-    Args:
-        join_events_max: Small consecutive deliveries are joined up to this many events.
-
-    Attributes:
-        end_sequence: One past the highest sequence that was ever added.
-    """
+    """Deliveries whose events are not all in finished files, numbered from 1 in the order of arrival."""
 
     def __init__(self, join_events_max: int) -> None:
         self._join_events_max = join_events_max

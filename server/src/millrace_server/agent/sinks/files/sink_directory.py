@@ -25,10 +25,6 @@ class SinkDirectory:
 
     A run whose file system hung may still be writing its last file long after the next run has begun; the lock keeps
     them apart.
-
-    Args:
-        path: Created if it is missing.
-        sink_name: The sink's name in the configuration.
     """
 
     def __init__(self, path: Path, sink_name: str) -> None:
@@ -39,9 +35,7 @@ class SinkDirectory:
     def open(self) -> str:
         """Locks the directory until `close`; returns the identity of the sink, which is unique and never changes.
 
-        Raises:
-            ComponentError: An earlier run is still at work.
-            OSError: The directory cannot be used.
+        Raises ComponentError if an earlier run is still at work.
         """
         make_directories(self.path)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,17 +68,13 @@ class FileReceipt(NamedTuple):
     """Which events a file holds."""
 
     path: str
-    """The file's final name."""
     file_bytes: int
-    """Its size."""
     channel_id: str
-    """The id of the events' channel."""
     ranges: Sequence[tuple[int, int]]
     """The events' sequences, as ranges with both ends included."""
 
     @property
     def last_sequence(self) -> int:
-        """The highest of the sequences."""
         return max(last for _, last in self.ranges)
 
 
@@ -93,9 +83,6 @@ class ReceiptStore:
 
     A receipt is PREPARED before its file gets its final name, and CONFIRMED afterwards. If a crash left it prepared, it
     counts as confirmed if its file is there. A confirmed one stays valid even if its file was moved away since.
-
-    Args:
-        directory: The receipts' directory; created if it is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -105,9 +92,7 @@ class ReceiptStore:
     def open(self) -> "list[tuple[Path, FileReceipt, bool]]":
         """Reads the receipts; returns each with its own path, and whether it is confirmed.
 
-        Raises:
-            OSError: They cannot be read or written.
-            ComponentFailedError: A receipt is damaged, or of a later version.
+        Raises ComponentFailedError if a receipt is damaged, or of a later version.
         """
         make_directories(self._directory)
         for begun in self._directory.glob("*.tmp"):

@@ -24,14 +24,9 @@ class FileTarget(Protocol):
         """Prepares the target, and removes what an earlier run of the same sink left unfinished."""
 
     def publish(self, staged: Path, path: str) -> None:
-        """Gives a written and synced file its final name, durably. No reader sees a partial file under that name.
+        """Gives a synced file in `staging` its final name, durably. No reader sees a partial file under that name.
 
-        Args:
-            staged: The file, in `staging`.
-            path: Its final name, which was free just before.
-
-        Raises:
-            FileExistsError: The name is taken now, and nothing was changed. Not every file system detects this.
+        Raises FileExistsError if the name is taken now, and nothing was changed. Not every file system detects this.
         """
 
     def size_of(self, path: str) -> int | None:
@@ -53,7 +48,6 @@ class LocalTarget:
     Args:
         root: The common directory of all files. It must exist: if a disk is not mounted, nothing must be written into
             its mount point.
-        owner: Identifies the sink among all that use the directory.
     """
 
     def __init__(self, root: Path, owner: str) -> None:
@@ -113,7 +107,6 @@ class FileSystem(NamedTuple):
     """An fsspec file system."""
 
     files: Any
-    """The fsspec object."""
     path_of: Callable[[str], str]
     """Returns its path for a URL."""
 
@@ -139,12 +132,6 @@ class RemoteTarget:
 
     Files are written on this machine and uploaded as a whole. An upload to S3 becomes visible when it is complete, so
     it uses the final name directly. Elsewhere it uses a hidden name, which is renamed.
-
-    Args:
-        make: Creates the file system.
-        root: The URL of the common directory of all files, such as `s3://bucket/events`.
-        owner: Identifies the sink among all that use the directory.
-        staging: A directory on this machine for incomplete files.
     """
 
     def __init__(self, make: Callable[[], FileSystem], root: str, owner: str, staging: Path) -> None:

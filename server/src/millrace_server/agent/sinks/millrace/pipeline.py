@@ -42,9 +42,7 @@ class RefusedError(Exception):
     Deliveries behind it are back in their channel.
 
     Attributes:
-        error: Why.
         delivery: The refused delivery, still out of its channel: the first one that was not stored.
-        event_count: Events of the refused request.
         has_condition: Whether the request required that another event was stored before.
         was_alone: Whether no other delivery was in progress when it was sent.
         unanswered_count: Deliveries in progress when it was refused, this one included.
@@ -73,9 +71,6 @@ class Pipeline:
     """Forwards deliveries in order, several at once, and settles each once it is stored.
 
     Args:
-        target: The channel that they go to.
-        reader: The channel that they come from.
-        limits: The limits.
         on_success: Called for each delivery that the target has stored, and when the target was idle but connected.
     """
 

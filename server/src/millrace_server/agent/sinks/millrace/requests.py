@@ -34,11 +34,6 @@ class RequestEncoder:
 
     Each request but the first names the event that it follows. So if one of them is refused, all requests sent behind
     it without waiting for its answer are refused too, and nothing overtakes it.
-
-    Args:
-        target_channel: The channel that they go to.
-        capacity: The most events that the target accepts at once.
-        events_max: The most events of a request, after larger requests were refused.
     """
 
     def __init__(self, target_channel: str, capacity: int, events_max: int) -> None:
@@ -58,7 +53,6 @@ class RequestEncoder:
         ]
 
     def note_stored(self) -> None:
-        """Counts a stored delivery."""
         self._stored_count += 1
         if self._stored_count % DELIVERIES_BEFORE_GROWTH == 0:
             self._events_max = min(2 * self._events_max, self._capacity)
@@ -122,11 +116,7 @@ def _columns(run: list[StoredBatch]) -> Iterator[tuple[int, int, Buffer]]:
 
 
 class ColumnsJoiner:
-    """Joins columns without touching an event, so that small batches need no request, commit and sync of their own.
-
-    Attributes:
-        count: Events added so far.
-    """
+    """Joins columns without touching an event, so that small batches need no request, commit and sync of their own."""
 
     def __init__(self) -> None:
         self._counts: list[int] = []
@@ -162,7 +152,6 @@ class ColumnsJoiner:
         )
 
     def build(self) -> event_pb2.EventColumns:
-        """Returns everything that was added as one."""
         return event_pb2.EventColumns(
             count=self.count,
             body_sizes=self._body_sizes,

@@ -23,10 +23,6 @@ class ForwardingSink:
     The id of an event's channel and its sequence there identify it, and the target stores each identity once. So after
     any interruption the sink sends again from the oldest event that was not settled: the target drops events that it
     has stored without an answer, or that the sink did not settle before a crash.
-
-    Args:
-        config: The configuration.
-        directory: Where the sink remembers its server.
     """
 
     def __init__(self, config: MillraceSinkConfig, directory: Path) -> None:
@@ -79,11 +75,7 @@ class _Forwarding:
                 return
 
     async def _adapt(self, refused: RefusedError) -> None:
-        """Changes the limits so that the next stream gets further than the last one.
-
-        Raises:
-            ComponentError: No other limits would help.
-        """
+        """Changes the limits so that the next stream gets further; raises ComponentError if none would help."""
         error = refused.error
         rejection = EventsRejectedError(f"{self._target.endpoint}: {error.reason}: {error.message}")
         match error:

@@ -55,12 +55,6 @@ class Endpoints:
 
     A server may have stored events that it never answered for, and only the same server drops them when they are sent
     again. So the sink stays with its server as long as it can, also across restarts.
-
-    Args:
-        endpoints: All servers, in order.
-        failover_seconds: How long a server must have failed before the sink moves to the next one.
-        directory: Where the current server is remembered.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -83,7 +77,6 @@ class Endpoints:
         return self._current
 
     def note_success(self) -> None:
-        """Notes that the current server has stored events."""
         self._failing_since = None
 
     def note_failure(self, silent_seconds: float = 0.0) -> None:
@@ -119,8 +112,6 @@ class TargetChannel:
     """A channel of a server that answers.
 
     Attributes:
-        endpoint: The server's address.
-        channel: The channel's name.
         channel_id: The channel's unique id; empty while the server replays its log.
         transaction_capacity: The most events that it accepts at once.
     """
@@ -133,22 +124,17 @@ class TargetChannel:
         self.transaction_capacity = max(found.config.transaction_capacity, 1)
 
     def append_session(self) -> AsyncAppendSession[Any]:
-        """Starts an AppendStream."""
         return AsyncAppendSession(self._connection, ErrorTranslator(self.endpoint), self.channel)
 
     def component_error(self, error: MillraceError) -> ComponentError:
-        """Returns the error for the sink's state."""
         return _component_error(error, self.endpoint, self.channel)
 
 
 @asynccontextmanager
 async def connected(endpoint: str, channel: str, timeout_seconds: float) -> AsyncGenerator[TargetChannel]:
-    """Connects to a server and finds a channel there, so that nothing is taken for a server that cannot be reached.
+    """Connects to a server and finds a channel there; raises ComponentError if that fails.
 
-    Resolves the name each time, since a server may have moved.
-
-    Raises:
-        ComponentError: The server does not answer, or does not have the channel.
+    So nothing is taken for a server that cannot be reached. Resolves the name each time, since a server may have moved.
     """
     async with aio.insecure_channel(endpoint, options=_OPTIONS) as connection:
         yield TargetChannel(connection, endpoint, await _find(connection, endpoint, channel, timeout_seconds))
@@ -168,12 +154,9 @@ async def _find(
             raise AnswerTimeoutError(f"{endpoint} does not answer", timeout_seconds) from None
         raise _component_error(ErrorTranslator(endpoint).from_rpc(error, channel), endpoint, channel) from None
     if answer.channel.state in _OUT_OF_ORDER:
-        raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {_fault(answer.channel)}")
+        fault = answer.channel.fault or _OUT_OF_ORDER[answer.channel.state]
+        raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {fault}")
     return answer.channel
-
-
-def _fault(found: admin_service_pb2.Channel) -> str:
-    return found.fault or _OUT_OF_ORDER[found.state]
 
 
 def _component_error(error: MillraceError, endpoint: str, channel: str) -> ComponentError:
