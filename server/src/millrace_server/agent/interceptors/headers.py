@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -78,17 +78,8 @@ class HostConfig(InterceptorConfig):
     """Whether an event that already has the header keeps its value."""
 
     def make(self) -> Interceptor:
-        return _Host(self, socket.gethostname() if self.use == "name" else outbound_address())
-
-
-class _Host(QuickInterceptor):
-    def __init__(self, config: HostConfig, value: str) -> None:
-        self._config = config
-        self._value = value
-
-    def intercept(self, table: EventTable) -> EventTable:
-        table.give(self._config.header, self._value, preserve_existing=self._config.preserve_existing)
-        return table
+        host = socket.gethostname() if self.use == "name" else outbound_address()
+        return _Static({self.header: host}, preserve_existing=self.preserve_existing)
 
 
 def outbound_address() -> str:
@@ -142,15 +133,14 @@ class StaticConfig(InterceptorConfig):
         return headers
 
     def make(self) -> Interceptor:
-        return _Static(self)
+        own = {self.key: self.value} if self.key is not None and self.value is not None else {}
+        return _Static({**self.headers, **own}, preserve_existing=self.preserve_existing)
 
 
 class _Static(QuickInterceptor):
-    def __init__(self, config: StaticConfig) -> None:
-        self._preserves = config.preserve_existing
-        self._headers = dict(config.headers)
-        if config.key is not None and config.value is not None:
-            self._headers[config.key] = config.value
+    def __init__(self, headers: Mapping[str, str], *, preserve_existing: bool) -> None:
+        self._headers = headers
+        self._preserves = preserve_existing
 
     def intercept(self, table: EventTable) -> EventTable:
         for key, value in self._headers.items():

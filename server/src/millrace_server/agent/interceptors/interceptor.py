@@ -48,16 +48,14 @@ class QuickInterceptor(ABC):
     """An interceptor whose duration does not depend on the number of events; it runs on the event loop."""
 
     @abstractmethod
-    def intercept(self, table: EventTable) -> EventTable:
-        """See `Interceptor.intercept`."""
+    def intercept(self, table: EventTable) -> EventTable: ...
 
 
 class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid"):
     """Base of all interceptors' settings."""
 
     @abstractmethod
-    def make(self) -> Interceptor:
-        """Returns the interceptor for one source."""
+    def make(self) -> Interceptor: ...
 
 
 class CustomInterceptorConfig(InterceptorConfig):

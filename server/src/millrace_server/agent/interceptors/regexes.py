@@ -26,11 +26,7 @@ DefaultT = TypeVar("DefaultT")
 
 
 def compile_pattern(pattern: str) -> "regex.Pattern[str]":
-    """Returns the compiled pattern.
-
-    Raises:
-        ValueError: The pattern is invalid; the message is a sentence for the configuration's problems.
-    """
+    """Returns the compiled pattern; raises ValueError with a sentence for the configuration's problems."""
     try:
         return regex.compile(pattern)
     except (regex.error, OverflowError, RecursionError) as error:
@@ -50,26 +46,19 @@ class Regex:
     """A regular expression whose matches have a time limit.
 
     Some patterns take practically for ever on some texts, and the author of a text may exploit that. The library
-    `regex` has a timeout, which `re` lacks; it also releases the GIL while it searches.
+    `regex` has a timeout, which `re` lacks; it also releases the GIL while it searches. All methods raise TimeoutError.
     """
 
     def __init__(self, pattern: str) -> None:
         self._compiled = compile_pattern(pattern)
 
     def search(self, text: str) -> "regex.Match[str] | None":
-        """Returns the first match.
-
-        Raises:
-            TimeoutError: The search took too long.
-        """
         return self._compiled.search(text, timeout=MATCH_SECONDS_MAX)
 
     def matches_whole(self, text: str) -> bool:
-        """Whether the entire text matches; raises as `search` does."""
         return self._compiled.fullmatch(text, timeout=MATCH_SECONDS_MAX) is not None
 
     def replace(self, text: str, replacement: "str | Callable[[regex.Match[str]], str]") -> str:
-        """Returns the text with all matches replaced; raises as `search` does."""
         return self._compiled.sub(replacement, text, timeout=MATCH_SECONDS_MAX)
 
 

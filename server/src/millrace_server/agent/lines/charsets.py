@@ -24,11 +24,7 @@ _BOMS = {
 
 
 class LineDecodeError(Exception):
-    """Raised when a line is not valid in its charset and `decode_errors` is FAIL.
-
-    Attributes:
-        line_index: The index of the line, from 0.
-    """
+    """Raised when a line is not valid in its charset and `decode_errors` is "fail"."""
 
     def __init__(self, line_index: int, reason: str) -> None:
         super().__init__(reason)
@@ -43,8 +39,6 @@ class Charset:
         codec: Python's name of the charset.
         bom: The byte order mark at the beginning of the text, or nothing.
         unit_bytes: Characters begin at multiples of this number of bytes.
-        newline: An encoded line feed.
-        carriage_return: An encoded carriage return.
     """
 
     codec: str
@@ -76,11 +70,7 @@ class Charset:
         return self.codec == _UTF_8
 
     def split(self, text: bytes, offset: int) -> list[bytes]:
-        """Splits text, which begins at an offset of the whole input, at its line feeds.
-
-        Returns:
-            The lines without their line feeds; the last one is unfinished and may be empty.
-        """
+        """Splits text, which begins at an offset of the whole input, at its line feeds; the last line is unfinished."""
         pieces = text.split(self.newline)
         if self.unit_bytes == 1 or len(pieces) == 1:
             return pieces
@@ -107,11 +97,7 @@ class Charset:
         return piece[: len(piece) - len(unfinished)] if len(unfinished) < _CHARACTER_BYTES_MAX else piece
 
     def to_utf_8(self, lines: Sequence[bytes], errors: DecodeErrors) -> Sequence[bytes]:
-        """Returns the same lines in UTF-8.
-
-        Raises:
-            LineDecodeError: A line is not valid in this charset, and `errors` is "fail".
-        """
+        """Returns the same lines in UTF-8; raises LineDecodeError if a line is invalid and `errors` is "fail"."""
         if self.is_utf_8 and (errors == "keep" or _is_utf_8(b"\n".join(lines))):
             return lines
         return [self._to_utf_8(index, line, errors) for index, line in enumerate(lines)]

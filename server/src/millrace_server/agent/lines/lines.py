@@ -19,7 +19,6 @@ class Lines:
 
     Attributes:
         skipped_bytes: Bytes of dropped lines before the first event.
-        bodies: The events' bodies.
         sizes: The number of bytes that each event covers.
     """
 
@@ -49,9 +48,7 @@ class Lines:
     def parts(self, events_max: int, body_bytes_max: int | None = None) -> "Iterator[Lines]":
         """Yields the same events in order, in parts within these limits; nothing if no bytes are covered.
 
-        Args:
-            events_max: The maximum number of events in a part.
-            body_bytes_max: The maximum size of the bodies in a part, unless it is a single event.
+        A single event may exceed `body_bytes_max`.
         """
         start, skipped_bytes = self.start, self.skipped_bytes
         if body_bytes_max is None or sum(map(len, self.bodies)) <= body_bytes_max:
@@ -109,11 +106,7 @@ class LineFramer:
     the maximum length of a line is buffered.
 
     Args:
-        config: What to do with lines that are too long.
         offset: The position of the first byte in the whole input; a line begins there.
-
-    Attributes:
-        long_line_count: Lines so far that were too long.
     """
 
     def __init__(self, charset: Charset, config: LinesConfig, offset: int) -> None:
@@ -259,6 +252,4 @@ class _LongLine(NamedTuple):
     """The part of an unfinished, too long line that is no longer buffered; it precedes the buffer."""
 
     body: bytes
-    """The body of its event."""
     size: int
-    """The number of its bytes."""

@@ -19,10 +19,6 @@ class MultilineAggregator:
 
     The first line always begins an event.
 
-    Args:
-        config: Which lines belong together.
-        offset: The position of the first line in the whole input.
-
     Attributes:
         position: The position of the pending event.
         pending_bytes: The size of its body so far.
@@ -42,14 +38,13 @@ class MultilineAggregator:
         return bool(self._pending_lines)
 
     def feed(self, lines: Lines) -> Lines:
-        """Returns the events that these lines complete.
-
-        Args:
-            lines: The next lines, in UTF-8.
-        """
+        """Returns the events that these lines, which must be UTF-8, complete."""
         config = self._config
         builder = LinesBuilder(self.position)
-        self._skip(builder, lines.skipped_bytes)
+        if self._pending_lines:
+            self._pending_size += lines.skipped_bytes
+        else:
+            builder.skip(lines.skipped_bytes)
         for line, size in zip(lines.bodies, lines.sizes, strict=True):
             is_meant = self._matches(line) is not config.negate
             is_first = is_meant if config.role == "begins" else not is_meant
@@ -83,12 +78,6 @@ class MultilineAggregator:
                 self._has_warned = True
             return False
 
-    def _skip(self, builder: LinesBuilder, size: int) -> None:
-        if self._pending_lines:
-            self._pending_size += size
-        else:
-            builder.skip(size)
-
     def _end_event(self, builder: LinesBuilder) -> None:
         builder.add(b"\n".join(self._pending_lines), self._pending_size)
         self._pending_lines = []
@@ -118,7 +107,8 @@ class LineSplitter:
 
     Attributes:
         position: One past the last byte covered by the emitted events.
-        failure: The error that the next call will raise, or None.
+        failure: The error that the next call will raise, since the line after the emitted events is not valid in its
+            charset; or None.
     """
 
     def __init__(self, config: LinesConfig, offset: int = 0, head: bytes = b"") -> None:
@@ -154,11 +144,7 @@ class LineSplitter:
         return self._stages.framer.long_line_count if self._stages else 0
 
     def feed(self, data: bytes) -> Lines:
-        """Returns the events that these bytes complete.
-
-        Raises:
-            LinesError: The line after the emitted events is not valid in its charset.
-        """
+        """Returns the events that these bytes complete; raises `failure` if there is one."""
         self._raise_failure()
         if self._stages is None:
             # A byte order mark may arrive in several chunks, too.
@@ -175,10 +161,9 @@ class LineSplitter:
         return self._emit([aggregator.finish()] if aggregator else [])
 
     def finish(self) -> Lines:
-        """Returns everything that is left, including the last line. Bytes fed afterwards begin a new event.
+        """Returns everything that is left, including the last line; raises `failure` if there is one.
 
-        Raises:
-            LinesError: The line after the emitted events is not valid in its charset.
+        Bytes fed afterwards begin a new event.
         """
         self._raise_failure()
         events = []

@@ -20,27 +20,19 @@ ChunkT = TypeVar("ChunkT")
 
 
 class ReadAhead(Generic[ChunkT]):
-    """Reads the next chunk while the current one is in use.
-
-    Args:
-        read: Returns the next chunk, or None at the end.
-        thread: The thread on which it is called.
-    """
+    """Reads the next chunk on a thread while the current one is in use; `read` returns None at the end."""
 
     def __init__(self, read: Callable[[], ChunkT | None], thread: WorkerThread) -> None:
         self._read = read
         self._thread = thread
-        self._reading = self._start()
-
-    def _start(self) -> "asyncio.Future[ChunkT | None]":
-        return self._thread.submit(self._read)
+        self._reading = thread.submit(read)
 
     async def next(self) -> ChunkT | None:
         """Returns the next chunk, or None at the end; raises what the read raised. May be cancelled and repeated."""
         # Shielded, since the thread continues even if the caller is cancelled.
         chunk = await asyncio.shield(self._reading)
         if chunk is not None:
-            self._reading = self._start()
+            self._reading = self._thread.submit(self._read)
         return chunk
 
     async def close(self) -> None:
@@ -64,10 +56,6 @@ class LineStream:
 
     Multi-line events are joined on a thread: a regular expression may take long on a line, and the author of the line
     may exploit that.
-
-    Args:
-        linger_seconds: A batch is stored this long after its first event, even if it is not full.
-        log: Receives a warning about lost events.
     """
 
     def __init__(self, lines: LinesConfig, linger_seconds: float, log: structlog.stdlib.BoundLogger) -> None:

@@ -29,7 +29,6 @@ class EmbeddedSources:
 
     @contextmanager
     def open_for(self, name: str, writer: ChannelWriter) -> Iterator[None]:
-        """Registers a writer while the context is open."""
         self._writers[name] = writer
         try:
             yield
@@ -45,7 +44,6 @@ class SourceContext(NamedTuple):
     """The environment of a source."""
 
     name: str
-    """Its name in the configuration."""
     directory: Path
     """Where it may store its own state; the directory may not exist yet."""
     embedded_sources: EmbeddedSources | None = None
@@ -127,8 +125,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid"):
         return dead_letter_channel
 
     @abstractmethod
-    def make(self, place: SourceContext) -> Source:
-        """Returns the source."""
+    def make(self, place: SourceContext) -> Source: ...
 
 
 class ListeningSourceConfig(SourceConfig, ABC):
@@ -154,11 +151,7 @@ def check_plaintext_allowed(shown: str, address: Address, *, allow_plaintext: bo
 async def open_listen_socket(
     address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
 ) -> socket.socket:
-    """Returns a socket bound for a source.
-
-    Raises:
-        ComponentError: The address cannot be bound at the moment.
-    """
+    """Returns a socket bound for a source; raises ComponentError if the address cannot be bound at the moment."""
     try:
         return await open_socket(address, f"sources.{source}.listen", kind)
     except StartError as error:

@@ -118,11 +118,7 @@ class ThreadedReader:
         threading.Thread(target=self._run, name="standard input", daemon=True).start()
 
     async def read(self) -> bytes:
-        """Returns the next bytes; nothing at the end. Cancelling it loses nothing.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Returns the next bytes; nothing at the end. Cancelling it loses nothing."""
         if self._previous is not None:
             with suppress(OSError):
                 if chunk := await self._previous.read():

@@ -37,12 +37,11 @@ def pieces_and_failure_of(
 ) -> tuple[list[Chunk], str | None]:
     """All chunks of a file that channels have stored these ranges of, and why there are no more, if it is bad."""
     file = opened(path)
-    found = []
+    found: list[Chunk] = []
     try:
         config = AvroFormat(type="avro", **settings)
         reader = open_chunks(Content(file), config, StoredRanges(stored or [[]]), ChunkLimits(events_max, 1 << 20))
-        while (chunk := reader.next()) is not None:
-            found.append(chunk)
+        found.extend(reader)
     except BadFileError as error:
         return found, str(error)
     finally:

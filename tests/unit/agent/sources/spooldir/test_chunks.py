@@ -32,10 +32,7 @@ def chunks_of(
         chosen = _FORMATS.validate_python({"type": "lines", **file_format}, strict=True)
         limits = ChunkLimits(events_max, body_bytes_max)
         reader = open_chunks(Content(file), chosen, StoredRanges(stored or [[]]), limits)
-        found = []
-        while (chunk := reader.next()) is not None:
-            found.append(chunk)
-        return found
+        return list(reader)
     finally:
         file.close()
 
@@ -92,11 +89,11 @@ def test_chunks_of_a_line_that_is_not_in_its_charset_tell_where(tmp_path: Path) 
     file = opened(path)
     chosen = _FORMATS.validate_python({"type": "lines", "decode_errors": "fail"}, strict=True)
     reader = open_chunks(Content(file), chosen, StoredRanges([[]]), ChunkLimits(10, 1 << 20))
-    chunk = reader.next()
+    chunk = next(reader)
     assert chunk is not None
     assert list(chunk.bodies) == [b"good"]
     with pytest.raises(BadFileError, match="the line at byte 5 is not in utf-8"):
-        reader.next()
+        next(reader)
     file.close()
 
 

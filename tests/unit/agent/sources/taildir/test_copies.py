@@ -1,5 +1,6 @@
 import os
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from millrace_server.agent.sources.taildir import copies
 from millrace_server.agent.sources.taildir.copies import CopyDetector, CopyOrigin, CopyOrigins, find_copy
 from millrace_server.agent.sources.taildir.discovery import FoundFile
-from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
+from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, opened_file
 from tests.unit.agent.sources.taildir.tailing import append, numbered
 
 
@@ -106,13 +107,13 @@ def test_find_copy_whose_name_is_shifted_meanwhile_finds_it_under_the_new_one(
     first = copied(log, "app.log.1")
     opened: list[str] = []
 
-    def shift_and_open(place: str, key: FileKey) -> int:
+    def shift_and_open(place: str, key: FileKey) -> AbstractContextManager[int]:
         if not opened:
             first.rename(log.with_name("app.log.2"))
         opened.append(place)
-        return open_file(place, key)
+        return opened_file(place, key)
 
-    monkeypatch.setattr(copies, "open_file", shift_and_open)
+    monkeypatch.setattr(copies, "opened_file", shift_and_open)
     copy = find_copy(origin_of(log, 500), {FileKey.of(log.stat())})
     assert copy is not None
     assert copy.place == str(log.with_name("app.log.2"))

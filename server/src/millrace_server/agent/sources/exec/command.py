@@ -25,9 +25,6 @@ class PipeReader:
 
     It is not a transport of the event loop: uvloop keeps a pipe open after its end, and then closes its file descriptor
     twice, which may belong to another file by then.
-
-    Args:
-        pipe: An unbuffered pipe, which the reader owns from now on.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -121,21 +118,15 @@ class Job(NamedTuple):
     """What to run."""
 
     command: Sequence[str]
-    """The program and its arguments."""
     environment: Mapping[str, str]
     """Variables in addition to the daemon's."""
     directory: str | None
-    """Its working directory; None for the daemon's."""
     grace_seconds: float
     """The time between SIGTERM and SIGKILL."""
 
 
 class RunningCommand:
-    """One run of a command with all its descendants; all of them end when this process does.
-
-    Attributes:
-        pid: The process id of the command; 0 if it could not be started.
-    """
+    """One run of a command with all its descendants; all of them end when this process does."""
 
     def __init__(
         self,
@@ -153,11 +144,7 @@ class RunningCommand:
 
     @classmethod
     async def start(cls, job: Job, stderr_log: StderrLog) -> "RunningCommand":
-        """Starts a command; its standard error goes to the log.
-
-        Raises:
-            ComponentError: The command cannot be started; the message says why.
-        """
+        """Starts a command; its standard error goes to the log. Raises ComponentError if it cannot be started."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:

@@ -34,13 +34,6 @@ _PARENT_PID_FIELD = 1
 
 
 class _Guard:
-    """Runs one command.
-
-    Attributes:
-        pid: The process id of the command.
-        exit_code: The exit code of the command, once it has ended.
-    """
-
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._is_stopping = False
@@ -100,7 +93,7 @@ class _Guard:
             self._signal_all(signal.SIGKILL)
             if self._wait(lambda: not self._has_children(), _KILL_RETRY_SECONDS, is_interruptible=False):
                 return
-        _print_error(f"processes {_descendants(os.getpid())} cannot be ended")
+        sys.stderr.write(f"processes {_descendants(os.getpid())} cannot be ended\n")
 
     def _wait(
         self, is_over: Callable[[], bool], seconds: float | None = None, *, is_interruptible: bool = True
@@ -152,7 +145,6 @@ class _Guard:
 
 
 def _descendants(root: int) -> list[int]:
-    """Returns all descendants of a process."""
     children: dict[int, list[int]] = {}
     for process in Path("/proc").glob("[0-9]*"):
         if (parent := _parent_of(process)) is not None:
@@ -176,10 +168,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-def _print_error(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")
 
 
 def _read_job(link: socket.socket) -> dict[str, Any] | None:

@@ -22,9 +22,7 @@ class HttpRefusalError(Exception):
     """Raised when a request is not stored.
 
     Attributes:
-        status: The status of the response.
         reason: The stable name of the refusal.
-        message: A sentence: what was found, and what is allowed.
         retry_seconds: The delay after which to repeat the request; None if a repetition cannot succeed.
         is_unread: Whether a part of the body was not read, so that the connection must be closed.
     """
@@ -139,11 +137,7 @@ _ZSTD = ContentCoding("zstd", 256, _zstd_decompressor)
 
 
 def find_content_coding(content_encoding: str) -> ContentCoding | None:
-    """Returns the content coding; None for `identity`.
-
-    Raises:
-        HttpRefusalError: The coding is not supported.
-    """
+    """Returns the content coding; None for `identity`. Raises HttpRefusalError if it is not supported."""
     match content_encoding.strip().lower():
         case "" | "identity":
             return None
@@ -209,12 +203,7 @@ class BodyReader:
                 deadline.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, request: Request, reserve: Reserve) -> bytes:
-        """Returns the complete, decompressed body.
-
-        Raises:
-            HttpRefusalError: The body is too large, too slow or invalid, or there is no memory for it at the moment.
-            ClientDisconnect: The client has disconnected.
-        """
+        """Returns the complete, decompressed body; raises HttpRefusalError or ClientDisconnect."""
         coding = find_content_coding(request.headers.get("content-encoding", ""))
         encoded = await self._read_with_deadline(request, reserve)
         if coding is None:

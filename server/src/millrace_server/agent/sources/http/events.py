@@ -31,11 +31,7 @@ _DECODER = json.JSONDecoder()
 
 
 def read_events(content_type: str, body: bytes, events_max: int) -> list[Event]:
-    """Returns the events of a body.
-
-    Raises:
-        HttpRefusalError: The body is invalid for its type, or has too many events.
-    """
+    """Returns the events of a body; raises HttpRefusalError if it is invalid for its type or has too many events."""
     declared = Message()
     declared["Content-Type"] = content_type
     kind = declared.get_content_type() if content_type else ""

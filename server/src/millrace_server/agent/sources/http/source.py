@@ -49,13 +49,11 @@ class RequestStamps(NamedTuple):
     """The stamps of a request's events."""
 
     producer_id: str
-    """That of its key."""
     first_number: int
     """The number of its first event, which the others follow. It is the fingerprint, so other events have other
     numbers."""
 
     def stamp(self, first_index: int, count: int) -> Stamp:
-        """Returns the stamp of `count` events from an index on."""
         first = self.first_number + first_index
         return Stamp(self.producer_id, first, first + count - 1)
 
@@ -72,11 +70,6 @@ class IdempotencyKeys:
         self._in_progress: set[str] = set()
 
     def key_of(self, request: Request) -> str | None:
-        """Returns the key of a request, or None.
-
-        Raises:
-            HttpRefusalError: The key is empty or too long.
-        """
         key = request.headers.get("idempotency-key")
         if key is not None and not 0 < len(key) <= _KEY_LENGTH_MAX:
             raise bad_request(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_LENGTH_MAX} are allowed")
@@ -86,10 +79,8 @@ class IdempotencyKeys:
     def claim(self, key: str | None, first_number: int, count: int) -> Iterator[RequestStamps | None]:
         """Yields the stamps of a request; None if it has no key.
 
-        No other request with the same key is stored in the meantime.
-
         Raises:
-            HttpRefusalError: Such a request is being stored, or other events were stored with this key.
+            HttpRefusalError: A request with this key is being stored, or other events were stored with it.
         """
         if key is None:
             yield None
@@ -175,8 +166,6 @@ class _Batch(NamedTuple):
 
 
 class _RequestHandler:
-    """Handles requests."""
-
     def __init__(self, source: str, config: HttpSourceConfig, writer: ChannelWriter) -> None:
         self._source = source
         self._config = config
@@ -214,7 +203,6 @@ class _RequestHandler:
             return _internal_error().response()
 
     async def _receive(self, request: Request, reserve: Reserve) -> int:
-        """Stores a request's events; returns their number."""
         key = self._keys.key_of(request)
         body = await self._bodies.read(request, reserve)
         content_type = request.headers.get("content-type", "")

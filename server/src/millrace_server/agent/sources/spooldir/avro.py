@@ -24,69 +24,64 @@ _LACKS_LIBRARY = "you need to install"
 """A part of fastavro's error for a codec whose library is not installed."""
 
 
-class AvroChunks:
-    """The records of a file, numbered from 0."""
+def avro_chunks(content: Content, config: AvroFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
+    """Yields the records of a file, numbered from 0.
 
-    def __init__(self, content: Content, config: AvroFormat, stored: StoredRanges, limits: ChunkLimits) -> None:
-        self._content = content
-        self._config = config
-        self._stored = stored
-        self._limits = limits
-        self._position = stored.position
-        self._headers: dict[str, str] = {}
-        self._bodies = self._read_bodies()
-        self._failure: BadFileError | None = None
-
-    def next(self) -> Chunk | None:
-        first = self._position
-        boundary = self._stored.next_boundary(first)
-        bodies: list[bytes] = []
-        body_bytes = 0
-        while len(bodies) < self._limits.events_max and body_bytes < CHUNK_BYTES and self._position != boundary:
-            if (body := self._next_body()) is None:
-                break
+    Raises:
+        BadFileError: The rest of the file cannot be used; the records before the broken place have been returned.
+    """
+    headers: dict[str, str] = {}
+    first = stored.position
+    bodies: list[bytes] = []
+    body_bytes = 0
+    failure = None
+    try:
+        for body in _checked_bodies(content, config, first, headers):
             bodies.append(body)
             body_bytes += len(body)
-            self._position += 1
-        if bodies:
-            return Chunk(bodies, range(first, self._position), first, self._position - 1, self._headers)
-        # The records before the broken place have been returned.
-        if self._failure is not None:
-            raise self._failure
-        return None
+            end = first + len(bodies)
+            is_full = len(bodies) >= limits.events_max or body_bytes >= CHUNK_BYTES
+            if is_full or end == stored.next_boundary(first):
+                yield Chunk(bodies, range(first, end), first, end - 1, headers)
+                first, bodies, body_bytes = end, [], 0
+    except BadFileError as error:
+        failure = error
+    if bodies:
+        end = first + len(bodies)
+        yield Chunk(bodies, range(first, end), first, end - 1, headers)
+    if failure is not None:
+        raise failure
 
-    def _next_body(self) -> bytes | None:
-        if self._failure is not None:
-            return None
-        try:
-            return next(self._bodies, None)
-        except (OSError, MemoryError):
-            raise
-        except BadFileError as error:
-            self._failure = error
-        except Exception as error:  # noqa: BLE001 - the decoder may raise anything for a broken file
-            if _LACKS_LIBRARY in str(error):
-                # The file is not at fault.
-                raise ComponentError(str(error)) from None
-            text = f"record {self._position} cannot be read: {type(error).__name__} {error}"
-            self._failure = BadFileError(text.rstrip())
-        return None
 
-    def _read_bodies(self) -> Iterator[bytes]:
-        blocks = fastavro.block_reader(_BoundedReads(self._content))  # type: ignore[arg-type]  # it only reads
-        schema: Any = blocks.writer_schema
-        if self._config.schema_header is not None:
-            self._headers[self._config.schema_header] = json.dumps(schema, separators=(",", ":"))
-        bodies_of = _json_bodies if self._config.body == "json" else _binary_bodies(schema)
-        skipped_count = self._stored.position
-        for block in blocks:
-            if block.num_records <= skipped_count:
-                skipped_count -= block.num_records
-                continue
-            for index, body in enumerate(bodies_of(block)):
-                if index >= skipped_count:
-                    yield body
-            skipped_count = 0
+def _checked_bodies(content: Content, config: AvroFormat, position: int, headers: dict[str, str]) -> Iterator[bytes]:
+    try:
+        for body in _read_bodies(content, config, position, headers):
+            yield body
+            position += 1
+    except (OSError, MemoryError, BadFileError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the decoder may raise anything for a broken file
+        if _LACKS_LIBRARY in str(error):
+            # The file is not at fault.
+            raise ComponentError(str(error)) from None
+        text = f"record {position} cannot be read: {type(error).__name__} {error}"
+        raise BadFileError(text.rstrip()) from None
+
+
+def _read_bodies(content: Content, config: AvroFormat, skipped_count: int, headers: dict[str, str]) -> Iterator[bytes]:
+    blocks = fastavro.block_reader(_BoundedReads(content))  # type: ignore[arg-type]  # it only reads
+    schema: Any = blocks.writer_schema
+    if config.schema_header is not None:
+        headers[config.schema_header] = json.dumps(schema, separators=(",", ":"))
+    bodies_of = _json_bodies if config.body == "json" else _binary_bodies(schema)
+    for block in blocks:
+        if block.num_records <= skipped_count:
+            skipped_count -= block.num_records
+            continue
+        for index, body in enumerate(bodies_of(block)):
+            if index >= skipped_count:
+                yield body
+        skipped_count = 0
 
 
 class _BoundedReads:

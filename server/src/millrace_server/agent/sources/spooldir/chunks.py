@@ -1,10 +1,9 @@
 """Chunks of a file, in lines or as a blob, and how much of a file is stored."""
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
@@ -52,7 +51,6 @@ class ChunkLimits:
     """The limits of chunks; they may change between chunks."""
 
     events_max: int
-    """The maximum number of events."""
     body_bytes_max: int
     """The maximum size of the bodies, unless it is a single event."""
 
@@ -61,93 +59,56 @@ class Chunk(NamedTuple):
     """Consecutive events of a file, and the numbers that they cover."""
 
     bodies: Sequence[bytes]
-    """The bodies of the events."""
     offsets: Sequence[int]
     """For each event its position in the file."""
     first: int
-    """The first number covered."""
     last: int
-    """The last number covered."""
     headers: Mapping[str, str] = {}
     """Headers that all events of the file have."""
 
 
-class ChunkReader(Protocol):
-    """Reads a file in chunks, which cover all its numbers in order."""
+def line_chunks(content: Content, config: LinesFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
+    """Yields lines, numbered by the bytes of the content.
 
-    def next(self) -> Chunk | None:
-        """Returns the next chunk, or None at the end. Blocks on the disk.
-
-        Raises:
-            BadFileError: The rest of the file cannot be used.
-            OSError: The file cannot be read at the moment.
-        """
-
-
-class LineChunks:
-    """Lines, numbered by the bytes of the content."""
-
-    def __init__(self, content: Content, config: LinesFormat, stored: StoredRanges, limits: ChunkLimits) -> None:
-        self._content = content
-        self._config = config
-        self._stored = stored
-        self._limits = limits
-        self._splitter = LineSplitter(config, stored.position, content.head)
-        self._chunks: deque[Chunk] = deque()
-        self._is_at_end = False
-        content.skip_to(stored.position)
-
-    def next(self) -> Chunk | None:
-        while not self._chunks:
-            if self._is_at_end:
-                return None
-            self._chunks.extend(self._to_chunks(self._read_lines()))
-        return self._chunks.popleft()
-
-    def _read_lines(self) -> Lines:
+    Raises:
+        BadFileError: The rest of the file cannot be used.
+    """
+    splitter = LineSplitter(config, stored.position, content.head)
+    content.skip_to(stored.position)
+    is_at_end = False
+    while not is_at_end:
         # Reads up to a multiple of the chunk size, so that the same bytes are read together each time: which events
         # skipped lines are assigned to depends on that.
-        data = self._content.read(CHUNK_BYTES - self._content.position % CHUNK_BYTES)
+        data = content.read(CHUNK_BYTES - content.position % CHUNK_BYTES)
+        is_at_end = not data
         try:
-            if data:
-                return self._splitter.feed(data)
-            self._is_at_end = True
-            return self._splitter.finish()
+            lines = splitter.feed(data) if data else splitter.finish()
         except LinesError as error:
             raise BadFileError(str(error)) from None
-
-    def _to_chunks(self, lines: Lines) -> Iterator[Chunk]:
-        for between in self._split_at_boundaries(lines):
-            for part in between.parts(self._limits.events_max, self._limits.body_bytes_max):
+        for between in list(_split_at_boundaries(lines, stored)):
+            for part in between.parts(limits.events_max, limits.body_bytes_max):
                 yield Chunk(part.bodies, part.offsets, part.start, part.end - 1)
 
-    def _split_at_boundaries(self, lines: Lines) -> Iterator[Lines]:
-        while (boundary := self._stored.next_boundary(lines.start)) is not None and boundary < lines.end:
-            offsets = lines.offsets
-            count = bisect_left(offsets, boundary)
-            if count == len(offsets) or offsets[count] != boundary:
-                raise BadFileError(
-                    f"some of its channels have stored its first {boundary} bytes and others have not, and the "
-                    "settings of lines were different then"
-                )
-            yield lines.first(count)
-            lines = Lines(boundary, 0, lines.bodies[count:], lines.sizes[count:])
-        yield lines
+
+def _split_at_boundaries(lines: Lines, stored: StoredRanges) -> Iterator[Lines]:
+    while (boundary := stored.next_boundary(lines.start)) is not None and boundary < lines.end:
+        offsets = lines.offsets
+        count = bisect_left(offsets, boundary)
+        if count == len(offsets) or offsets[count] != boundary:
+            raise BadFileError(
+                f"some of its channels have stored its first {boundary} bytes and others have not, and the "
+                "settings of lines were different then"
+            )
+        yield lines.first(count)
+        lines = Lines(boundary, 0, lines.bodies[count:], lines.sizes[count:])
+    yield lines
 
 
-class BlobChunk:
-    """The entire file as one event with the number 0."""
-
-    def __init__(self, content: Content, config: BlobFormat, stored: StoredRanges) -> None:
-        self._content = content
-        self._bytes_max = config.file_bytes_max
-        self._is_at_end = stored.position > 0
-
-    def next(self) -> Chunk | None:
-        if self._is_at_end:
-            return None
-        body = self._content.read(self._bytes_max + 1)
-        if len(body) > self._bytes_max:
-            raise BadFileError(f"it has more than {self._bytes_max} bytes")
-        self._is_at_end = True
-        return Chunk([body], [0], 0, 0)
+def blob_chunks(content: Content, config: BlobFormat, stored: StoredRanges) -> Iterator[Chunk]:
+    """Yields the entire file as one event with the number 0; raises BadFileError if it is too large."""
+    if stored.position > 0:
+        return
+    body = content.read(config.file_bytes_max + 1)
+    if len(body) > config.file_bytes_max:
+        raise BadFileError(f"it has more than {config.file_bytes_max} bytes")
+    yield Chunk([body], [0], 0, 0)

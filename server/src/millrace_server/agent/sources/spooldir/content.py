@@ -7,7 +7,6 @@ import os
 import stat
 import zlib
 from pathlib import Path
-from typing import Protocol
 
 import zstandard
 
@@ -48,13 +47,7 @@ class SpoolFile:
 
     @classmethod
     def open(cls, found: FoundFile) -> "SpoolFile":
-        """Opens a file.
-
-        Raises:
-            FileGoneError: It has gone or changed.
-            BadFileError: Reading it is not permitted.
-            OSError: It cannot be read at the moment.
-        """
+        """Opens a file. Raises FileGoneError if it has gone or changed, BadFileError if reading it is not permitted."""
         try:
             # If a pipe has replaced it, opening must not wait for a writer.
             fd = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -82,11 +75,7 @@ class SpoolFile:
         return f"spooldir/{digest.hexdigest()[:40]}"
 
     def read(self, size: int) -> bytes:
-        """Returns the next bytes, not decompressed; nothing at the end.
-
-        Raises:
-            BadFileError: The file has changed.
-        """
+        """Returns the next bytes, not decompressed; nothing at the end."""
         data = os.read(self._fd, size)
         self.check_unchanged()
         return data
@@ -123,11 +112,7 @@ class Content:
         self.position = 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes; fewer only at the end.
-
-        Raises:
-            BadFileError: The file is broken or has changed.
-        """
+        """Returns the next `size` bytes; fewer only at the end. Raises BadFileError if it is broken or has changed."""
         early, self._read_ahead = self._read_ahead[:size], self._read_ahead[size:]
         data = early + self._read_full(size - len(early))
         self.position += len(data)
@@ -151,12 +136,7 @@ class Content:
         return b"".join(chunks)
 
 
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes; nothing at the end."""
-
-
-def _stream_of(file: SpoolFile) -> _Stream:
+def _stream_of(file: SpoolFile) -> "SpoolFile | _Gzip | _Zstd":
     name = file.path.name.lower()
     if name.endswith(".gz"):
         return _Gzip(file)
@@ -177,10 +157,7 @@ class _Gzip:
 
 
 class _Zstd:
-    """Consecutive frames.
-
-    The library's own stream accepts a file that ends in the middle of a frame.
-    """
+    """Consecutive frames. The library's own stream accepts a file that ends in the middle of a frame."""
 
     def __init__(self, file: SpoolFile) -> None:
         self._file = file

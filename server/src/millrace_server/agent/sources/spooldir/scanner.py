@@ -48,7 +48,6 @@ class FoundFile(NamedTuple):
 
     path: Path
     status: FileStatus
-    """Its status when it was found."""
 
 
 _ORDERS: dict[str, Callable[[FoundFile], tuple[int, str]]] = {
@@ -63,9 +62,6 @@ class DirectoryScanner:
 
     While nothing changes, a scan takes one system call for each directory: a directory is listed only when its
     modification time has changed.
-
-    Args:
-        config: Where to search, and for which files.
     """
 
     def __init__(self, config: SpooldirSourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,11 +88,7 @@ class DirectoryScanner:
         return max(soon, _IDLE_FACTOR * self._scan_seconds)
 
     def scan(self) -> list[FoundFile]:
-        """Returns the files that have not changed for long enough, in order, at most `FILES_MAX`.
-
-        Raises:
-            ComponentError: The directory cannot be read.
-        """
+        """Returns the files that have not changed for long enough, in order, at most `FILES_MAX`."""
         began = self._clock()
         found = self._list() if self._must_list() else self._recheck()
         now = self._clock()

@@ -16,12 +16,11 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
 from millrace_server.agent.sources.line_stream import ReadAhead
 from millrace_server.agent.sources.spooldir.chunks import (
-    BlobChunk,
     Chunk,
     ChunkLimits,
-    ChunkReader,
-    LineChunks,
     StoredRanges,
+    blob_chunks,
+    line_chunks,
 )
 from millrace_server.agent.sources.spooldir.config import (
     QUARANTINED_SUFFIX,
@@ -45,20 +44,13 @@ _NAMES_MAX = 1_000
 
 
 class FileArchiver:
-    """Renames, moves or deletes completed files and quarantines bad ones. It never overwrites another file.
-
-    All methods block on the filesystem.
-    """
+    """Renames, moves or deletes completed files and quarantines bad ones. It never overwrites another file."""
 
     def __init__(self, config: SpooldirSourceConfig) -> None:
         self._config = config
 
     def check_directories(self) -> None:
-        """Checks that completed files can be renamed, moved or deleted, before the first of them is read.
-
-        Raises:
-            ComponentError: They cannot; says why.
-        """
+        """Raises ComponentError if completed files could not be renamed, moved or deleted."""
         directory, done = self._config.directory, self._config.done
         target = done.directory if isinstance(done, MoveDone) else directory
         if not directory.is_dir():
@@ -81,11 +73,7 @@ class FileArchiver:
         moved.unlink()
 
     def complete(self, found: FoundFile) -> None:
-        """Renames, moves or deletes a stored file. Does nothing if the file has gone or was replaced.
-
-        Raises:
-            OSError: That is not possible.
-        """
+        """Renames, moves or deletes a stored file. Does nothing if the file has gone or was replaced."""
         path, done = found.path, self._config.done
         if not _still_exists(found):
             return
@@ -102,9 +90,6 @@ class FileArchiver:
 
         Returns:
             The new path; the old one if the file has gone or its name belongs to another file.
-
-        Raises:
-            OSError: The file cannot be moved.
         """
         path = found.path
         if not _still_exists(found):
@@ -248,9 +233,7 @@ class SpooldirSource:
 
     def _chunks(self, file: SpoolFile, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
         """Runs on a thread: opening already reads."""
-        reader = open_chunks(Content(file), self._config.format, stored, limits)
-        while (chunk := reader.next()) is not None:
-            yield chunk
+        yield from open_chunks(Content(file), self._config.format, stored, limits)
         file.check_unchanged()
 
     def _headers(self, path: Path, chunk: Chunk) -> dict[str, HeaderValues]:
@@ -334,14 +317,14 @@ async def _opened(found: FoundFile, thread: WorkerThread) -> AsyncGenerator[Spoo
             opening.result().close()
 
 
-def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> ChunkReader:
-    """Returns a reader of the part of a file that some channel has not stored."""
+def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
+    """Yields the part of a file that some channel has not stored."""
     match file_format:
         case LinesFormat():
-            return LineChunks(content, file_format, stored, limits)
+            return line_chunks(content, file_format, stored, limits)
         case BlobFormat():
-            return BlobChunk(content, file_format, stored)
+            return blob_chunks(content, file_format, stored)
         case AvroFormat():
-            from millrace_server.agent.sources.spooldir.avro import AvroChunks
+            from millrace_server.agent.sources.spooldir.avro import avro_chunks
 
-            return AvroChunks(content, file_format, stored, limits)
+            return avro_chunks(content, file_format, stored, limits)

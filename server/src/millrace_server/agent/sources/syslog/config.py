@@ -42,11 +42,7 @@ class Listener(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Listener":
-        """Parses `tcp://host:port` or `udp://host:port`.
-
-        Raises:
-            ValueError: The text is invalid; the message is a sentence for the configuration's problems.
-        """
+        """Parses `tcp://host:port` or `udp://host:port`."""
         if (match := _LISTENER.fullmatch(text)) is None:
             raise ValueError(f'is {shown_value(text)}; it must be "tcp://host:port" or "udp://host:port"')
         try:

@@ -29,13 +29,6 @@ def frame_datagram(datagram: bytes, message_bytes_max: int) -> Frame | None:
     return Frame(content[:message_bytes_max], len(content) > message_bytes_max) if content else None
 
 
-class _OctetCount(NamedTuple):
-    """The start and the length of a message that is preceded by its length."""
-
-    start: int
-    length: int
-
-
 class StreamFramer:
     """Splits the stream of one connection into messages.
 
@@ -82,14 +75,11 @@ class StreamFramer:
         return self._take_frames()
 
     def finish(self, *, is_clean: bool) -> list[Frame]:
-        """Returns what is left at the end of the stream.
-
-        Args:
-            is_clean: Whether the sender ended the stream; otherwise the last message may be incomplete.
-        """
+        """Returns what is left at the end; the last message may be incomplete if the sender did not end the stream."""
         rest, self._buffer = bytes(self._buffer), b""
-        if (count := self._counted_at(rest, 0)) is not None:
-            self._add(rest[count.start :], is_truncated=True)
+        if (counted := self._counted_at(rest, 0)) is not None:
+            start, _ = counted
+            self._add(rest[start:], is_truncated=True)
         else:
             self._add(rest, is_truncated=not is_clean or self._framing == "octet_counting")
         return self._take_frames()
@@ -134,8 +124,8 @@ class StreamFramer:
     def _cut_one(self) -> bool:
         """Splits off the next message; False if it is incomplete."""
         buffer, start = self._buffer, self._position
-        if (count := self._counted_at(buffer, start)) is not None:
-            return self._cut_counted(count)
+        if (counted := self._counted_at(buffer, start)) is not None:
+            return self._cut_counted(*counted)
         if buffer[start] in _TRAILER:
             self._position += 1
             return True
@@ -148,21 +138,22 @@ class StreamFramer:
             return False
         return self._cut_line()
 
-    def _counted_at(self, buffer: bytes | bytearray, start: int) -> "_OctetCount | None":
+    def _counted_at(self, buffer: bytes | bytearray, start: int) -> tuple[int, int] | None:
+        """Returns the start and the length of a message that is preceded by its length."""
         if self._framing == "newline" or start >= len(buffer) or buffer[start] not in _DIGITS:
             return None
         match = self._counted.match(buffer, start)
-        return None if match is None else _OctetCount(match.end(1) + 1, int(match[1]))
+        return None if match is None else (match.end(1) + 1, int(match[1]))
 
-    def _cut_counted(self, count: "_OctetCount") -> bool:
-        available = len(self._buffer) - count.start
-        kept = min(count.length, self._bytes_max)
+    def _cut_counted(self, start: int, length: int) -> bool:
+        available = len(self._buffer) - start
+        kept = min(length, self._bytes_max)
         if available < kept:
             return False
-        content = bytes(self._buffer[count.start : count.start + kept])
-        self._add_or_drop(content, is_truncated=count.length > kept)
-        self._skipped_octets = max(count.length - available, 0)
-        self._position = count.start + min(count.length, available)
+        content = bytes(self._buffer[start : start + kept])
+        self._add_or_drop(content, is_truncated=length > kept)
+        self._skipped_octets = max(length - available, 0)
+        self._position = start + min(length, available)
         return True
 
     def _cut_line(self) -> bool:

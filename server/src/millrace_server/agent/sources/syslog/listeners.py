@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
@@ -15,7 +15,6 @@ from millrace_server.agent.sources.source import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
-from millrace_server.network.addresses import Address
 
 LOG_SECONDS = 60.0
 """Each kind of loss is logged at once, and then at most this often with the number in between."""
@@ -34,7 +33,6 @@ class Loss(Enum):
 
     @property
     def is_of_messages(self) -> bool:
-        """Whether the count is a number of lost messages."""
         return self in {Loss.DATAGRAMS, Loss.LONG_MESSAGES, Loss.UNSTORED}
 
 
@@ -55,7 +53,6 @@ class LossCounter:
         self.on_lost_messages: Callable[[int], None] = lambda _count: None
 
     def count(self, loss: Loss, count: int = 1) -> None:
-        """Counts a loss, and logs it now or later."""
         self.counts[loss] += count
         if loss.is_of_messages:
             self.on_lost_messages(count)
@@ -86,20 +83,6 @@ class ListenerContext(NamedTuple):
     losses: LossCounter
 
 
-class OpenListener(Protocol):
-    """Adds what arrives at one address to the queue."""
-
-    @property
-    def address(self) -> Address:
-        """The address, with the actual port."""
-
-    async def start(self) -> None:
-        """Starts to receive messages."""
-
-    def close(self) -> None:
-        """Closes the port; adds what has arrived to the queue."""
-
-
 def client_ip(host: str) -> str:
     """Returns an address as people write it: without the IPv6 prefix of an IPv4 address."""
     return host.removeprefix(_MAPPED_IPV4_PREFIX)
@@ -119,12 +102,15 @@ class TcpListener:
         self._context = parts
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
-        self.address: Address = bound_address(bound)
+        self.address = bound_address(bound)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        # Accepted connections inherit these options.
-        _keep_alive(self._bound)
+        # The system must detect dead peers, since syslog senders may be silent for days. Accepted connections inherit
+        # these options.
+        self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            self._bound.setsockopt(socket.IPPROTO_TCP, option, value)
         self._server = await loop.create_server(self._make_connection, sock=self._bound)
 
     def _make_connection(self) -> "_Connection":
@@ -175,11 +161,11 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         framer = self._framer
         dropped_before = framer.dropped_count
-        began_anew = not framer.is_inside
+        was_between = not framer.is_inside
         frames = framer.feed(data)
         if framer.dropped_count > dropped_before:
             self._context.losses.count(Loss.LONG_MESSAGES, framer.dropped_count - dropped_before)
-        if frames or began_anew:
+        if frames or was_between:
             self._restart_timeout()
         self._context.queue.add(frames, self._origin)
         if framer.is_out_of_sync:
@@ -230,13 +216,6 @@ class _Connection(asyncio.Protocol):
             self.end()
 
 
-def _keep_alive(bound: socket.socket) -> None:
-    """Makes the system detect dead peers, since syslog senders may be silent for days."""
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        bound.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 _DATAGRAM_BYTES_MAX = 65_535
 _DATAGRAMS_AT_ONCE = 128
 """After this many, other tasks of the event loop get their turn."""
@@ -264,7 +243,6 @@ class UdpListener:
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """The size that the system has granted."""
         # Linux reports twice the usable size.
         return self._bound.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
 

@@ -35,11 +35,9 @@ class Message(NamedTuple):
 class Receiver(Protocol):
     """Receives messages and can be paused."""
 
-    def pause(self) -> None:
-        """Stops reading."""
+    def pause(self) -> None: ...
 
-    def resume(self) -> None:
-        """Continues reading."""
+    def resume(self) -> None: ...
 
 
 class MessageQueue:

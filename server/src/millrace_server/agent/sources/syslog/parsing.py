@@ -20,12 +20,7 @@ _LEAP_YEARS_APART = 8
 
 
 class TimestampParser:
-    """Parses timestamps into milliseconds since 1970.
-
-    Args:
-        time_zone: The zone of timestamps that have none.
-        now: The wall clock, for timestamps without a year.
-    """
+    """Parses timestamps into milliseconds since 1970. `time_zone` is the zone of timestamps that have none."""
 
     def __init__(self, time_zone: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._zone = time_zone_of(time_zone)
@@ -163,11 +158,7 @@ class Parsed(NamedTuple):
 
 
 class SyslogParser:
-    """Parses messages.
-
-    Args:
-        keep_fields: The fields that stay in front of the message in the body.
-    """
+    """Parses messages. The fields to keep stay in front of the message in the body."""
 
     def __init__(self, times: TimestampParser, keep_fields: Collection[str] = ()) -> None:
         self._timestamps = times

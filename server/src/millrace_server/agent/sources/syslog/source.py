@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import structlog
 
@@ -16,7 +15,6 @@ from millrace_server.agent.sources.syslog.listeners import (
     ListenerContext,
     Loss,
     LossCounter,
-    OpenListener,
     TcpListener,
     UdpListener,
 )
@@ -33,11 +31,6 @@ _INLINE_MESSAGES_MAX = 100
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class _Batch(NamedTuple):
-    messages: Sequence[Message]
-    stamp: Stamp
-
-
 class SyslogSource:
     """Listens and stores the messages.
 
@@ -50,7 +43,7 @@ class SyslogSource:
         self._parser = SyslogParser(TimestampParser(config.time_zone), config.keep_fields)
         self._losses = LossCounter(name)
         self._queue = MessageQueue()
-        self._batch: _Batch | None = None
+        self._batch: tuple[Sequence[Message], Stamp] | None = None
         # A port that the system chose is kept when the source restarts.
         self._listeners = [Listener.parse(text) for text in config.listen]
 
@@ -78,7 +71,7 @@ class SyslogSource:
             details = {"receive_buffer_bytes": opened.receive_buffer_bytes} if isinstance(opened, UdpListener) else {}
             _log.info("listening", source=self._name, address=str(self._listeners[index]), **details)
 
-    async def _open(self, listener: Listener) -> OpenListener:
+    async def _open(self, listener: Listener) -> TcpListener | UdpListener:
         parts = ListenerContext(self._config, self._queue, self._losses)
         if listener.transport is Transport.TCP:
             return TcpListener(await open_listen_socket(listener.address, self._name), parts)
@@ -90,7 +83,7 @@ class SyslogSource:
         storing.cancel()
         await asyncio.wait({storing})
         has_failed = not storing.cancelled() and storing.exception() is not None
-        unstored_count = len(self._queue) + (len(self._batch.messages) if self._batch else 0)
+        unstored_count = len(self._queue) + (len(self._batch[0]) if self._batch else 0)
         if unstored_count and not has_failed:
             self._losses.count(Loss.UNSTORED, unstored_count)
         self._losses.log_remaining()
@@ -98,17 +91,17 @@ class SyslogSource:
     async def _store_all(self, writer: ChannelWriter) -> None:
         while True:
             if self._batch is None:
-                messages = await self._queue.take(writer.events_max, self._config.linger_seconds)
-                if not messages:
+                taken = await self._queue.take(writer.events_max, self._config.linger_seconds)
+                if not taken:
                     return
-                self._batch = _Batch(messages, writer.next_stamp(len(messages)))
-            await writer.deliver(await self._table(self._batch.messages), self._batch.stamp)
+                self._batch = taken, writer.next_stamp(len(taken))
+            messages, stamp = self._batch
+            if len(messages) <= _INLINE_MESSAGES_MAX:
+                table = self._parsed(messages)
+            else:
+                table = await asyncio.to_thread(self._parsed, messages)
+            await writer.deliver(table, stamp)
             self._batch = None
-
-    async def _table(self, messages: Sequence[Message]) -> EventTable:
-        if len(messages) <= _INLINE_MESSAGES_MAX:
-            return self._parsed(messages)
-        return await asyncio.to_thread(self._parsed, messages)
 
     def _parsed(self, messages: Sequence[Message]) -> EventTable:
         parse = self._parser.parse

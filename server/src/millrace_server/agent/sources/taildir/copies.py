@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millrace_server.agent.sources.taildir.discovery import FoundFile
-from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, open_file
+from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, opened_file
 
 HOLD_SECONDS = 10.0
 """A file that may be a copy is read once it has not grown for this long and its original still exists."""
@@ -63,25 +63,19 @@ class CopyOrigins:
         self._head_sizes: dict[Path, set[int]] = {}
 
     def add(self, origin: CopyOrigin) -> None:
-        """Adds a file, unless it has too little content to be recognized."""
         if origin.is_distinct:
             head, directory = origin.head, Path(origin.place).parent
             self._head_sizes.setdefault(directory, set()).add(head.size)
             self._origins.setdefault((directory, head.size, head.digest), []).append(origin)
 
     def of(self, found: FoundFile) -> CopyOrigin | None:
-        """Returns one from the same directory with the same content, as far as both go.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Returns one from the same directory with the same content, as far as both go."""
         place = os.path.realpath(found.path)
         directory = Path(place).parent
         head_sizes = self._head_sizes.get(directory)
         if not head_sizes:
             return None
-        descriptor = open_file(place, FileKey.of(found.status))
-        try:
+        with opened_file(place, FileKey.of(found.status)) as descriptor:
             beginning = os.pread(descriptor, HEAD_BYTES_MAX, 0)
             for size in head_sizes:
                 # No copy is expected to be found while it is shorter than the head.
@@ -90,8 +84,6 @@ class CopyOrigins:
                     for origin in self._origins.get((directory, size, head.digest), ()):
                         if origin.fingerprint_within(found.status.st_size).matches_file(descriptor):
                             return origin
-        finally:
-            os.close(descriptor)
         return None
 
 
@@ -103,11 +95,6 @@ class CopyDetector:
         self._read: dict[FileKey, int] = {}
 
     def is_held(self, found: FoundFile, origins: CopyOrigins, now: float) -> bool:
-        """Whether a file must not be read yet.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
         key = FileKey.of(found.status)
         origin = origins.of(found)
         if origin is None:
@@ -181,11 +168,8 @@ def _is_copy(copy: FileCopy, origin: CopyOrigin) -> bool:
     if origin.contains_all_of(copy.size) and fingerprint is origin.head and fingerprint.size < HEAD_BYTES_MAX:
         return False
     try:
-        descriptor = open_file(copy.place, copy.key)
-        try:
+        with opened_file(copy.place, copy.key) as descriptor:
             return origin.head.matches_file(descriptor) and fingerprint.matches_file(descriptor)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError:

@@ -18,7 +18,7 @@ from millrace_server.agent.sources.taildir.positions import (
     FileKey,
     FilePosition,
     Fingerprint,
-    open_file,
+    opened_file,
     producer_id,
 )
 
@@ -63,7 +63,7 @@ class PathPatterns:
             for path in sorted(self._expand("/", parts)):
                 if path not in seen and not self._is_excluded(path):
                     seen.add(path)
-                    status = self._update_known(path)
+                    status = self._status_of(path)
                     if status is not None:
                         yield FoundFile(path, status, pattern)
 
@@ -94,7 +94,7 @@ class PathPatterns:
             self._on_error(directory, error)
             return []
 
-    def _update_known(self, path: str) -> os.stat_result | None:
+    def _status_of(self, path: str) -> os.stat_result | None:
         try:
             status = Path(path).stat()
         except FileNotFoundError:
@@ -157,11 +157,7 @@ _CHARACTER_BYTES = 4
 
 
 class FileIdentifier:
-    """Assigns producer ids to files.
-
-    Args:
-        stored_ranges: Returns what the channels have stored of a producer.
-    """
+    """Assigns producer ids to files."""
 
     def __init__(
         self, config: TaildirSourceConfig, source_name: str, stored_ranges: Callable[[str], StoredRanges]
@@ -173,19 +169,14 @@ class FileIdentifier:
     def identify(
         self, found: FoundFile, known_ids: Container[str], *, has_no_positions: bool, read_bytes: int = 0
     ) -> FilePosition | None:
-        """Returns the position of a new file; None while the file is empty.
+        """Returns the position of a new file, with an id that is not known yet; None while the file is empty.
 
         If no positions are known, because the source runs for the first time or its positions are lost, the channels
-        are asked whether they know the file. Its id is none of the known ones. `read_bytes` is how much of it was read
-        in its original.
-
-        Raises:
-            OSError: It cannot be read, or another file has replaced it.
+        are asked whether they know the file. `read_bytes` is how much of it was read in its original.
         """
         place = os.path.realpath(found.path)
         key = FileKey.of(found.status)
-        descriptor = open_file(place, key)
-        try:
+        with opened_file(place, key) as descriptor:
             start = _content_start(descriptor)
             content = b"" if start is None else os.pread(descriptor, HEAD_BYTES_MAX, start)
             if start is None or not content:
@@ -196,8 +187,6 @@ class FileIdentifier:
                 position = self._last_line_start(descriptor, content)
             tail_start = max(start, position - TAIL_BYTES_MAX)
             tail = os.pread(descriptor, position - tail_start, tail_start)
-        finally:
-            os.close(descriptor)
         return FilePosition(
             producer_id=identity or self._new_producer_id(key, start, content, known_ids),
             path=found.path,

@@ -69,11 +69,7 @@ class FileScheduler:
         return max(min(self._scan_at, self._poll_at) - self._clock(), 0.0)
 
     def next_chunk(self) -> FileChunk | None:
-        """Reads a chunk of the next file; it may contain no complete event.
-
-        Returns:
-            None if there is nothing to read at the moment.
-        """
+        """Reads a chunk of the next file, which may contain no complete event; None if there is nothing to read."""
         self._poll()
         if self._output:
             return self._output.popleft()
@@ -90,8 +86,6 @@ class FileScheduler:
         for file in self._register.files.values():
             file.close()
         self._register.save()
-
-    # Polling.
 
     def _poll(self) -> None:
         if (now := self._clock()) >= self._scan_at:
@@ -143,8 +137,6 @@ class FileScheduler:
     def _emit(self, file: TailedFile, parts: Sequence[Lines]) -> None:
         if parts:
             self._output.append(FileChunk(file, parts))
-
-    # Reading.
 
     def _read(self, file: TailedFile) -> Sequence[Lines]:
         long_line_count = file.long_line_count

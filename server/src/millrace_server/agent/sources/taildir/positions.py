@@ -5,7 +5,8 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -51,15 +52,19 @@ def open_file(place: str, key: FileKey) -> int:
     return descriptor
 
 
+@contextmanager
+def opened_file(place: str, key: FileKey) -> Iterator[int]:
+    """Opens a file as `open_file` does, and closes it at the end of the context."""
+    descriptor = open_file(place, key)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The digest of some bytes of a file.
-
-    Attributes:
-        start: The position of the bytes.
-        size: Their number.
-        digest: Their digest in hexadecimal.
-    """
+    """The position and the digest of some bytes of a file."""
 
     start: int
     size: int
@@ -77,11 +82,7 @@ class Fingerprint:
         return _digest(content) == self.digest
 
     def matches_file(self, descriptor: int) -> bool:
-        """Whether an open file has the same bytes at this position.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Whether an open file has the same bytes at this position."""
         return self.matches(os.pread(descriptor, self.size, self.start))
 
 
@@ -114,11 +115,9 @@ class FilePosition(BaseModel, frozen=True, extra="forbid"):
     """The stored state of one file."""
 
     producer_id: str
-    """Its producer id in the channels."""
     path: str
     """The path under which it was first found."""
     pattern: str
-    """The pattern that matches it."""
     place: str
     """Its last path, with symbolic links resolved."""
     device: int
@@ -142,11 +141,7 @@ _FILES = TypeAdapter(list[FilePosition])
 
 
 class PositionsFile:
-    """Reads and writes the positions file of one source.
-
-    Args:
-        directory: The source's directory; created if missing.
-    """
+    """The positions file of one source, in the source's own directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / POSITIONS_FILE
@@ -160,7 +155,6 @@ class PositionsFile:
 
         Raises:
             ComponentFailedError: Another version of the server wrote the file.
-            OSError: It cannot be read.
         """
         try:
             content = self._path.read_bytes()
@@ -177,11 +171,7 @@ class PositionsFile:
             return None
 
     def save(self, files: Iterable[FilePosition]) -> None:
-        """Replaces the saved positions. Once this returns, the new ones survive a power failure.
-
-        Raises:
-            OSError: The old positions are still there.
-        """
+        """Replaces the saved positions. Once this returns, the new ones survive a power failure."""
         described = [file.model_dump() for file in files]
         content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "files": described}
         make_directories(self._path.parent)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -17,7 +17,7 @@ from millrace_server.agent.sources.taildir.discovery import (
     PathPatterns,
     StoredRanges,
 )
-from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, PositionsFile, open_file
+from millrace_server.agent.sources.taildir.positions import FileKey, FilePosition, PositionsFile, opened_file
 from millrace_server.agent.sources.taildir.tailed_file import StartPosition, TailedFile
 
 RESTING_MAX = 1_000
@@ -31,14 +31,7 @@ _LOG_AGAIN_SECONDS = 3600.0
 
 
 class FileRegister:
-    """Knows the files that are tailed, discovers new ones, and follows those that were renamed.
-
-    Args:
-        stored_ranges: Returns what the channels have stored of a producer.
-
-    Attributes:
-        files: The files that are tailed.
-    """
+    """Knows the files that are tailed, discovers new ones, and follows those that were renamed."""
 
     def __init__(
         self, config: TaildirSourceConfig, place: SourceContext, stored_ranges: Callable[[str], StoredRanges]
@@ -57,12 +50,6 @@ class FileRegister:
         self.files: dict[FileKey, TailedFile] = {}
 
     def load(self) -> None:
-        """Loads the saved positions.
-
-        Raises:
-            ComponentFailedError: Another version of the server wrote them.
-            OSError: They cannot be read.
-        """
         saved = self._positions.load()
         self._has_no_positions = saved is None
         for known in saved or ():
@@ -111,14 +98,13 @@ class FileRegister:
         """Stops tailing a file that is deleted, or was rotated and read to its end."""
         file.close()
         del self.files[file.key]
-        self._rest(file.to_position().model_copy(update={"is_resting": True}))
+        self._resting[file.producer_id] = file.to_position().model_copy(update={"is_resting": True})
+        if len(self._resting) > RESTING_MAX:
+            del self._resting[next(iter(self._resting))]
 
     def save(self) -> None:
-        """Saves the positions that have changed.
-
-        If that fails, the next call tries again: channels that persist remember them anyway.
-        """
         state = [(file.producer_id, file.stored, file.place, file.key) for file in self.files.values()]
+        # If that fails, the next call tries again: channels that persist remember the positions anyway.
         if state != self._saved and self._save(()):
             self._saved = state
 
@@ -158,11 +144,6 @@ class FileRegister:
         file = self.files[known.key] = TailedFile(known, start, self._config)
         return file
 
-    def _rest(self, known: FilePosition) -> None:
-        self._resting[known.producer_id] = known
-        if len(self._resting) > RESTING_MAX:
-            del self._resting[next(iter(self._resting))]
-
     def _update_device_numbers(self, found: Mapping[FileKey, FoundFile]) -> None:
         """Recognizes files whose device has another number since the system was restarted."""
         places = {(key.inode, os.path.realpath(each.path)): key for key, each in found.items()}
@@ -188,7 +169,12 @@ class FileRegister:
                 same = next((candidate for candidate in candidates if _is_same(candidate, each)), None)
                 if same is None and self._copies.is_held(each, origins, now):
                     continue
-                known = same or self._identify(each, known_ids)
+                known = same or self._identifier.identify(
+                    each,
+                    known_ids,
+                    has_no_positions=self._has_no_positions,
+                    read_bytes=self._copies.read_bytes(FileKey.of(each.status)),
+                )
             except FileNotFoundError:
                 # The next scan finds it under another name, if it still exists.
                 continue
@@ -202,18 +188,10 @@ class FileRegister:
         # A rotated file was written before its successor; the order of their names may be the reverse.
         return sorted(met, key=lambda pair: (pair[1].status.st_mtime_ns, pair[1].path))
 
-    def _identify(self, found: FoundFile, known_ids: Container[str]) -> FilePosition | None:
-        read_bytes = self._copies.read_bytes(FileKey.of(found.status))
-        return self._identifier.identify(
-            found, known_ids, has_no_positions=self._has_no_positions, read_bytes=read_bytes
-        )
-
     def _find_origins(self, unknown: Sequence[FoundFile]) -> tuple[CopyOrigins, set[Path]]:
-        """Returns the tailed files in the directories of unknown files.
+        """Returns the tailed files that unknown ones may be copies of, and the directories in which that is unclear.
 
-        Returns:
-            Files that the unknown ones may be copies of; and directories in which that is unclear until some file is
-            read again, since it was truncated or replaced in the meantime.
+        It is unclear until a file that was truncated or replaced in the meantime is read again.
         """
         directories = {Path(os.path.realpath(each.path)).parent for each in unknown}
         origins = CopyOrigins()
@@ -300,8 +278,5 @@ def _origins_first(found: FoundFile) -> tuple[int, int, str]:
 def _is_same(known: FilePosition, found: FoundFile) -> bool:
     if found.status.st_size < known.position:
         return False
-    descriptor = open_file(os.path.realpath(found.path), known.key)
-    try:
+    with opened_file(os.path.realpath(found.path), known.key) as descriptor:
         return known.head.matches_file(descriptor) and known.tail.matches_file(descriptor)
-    finally:
-        os.close(descriptor)

@@ -33,13 +33,6 @@ class TaildirSource:
         self._place = place
 
     async def run(self, writer: ChannelWriter) -> None:
-        """Stores lines until it is cancelled.
-
-        Raises:
-            ComponentFailedError: Another version of the server has saved its positions.
-            OSError: Its positions cannot be read.
-            MillraceError: A channel does not exist any longer.
-        """
         loop = asyncio.get_running_loop()
 
         async def ask(producer_id: str) -> StoredRanges:

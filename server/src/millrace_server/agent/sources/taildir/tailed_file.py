@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from millrace_server.agent.lines.charsets import BOM_BYTES_MAX
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
@@ -22,12 +23,13 @@ BLOCK_BYTES = 1024 * 1024
 FINGERPRINTS_MAX = 32
 """The number of remembered read positions; recent ones are closer together."""
 
-_BOM_BYTES_MAX = 4
-"""The number of first bytes that may contain a byte order mark."""
-
 
 class FileReplacedError(Exception):
     """Raised when a file does not contain what was read of it: it was truncated, rewritten or replaced."""
+
+
+def _non_empty(lines: Lines) -> list[Lines]:
+    return [lines] if lines.end > lines.start else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,14 @@ class TailedFile:
     Used by one thread; only `stored` is set by another one.
 
     Attributes:
-        producer_id: Its producer id in the channels.
         path: The path under which it was first found.
         found_path: The path under which a pattern last found it; None if no pattern matches it any longer.
-        pattern: The pattern that matches it.
         place: Its current path as far as known, with symbolic links resolved.
-        key: Its key among the existing files.
         stored: One past the last byte that all channels have stored.
         has_unread: Whether it has, or may have, unread bytes.
         is_deleted: Whether it has no path any longer.
         has_failed: Whether it is no longer read because of its content.
-        changed_at: The time of its last known change.
         size_max: Its largest known size.
-        head: Its first bytes.
         read_fingerprints: The bytes before some of the positions up to which it was read, ascending; the last one is
             `tail`.
     """
@@ -105,7 +102,6 @@ class TailedFile:
 
     @property
     def tail(self) -> Fingerprint:
-        """The bytes before the position up to which it was read."""
         return self.read_fingerprints[-1]
 
     @property
@@ -179,12 +175,7 @@ class TailedFile:
         self.has_unread = True
 
     def open(self) -> None:
-        """Opens it and checks that it is the same file.
-
-        Raises:
-            FileReplacedError: It is another file.
-            OSError: It cannot be opened; FileNotFoundError if another file has its path.
-        """
+        """Opens it; raises FileReplacedError if its content has changed, FileNotFoundError if it is another file."""
         if self._descriptor is not None:
             return
         descriptor = open_file(self.place, self.key)
@@ -225,30 +216,29 @@ class TailedFile:
         Raises:
             FileReplacedError: It does not contain what was read of it.
             LinesError: A line is not valid in its charset and `decode_errors` is FAIL.
-            OSError: It cannot be read.
         """
-        data = self._read_block()
+        assert self._descriptor is not None, "opened before"
+        data = self._read_block(self._descriptor)
         if not data:
             return []
-        splitter = self._splitter = self._splitter or self._create_splitter()
+        if self._splitter is None:
+            mark = os.pread(self._descriptor, BOM_BYTES_MAX, 0)
+            self._splitter = LineSplitter(self._config, self._read_position, mark)
+        splitter = self._splitter
         self._read_position += len(data)
-        found = [splitter.feed(data)]
+        found = _non_empty(splitter.feed(data))
         if self._boundaries and self._read_position == self._boundaries[0]:
             # Some channel has an event that ends here, whatever follows.
             del self._boundaries[0]
-            found.append(splitter.finish())
-        return [lines for lines in found if lines.end > lines.start]
+            found += _non_empty(splitter.finish())
+        return found
 
     def finish_event(self) -> list[Lines]:
-        return self._non_empty(self._splitter.finish_event()) if self._splitter else []
+        return _non_empty(self._splitter.finish_event()) if self._splitter else []
 
     def finish(self) -> list[Lines]:
-        """Returns everything that was read, including the last line.
-
-        Raises:
-            LinesError: As with `read`.
-        """
-        return self._non_empty(self._splitter.finish()) if self._splitter else []
+        """Returns everything that was read, including the last line; raises LinesError as `read` does."""
+        return _non_empty(self._splitter.finish()) if self._splitter else []
 
     def discard_pending(self) -> None:
         """Discards an unfinished event from memory; it is read again when the file grows."""
@@ -256,24 +246,15 @@ class TailedFile:
             self._read_position = self._splitter.position
             self._splitter = None
 
-    def _non_empty(self, lines: Lines) -> list[Lines]:
-        return [lines] if lines.end > lines.start else []
-
-    def _create_splitter(self) -> LineSplitter:
-        assert self._descriptor is not None, "opened before"
-        mark = os.pread(self._descriptor, _BOM_BYTES_MAX, 0)
-        return LineSplitter(self._config, self._read_position, mark)
-
-    def _read_block(self) -> bytes:
+    def _read_block(self, descriptor: int) -> bytes:
         """Returns the next bytes after checking that those before them are unchanged."""
-        assert self._descriptor is not None, "opened before"
         wanted = BLOCK_BYTES if not self._boundaries else min(BLOCK_BYTES, self._boundaries[0] - self._read_position)
         # A single read for both, so that the file cannot change in between.
         tail = self.tail
         known_size = tail.size if tail.end == self._read_position else 0
         if known_size == 0:
-            self._compare(self._descriptor)
-        content = os.pread(self._descriptor, known_size + wanted, self._read_position - known_size)
+            self._compare(descriptor)
+        content = os.pread(descriptor, known_size + wanted, self._read_position - known_size)
         if known_size and not tail.matches(content[:known_size]):
             raise FileReplacedError
         data = content[known_size:]
@@ -285,7 +266,7 @@ class TailedFile:
             if len(self.read_fingerprints) > FINGERPRINTS_MAX:
                 del self.read_fingerprints[:-1:2]
         if self.head.size < HEAD_BYTES_MAX:
-            self._extend_head(self._descriptor)
+            self._extend_head(descriptor)
         return data
 
     def _compare(self, descriptor: int) -> None:
