@@ -67,12 +67,10 @@ class Channel:
 
     @property
     def config(self) -> ChannelConfig:
-        """The configuration that is in force."""
         return self._core.config
 
     @property
     def claims(self) -> ClaimRegistry:
-        """Claims of the channel."""
         return self._core.claims
 
     @property
@@ -123,7 +121,6 @@ class Channel:
 
     @property
     def has_waiting_commits(self) -> bool:
-        """Whether commits wait for room."""
         return bool(self._contents.capacity.waiters)
 
     def gauges(self) -> ChannelGauges:
@@ -178,7 +175,6 @@ class Channel:
         return self._contents.subscribe()
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Ends a subscription."""
         self._contents.unsubscribe(subscriber)
 
     def parts(self, batch: StoredBatch, form: Form) -> Iterator[StoredBatch]:

@@ -51,12 +51,10 @@ class LogContext:
         self._ended = ended
 
     def prepare(self, commit: Commit) -> None:
-        """Prepares the commit's contents and encodes its records."""
         self.contents.prepare(commit)
         commit.records = commit_records(commit) if commit.needs_record else ()
 
     def apply(self, commit: Commit, locations: Sequence[Location]) -> None:
-        """Applies the commit's contents; its columns are in the log at these locations."""
         # The PUT records come first. A commit that is in memory only has none.
         for batch, location in zip(commit.batches, locations, strict=False):
             stored = batch.window.stored
@@ -65,7 +63,6 @@ class LogContext:
         self.contents.apply(commit)
 
     def abort(self, commit: Commit) -> None:
-        """Aborts the commit's contents."""
         self.contents.abort(commit)
 
     def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
@@ -223,7 +220,6 @@ class Journal:
 
     @property
     def fault(self) -> MillraceError | None:
-        """Why no commit is possible; None while the log works."""
         return ChannelLogFailedError(self._fault) if self._fault else None
 
     @property

@@ -316,12 +316,10 @@ class SpillableCommitter:
 
     @property
     def fault(self) -> MillraceError | None:
-        """Why nothing can be put, nor removed from the log; None while the log works."""
         return self._journal.fault
 
     @property
     def is_stalled(self) -> bool:
-        """Whether commits wait longer for the disk than they should."""
         return self._journal.is_stalled
 
     @property
