@@ -258,7 +258,7 @@ async def test_renewal_that_waits_is_told_that_the_claim_has_ended(rpc: Rpc, how
         expected = grpc.StatusCode.FAILED_PRECONDITION, "NOT_CLAIMED", "no living claim"
     elif how == "taken over":
         await rpc.claim(name, "reader-2", takeover=True)
-        expected = grpc.StatusCode.ABORTED, "STALE_EPOCH", "Claim the channel anew"
+        expected = grpc.StatusCode.ABORTED, "STALE_EPOCH", "Claim the channel again"
     else:
         await rpc.delete(name, force=True)
         expected = grpc.StatusCode.NOT_FOUND, "CHANNEL_NOT_FOUND", "deleted"

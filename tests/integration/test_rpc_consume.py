@@ -229,7 +229,7 @@ async def test_consume_with_too_large_a_prefetch_is_refused(rpc: Rpc) -> None:
 async def test_consume_of_bytes_that_are_no_protobuf_is_refused(rpc: Rpc) -> None:
     """A first message that cannot be read ends the stream."""
     call: Any = rpc.connection.stream_stream("/millrace.v1.ChannelService/Consume")(timeout=30.0)
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "no millrace.v1.ConsumeRequest"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "not a valid millrace.v1.ConsumeRequest"):
         await call.write(b"\xff\xff no protobuf")
         await call.read()
 
