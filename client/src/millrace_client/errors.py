@@ -1,12 +1,11 @@
 """The errors that a call may raise, one class for each reason, and what a client should do about each."""
 
 import enum
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
 
 import grpc
-
-if TYPE_CHECKING:
-    from millrace_client.producing.results import SendResult
 
 
 class RetryAdvice(enum.Enum):
@@ -274,6 +273,42 @@ class EventDroppedError(RefusedError, reason="EVENT_DROPPED", advice=RetryAdvice
     """Raised when a producer dropped an event to make room for newer ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class SendAttempt:
+    """One attempt to send an event, as a part of a batch."""
+
+    time: datetime
+    """When it ended, UTC."""
+    server: str
+    """The server's address."""
+    reason: str
+    """The reason of the error; empty if the server stored the event, or had stored it before."""
+    message: str
+    """The error's message; empty if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """The result of one event."""
+
+    channel: str
+    """The channel that it was sent to."""
+    stored: bool
+    """Whether a server confirmed that the channel holds it."""
+    sequence: int | None
+    """Its sequence in the channel; None if it is not stored, or if it is `deduplicated`."""
+    deduplicated: bool
+    """Whether an earlier attempt, whose answer was lost, or an earlier producer of the same id had stored it."""
+    attempts: tuple[SendAttempt, ...]
+    """The last attempts, at most `attempts_kept_max`, oldest first; empty if it was never sent."""
+    attempt_count: int
+    """The number of all attempts."""
+    error: MillraceError | None
+    """Why it is not stored; None if it is."""
+    is_outcome_known: bool
+    """False if an attempt was not answered and may have stored it after all."""
+
+
 class SendFailedError(MillraceError, reason="SEND_FAILED"):
     """Raised by a producer's future when the event is not stored; has the reason of the cause.
 
@@ -281,4 +316,4 @@ class SendFailedError(MillraceError, reason="SEND_FAILED"):
         result: All that is known about the event, its attempts included.
     """
 
-    result: "SendResult | None" = None
+    result: SendResult | None = None

@@ -21,20 +21,21 @@ DOMAIN = "millrace"
 """The domain of Millrace's reasons in google.rpc.ErrorInfo."""
 
 _STATUS_KEY = "grpc-status-details-bin"
-_TOO_LARGE = "larger than max"
-"""Part of gRPC's own message about a message above a limit. A proxy may use the same code for too many calls."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ErrorTranslator:
     """Creates the errors of calls to one server.
 
-    Attributes:
+    Args:
         endpoint: The server's address, for messages.
+        too_large_text: RESOURCE_EXHAUSTED without a reason concerns a message above a limit if gRPC's message has this
+            text. Empty: always, although a proxy may use the code for too many calls.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, too_large_text: str = "") -> None:
         self.endpoint = endpoint
+        self._too_large_text = too_large_text
 
     def from_rpc(self, failure: grpc.RpcError, channel: str, txn_id: str = "") -> MillraceError:
         """Returns the error for a failed call that concerned this channel and transaction."""
@@ -64,7 +65,7 @@ class ErrorTranslator:
                 return self.deadline("")
             case grpc.StatusCode.CANCELLED:
                 return self.cancelled("")
-            case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE in details:
+            case grpc.StatusCode.RESOURCE_EXHAUSTED if self._too_large_text in details:
                 message = f"a message is above a limit of this client or of {self.endpoint} ({details})"
                 return MessageTooLargeError(message, code=code)
             case grpc.StatusCode.UNIMPLEMENTED:

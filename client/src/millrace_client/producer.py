@@ -10,7 +10,7 @@ import grpc
 
 from millrace_client._forks import forked_error
 from millrace_client._settings import check_endpoints, new_txn_id
-from millrace_client.errors import BadArgumentError
+from millrace_client.errors import BadArgumentError, SendAttempt, SendResult
 from millrace_client.events import Event, Events
 from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.channel_buffer import ChannelBuffer
@@ -25,7 +25,7 @@ from millrace_client.producing.metrics import (
     ServerMetrics,
 )
 from millrace_client.producing.pages import SendFuture
-from millrace_client.producing.results import Callback, SendAttempt, SendResult
+from millrace_client.producing.results import Callback
 from millrace_client.producing.send_many import SendFutures, SendSummary, put_many
 from millrace_client.producing.sending import NO_HEADERS, check_body, check_key, parts_of
 from millrace_client.producing.targets import ConnectionOptions

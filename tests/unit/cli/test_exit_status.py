@@ -135,3 +135,9 @@ def test_other_errors_pass_as_they_are() -> None:
     """Also such as look like it."""
     with pytest.raises(RuntimeError, match="mine"), unwrapped_interrupts():
         raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize("reason", ["TXN_STATE", "NOT_CLAIMED", "STALE_EPOCH", "CANCELLED"])
+def test_lost_state_without_advice_is_a_refusal(reason: str) -> None:
+    """A script must not repeat a command only because its transaction or claim is lost."""
+    assert exit_code_of(MillraceError("it went wrong", reason=reason)) is ExitCode.REFUSED

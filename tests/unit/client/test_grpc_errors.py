@@ -12,6 +12,7 @@ from tests.forward_targets import refused
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 TRANSLATOR = ErrorTranslator("server-1:7070")
+SINK_TRANSLATOR = ErrorTranslator("server-1:7070", "larger than max")
 
 
 def failure(code: grpc.StatusCode, details: str, *metadata: tuple[str, str | bytes]) -> aio.AioRpcError:
@@ -66,4 +67,9 @@ def test_from_rpc_with_details_has_their_reason() -> None:
 )
 def test_from_rpc_without_details_follows_the_code(code: grpc.StatusCode, details: str, reason: str) -> None:
     """GRPC gives too large messages and too many calls the same code, and only the first is about the message."""
-    assert TRANSLATOR.from_rpc(failure(code, details), "orders").reason == reason
+    assert SINK_TRANSLATOR.from_rpc(failure(code, details), "orders").reason == reason
+
+
+def test_from_rpc_of_an_exhausted_resource_is_a_message_above_a_limit_for_clients() -> None:
+    """Without a text to look for, the code alone decides."""
+    assert TRANSLATOR.from_rpc(failure(EXHAUSTED, "too many calls"), "").reason == "MESSAGE_TOO_LARGE"

@@ -12,8 +12,8 @@ from millrace_client.aio.channel import Channel, Claim, Transaction
 from millrace_client.aio.client import Admin, Client, connect
 from millrace_client.aio.consume import Deliveries, Delivery
 from millrace_client.aio.consumer import AsyncConsumer, ConsumedEvent
+from millrace_client.aio.consumer_tasks import ConsumerDelivery
 from millrace_client.aio.producer import AsyncProducer
-from millrace_client.consuming.tasks import ConsumerDelivery
 from millrace_client.producing.pages import AsyncSendFuture
 
 __all__ = [

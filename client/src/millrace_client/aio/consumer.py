@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from millrace_client._settings import check_endpoints
+from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks, TaskEngine
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
 from millrace_client.consuming.core import ConsumerCloseReport
 from millrace_client.consuming.metrics import ConsumerMetrics
-from millrace_client.consuming.tasks import ConsumerDelivery, HandlerTasks, TaskEngine
 from millrace_client.events import Event
 
 _END_SECONDS = 5.0

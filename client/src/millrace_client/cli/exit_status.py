@@ -104,17 +104,23 @@ _EXIT_CODES = {
     RetryAdvice.CORRECT: ExitCode.USAGE,
     RetryAdvice.FULL: ExitCode.LATER,
     RetryAdvice.LATER: ExitCode.LATER,
-    RetryAdvice.LOST: ExitCode.LATER,
-    RetryAdvice.UNREACHABLE: ExitCode.UNREACHABLE,
 }
+_EXIT_CODES_BY_REASON = {
+    "CHANNEL_CLAIMED": ExitCode.LATER,
+    "LEASE_EXPIRED": ExitCode.LATER,
+    "TXN_NOT_FOUND": ExitCode.LATER,
+    "DEADLINE": ExitCode.UNREACHABLE,
+    "UNAVAILABLE": ExitCode.UNREACHABLE,
+    # The server is not a Millrace server.
+    "UNIMPLEMENTED": ExitCode.UNREACHABLE,
+}
+"""For reasons whose advice does not decide: a lost claim can be waited for, but not every lost transaction."""
 
 
 def exit_code_of(error: MillraceError) -> ExitCode:
     """Returns the exit code of a command that failed with this error."""
-    if error.reason == "UNIMPLEMENTED":
-        # The server is not a Millrace server.
-        return ExitCode.UNREACHABLE
-    return _EXIT_CODES.get(error.advice, ExitCode.REFUSED)
+    by_advice = _EXIT_CODES.get(error.advice, ExitCode.REFUSED)
+    return _EXIT_CODES_BY_REASON.get(error.reason, by_advice)
 
 
 def sentence_of(error: MillraceError, server: str) -> str:

@@ -13,7 +13,14 @@ from millrace_client.append_session import ThreadedAppendSession, append_request
 from millrace_client.channel import Channel
 from millrace_client.client import Client
 from millrace_client.dead_letters.letters import DeadLetter
-from millrace_client.errors import BadNameError, ChannelNotFoundError, DeadlineError, MillraceError, RetryAdvice
+from millrace_client.errors import (
+    BadNameError,
+    ChannelNotFoundError,
+    DeadlineError,
+    MillraceError,
+    ReplayingError,
+    RetryAdvice,
+)
 from millrace_client.events import Event, Stamp, columns_of
 
 NUMBERS_OF_A_PRODUCER = 10_000
@@ -170,7 +177,7 @@ class Targets:
             except MillraceError as error:
                 remaining = deadline - self._retry.clock()
                 # The replay waits for a slow server, but not for one that is gone.
-                passes = error.advice in (RetryAdvice.FULL, RetryAdvice.LATER) or isinstance(error, DeadlineError)
+                passes = error.advice is RetryAdvice.FULL or isinstance(error, (ReplayingError, DeadlineError))
                 if not passes or remaining <= 0:
                     raise
                 self._progress.waiting(error, self._retry.seconds)

@@ -3,10 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.columns import ColumnsCutter
 from millrace.v1 import channel_service_pb2 as pb
@@ -14,15 +11,10 @@ from millrace.v1 import event_pb2
 from millrace.wire_format import field as wire_field
 from millrace.wire_format import field_head, packed
 from millrace_client.append_session import append_request
-from millrace_client.errors import MillraceError
 from millrace_client.events import Stamp
 from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBucket
 from millrace_client.producing.pages import Page
-from millrace_client.producing.results import SendAttempt
-
-if TYPE_CHECKING:
-    from millrace_client.producing.servers import ServerChannel
-
+from millrace_client.producing.servers import Batch, Part
 
 _BODIES_FIELD = event_pb2.EventColumns.BODIES_FIELD_NUMBER
 _BODY_SIZES_FIELD = event_pb2.EventColumns.BODY_SIZES_FIELD_NUMBER
@@ -30,71 +22,6 @@ _HEADERS_FIELD = event_pb2.EventColumns.HEADERS_FIELD_NUMBER
 _KEY_FIELD = event_pb2.HeaderColumn.KEY_FIELD_NUMBER
 _SIZES_FIELD = event_pb2.HeaderColumn.SIZES_FIELD_NUMBER
 _VALUES_FIELD = event_pb2.HeaderColumn.VALUES_FIELD_NUMBER
-
-
-class Part(NamedTuple):
-    """Events of one page that are side by side in a batch."""
-
-    page: Page
-    start: int
-    stop: int
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Events that are encoded once, with a stamp that never changes, so that a server recognises a repeat.
-
-    A batch holds the buckets of its keys until it is settled, and later events in the same buckets wait for it.
-    """
-
-    buffer: ChannelBuffer
-    parts: Sequence[Part]
-    stamp: Stamp
-    request: bytes
-    created_at: float
-    """When its first event was sent."""
-    timed_from: float
-    """When its delivery time began."""
-    held_bytes: int
-    """Bytes of the buffer that it takes."""
-    attempts: deque[SendAttempt]
-    buckets: list[OrderingBucket] = field(default_factory=list)
-    followers: deque["Batch"] = field(default_factory=deque)
-    """The later parts of a batch that was split; they take over its buckets one after the other."""
-    attempt_count: int = 0
-    doubted: "ServerChannel | None" = None
-    """The channel that may have stored it, because an attempt there was not answered."""
-    doubted_at: float = 0.0
-    sent_at: float = 0.0
-    last_error: MillraceError | None = None
-
-    @property
-    def count(self) -> int:
-        """The number of its events."""
-        return self.stamp.last_sequence - self.stamp.first_sequence + 1
-
-    @property
-    def channel(self) -> str:
-        """The name of the channel that it goes to."""
-        return self.buffer.channel
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether nothing behind it may be stored unless it is."""
-        return self.buffer.is_ordered
-
-    def note_attempt(self, server: str, error: MillraceError | None) -> SendAttempt:
-        """Records how an attempt ended."""
-        attempt = SendAttempt(
-            time=datetime.now(UTC),
-            server=server,
-            reason="" if error is None else error.reason,
-            message="" if error is None else error.message,
-        )
-        self.attempts.append(attempt)
-        self.attempt_count += 1
-        self.last_error = error
-        return attempt
 
 
 def seal(  # noqa: PLR0913, PLR0917 - all that a batch consists of

@@ -18,18 +18,18 @@ from millrace_client.errors import (
     MillraceError,
     ProducerClosedError,
     RetryAdvice,
+    SendAttempt,
     UnavailableError,
 )
 from millrace_client.producing import batches as batching
 from millrace_client.producing.accumulator import Accumulator
-from millrace_client.producing.batches import Batch
 from millrace_client.producing.callbacks import CallbackRunner
 from millrace_client.producing.channel_buffer import BUCKETS, ChannelBuffer, OrderingBucket
 from millrace_client.producing.config import ProducerConfig, Routing
 from millrace_client.producing.metrics import Latencies, ProducerCounters, ProducerHooks, ProducerMetrics, ServerMetrics
-from millrace_client.producing.results import SendAttempt
+from millrace_client.producing.retry_policy import RetryPolicy
 from millrace_client.producing.routing import Router, ranked
-from millrace_client.producing.servers import RetryPolicy, Server, ServerChannel
+from millrace_client.producing.servers import Batch, Server, ServerChannel
 from millrace_client.producing.settling import LOG, BatchSettler
 from millrace_client.producing.targets import ConnectionOptions, Resolve, resolve_host, targets_of
 

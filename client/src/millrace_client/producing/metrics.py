@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace_client._metrics import Metric
-from millrace_client.producing.results import SendAttempt
+from millrace_client.errors import SendAttempt
 
 LATENCY_BOUNDS_SECONDS = (
     0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from millrace_client.producing.results import Callback, Outcome, SendResult, failed_error
+from millrace_client.errors import SendResult
+from millrace_client.producing.results import Callback, Outcome, failed_error
 
 # Estimates of what Python adds: to a body its object, its list entries and the future; to a header value its object.
 EVENT_BYTES = 200

@@ -2,47 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeAlias
 
-from millrace_client.errors import MillraceError, SendFailedError
-
-
-@dataclass(frozen=True, slots=True)
-class SendAttempt:
-    """One attempt to send an event, as a part of a batch."""
-
-    time: datetime
-    """When it ended, UTC."""
-    server: str
-    """The server's address."""
-    reason: str
-    """The reason of the error; empty if the server stored the event, or had stored it before."""
-    message: str
-    """The error's message; empty if there was none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """The result of one event."""
-
-    channel: str
-    """The channel that it was sent to."""
-    stored: bool
-    """Whether a server confirmed that the channel holds it."""
-    sequence: int | None
-    """Its sequence in the channel; None if it is not stored, or if it is `deduplicated`."""
-    deduplicated: bool
-    """Whether an earlier attempt, whose answer was lost, or an earlier producer of the same id had stored it."""
-    attempts: tuple[SendAttempt, ...]
-    """The last attempts, at most `attempts_kept_max`, oldest first; empty if it was never sent."""
-    attempt_count: int
-    """The number of all attempts."""
-    error: MillraceError | None
-    """Why it is not stored; None if it is."""
-    is_outcome_known: bool
-    """False if an attempt was not answered and may have stored it after all."""
-
+from millrace_client.errors import MillraceError, SendAttempt, SendFailedError, SendResult
 
 Callback: TypeAlias = Callable[[SendResult], object]
 """Called with the result of an event."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import overload
 
-from millrace_client.errors import BufferFullError, MillraceError
+from millrace_client.errors import BufferFullError, MillraceError, SendResult
 from millrace_client.events import Events
 from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.pages import Page, SendFuture
-from millrace_client.producing.results import Outcome, SendResult
+from millrace_client.producing.results import Outcome
 from millrace_client.producing.sending import bulk_of, parts_of
 
 _RUN_EVENTS_MIN = 128

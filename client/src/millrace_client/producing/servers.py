@@ -1,11 +1,12 @@
-"""The servers of a producer, and each server's channels: their sessions, their back-off, and their numbering."""
+"""The servers of a producer, each server's channels with their sessions, and the batches that are sent there."""
 
 import asyncio
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -13,51 +14,80 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace_client._backoff import Backoff
 from millrace_client._settings import Numbering, channel_options
 from millrace_client.append_session import ThreadedAppendSession
-from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, UnavailableError
+from millrace_client.errors import DiskFullError, MillraceError, RetryAdvice, SendAttempt, UnavailableError
 from millrace_client.events import Stamp
 from millrace_client.grpc_errors import ErrorTranslator
-from millrace_client.producing.batches import Batch
+from millrace_client.producing.channel_buffer import ChannelBuffer, OrderingBucket
 from millrace_client.producing.config import ProducerConfig
 from millrace_client.producing.metrics import ServerMetrics
+from millrace_client.producing.pages import Page
+from millrace_client.producing.retry_policy import RetryPolicy
 from millrace_client.producing.targets import ConnectionOptions, HealthWatch, Target, call_in_loop
 
-_RETRIED = frozenset({RetryAdvice.FULL, RetryAdvice.LATER, RetryAdvice.UNREACHABLE, RetryAdvice.RESTART})
-"""A batch that the server refused for one of these is sent again."""
 
-_FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER})
-"""A batch whose stream ended for one of these is not sent again; any other end may pass, as a restart does."""
+class Part(NamedTuple):
+    """Events of one page that are side by side in a batch."""
+
+    page: Page
+    start: int
+    stop: int
 
 
-class RetryPolicy:
-    """Which batches are sent again, and after how long. For one thread.
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Events that are encoded once, with a stamp that never changes, so that a server recognises a repeat.
 
-    Args:
-        config: The limits.
-        draw: The source of the jitter. None: one of its own.
+    A batch holds the buckets of its keys until it is settled, and later events in the same buckets wait for it.
     """
 
-    def __init__(self, config: ProducerConfig, draw: random.Random | None = None) -> None:
-        self._attempts_max = config.attempts_max
-        self._backoff = Backoff(config.backoff_seconds, config.backoff_seconds_max, draw)
+    buffer: ChannelBuffer
+    parts: Sequence[Part]
+    stamp: Stamp
+    request: bytes
+    created_at: float
+    """When its first event was sent."""
+    timed_from: float
+    """When its delivery time began."""
+    held_bytes: int
+    """Bytes of the buffer that it takes."""
+    attempts: deque[SendAttempt]
+    buckets: list[OrderingBucket] = field(default_factory=list)
+    followers: deque["Batch"] = field(default_factory=deque)
+    """The later parts of a batch that was split; they take over its buckets one after the other."""
+    attempt_count: int = 0
+    doubted: "ServerChannel | None" = None
+    """The channel that may have stored it, because an attempt there was not answered."""
+    doubted_at: float = 0.0
+    sent_at: float = 0.0
+    last_error: MillraceError | None = None
 
-    def retries_refused(self, error: MillraceError, attempt_count: int) -> bool:
-        """Whether a batch that the server refused is sent again."""
-        return error.advice in _RETRIED and self._has_attempts(attempt_count)
+    @property
+    def count(self) -> int:
+        """The number of its events."""
+        return self.stamp.last_sequence - self.stamp.first_sequence + 1
 
-    def retries_unanswered(self, error: MillraceError, attempt_count: int) -> bool:
-        """Whether a batch is sent again whose stream ended before it was answered."""
-        return error.advice not in _FINAL and self._has_attempts(attempt_count)
+    @property
+    def channel(self) -> str:
+        """The name of the channel that it goes to."""
+        return self.buffer.channel
 
-    def _has_attempts(self, attempt_count: int) -> bool:
-        return self._attempts_max is None or attempt_count < self._attempts_max
+    @property
+    def is_ordered(self) -> bool:
+        """Whether nothing behind it may be stored unless it is."""
+        return self.buffer.is_ordered
 
-    def batch_pause_seconds(self, failure_count: int, error: MillraceError | None) -> float:
-        """Returns how long a batch waits after so many failures, at least 1, the last of them this error."""
-        return self._backoff.seconds_after(failure_count, None if error is None else error.retry_delay_seconds)
-
-    def server_pause_seconds(self, failure_count: int, error: MillraceError) -> float:
-        """Returns how long a server gets no batches: longer than a batch waits, so that it can go to another server."""
-        return self._backoff.seconds_after(failure_count + 1, error.retry_delay_seconds)
+    def note_attempt(self, server: str, error: MillraceError | None) -> SendAttempt:
+        """Records how an attempt ended."""
+        attempt = SendAttempt(
+            time=datetime.now(UTC),
+            server=server,
+            reason="" if error is None else error.reason,
+            message="" if error is None else error.message,
+        )
+        self.attempts.append(attempt)
+        self.attempt_count += 1
+        self.last_error = error
+        return attempt
 
 
 class Server:

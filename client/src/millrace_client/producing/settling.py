@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable
 
 from millrace.v1 import channel_service_pb2 as pb
-from millrace_client.errors import MillraceError
+from millrace_client.errors import MillraceError, SendAttempt
 from millrace_client.producing.accumulator import CALLBACK_BYTES, Accumulator
-from millrace_client.producing.batches import Batch, RetryQueue
+from millrace_client.producing.batches import RetryQueue
 from millrace_client.producing.buffer_memory import stopped_error
 from millrace_client.producing.callbacks import CallbackRunner, Job
 from millrace_client.producing.metrics import ProducerCounters, ProducerHooks
 from millrace_client.producing.pages import Page
-from millrace_client.producing.results import Callback, Outcome, SendAttempt
+from millrace_client.producing.results import Callback, Outcome
+from millrace_client.producing.servers import Batch
 
 LOG = logging.getLogger("millrace_client.producer")
 

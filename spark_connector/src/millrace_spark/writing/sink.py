@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from millrace_spark.errors import MillraceSparkError, OptionError
-from millrace_spark.schema import options_for
 from millrace_spark.writing.commit_messages import TaskPuts, puts_by_shard, task_puts
 from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_write_options
+from millrace_spark.writing.schema import options_for
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import ConsumerConfig, ConsumerHooks, MillraceError, StreamEndedError
 from millrace_client._deliveries import DeliveredEvents, Settlement
+from millrace_client.aio.consumer_tasks import ConsumerDelivery, TaskEngine
 from millrace_client.consuming.subscription import Subscription, TrackedDelivery
-from millrace_client.consuming.tasks import ConsumerDelivery, TaskEngine
 
 
 def answer_of(delivery_id: int, *bodies: bytes, first_sequence: int | None = None) -> pb.ConsumeResponse:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks
 from millrace_client.consuming.subscription import SubscriptionState
-from millrace_client.consuming.tasks import ConsumerDelivery, HandlerTasks
 from millrace_client.errors import ChannelClaimedError, ChannelNotFoundError, CorruptError, UnavailableError
 from tests.unit.client.consuming.parts import World, answer_of, ids
 from tests.virtual_clock import now, settle, started

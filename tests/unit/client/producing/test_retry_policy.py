@@ -13,7 +13,7 @@ from millrace_client import (
     TxnCapacityError,
     UnavailableError,
 )
-from millrace_client.producing.servers import RetryPolicy
+from millrace_client.producing.retry_policy import RetryPolicy
 
 CONFIG = ProducerConfig(backoff_seconds=1.0, backoff_seconds_max=10.0, attempts_max=5)
 

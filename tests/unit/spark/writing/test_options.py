@@ -6,8 +6,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from millrace_spark import OptionError
-from millrace_spark.schema import options_for
 from millrace_spark.writing.options import WRITE_OPTIONS, WriteOptions, WriteRouting, parse_write_options
+from millrace_spark.writing.schema import options_for
 
 LEAST = {"endpoints": "b:1,a:1", "channel": "orders"}
 

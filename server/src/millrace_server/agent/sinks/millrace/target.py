@@ -24,6 +24,9 @@ FILE_NAME = "endpoint"
 
 _FILE_BYTES_MAX = 1_024
 
+_TOO_LARGE_TEXT = "larger than max"
+"""Part of gRPC's own message about a message above a limit."""
+
 _GET_CHANNEL = f"/{admin_service_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/GetChannel"
 
 _OUT_OF_ORDER = {
@@ -124,7 +127,7 @@ class TargetChannel:
         self.transaction_capacity = max(found.config.transaction_capacity, 1)
 
     def append_session(self) -> AsyncAppendSession[Any]:
-        return AsyncAppendSession(self._connection, ErrorTranslator(self.endpoint), self.channel)
+        return AsyncAppendSession(self._connection, ErrorTranslator(self.endpoint, _TOO_LARGE_TEXT), self.channel)
 
     def component_error(self, error: MillraceError) -> ComponentError:
         return _component_error(error, self.endpoint, self.channel)
@@ -152,7 +155,9 @@ async def _find(
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise AnswerTimeoutError(f"{endpoint} does not answer", timeout_seconds) from None
-        raise _component_error(ErrorTranslator(endpoint).from_rpc(error, channel), endpoint, channel) from None
+        raise _component_error(
+            ErrorTranslator(endpoint, _TOO_LARGE_TEXT).from_rpc(error, channel), endpoint, channel
+        ) from None
     if answer.channel.state in _OUT_OF_ORDER:
         fault = answer.channel.fault or _OUT_OF_ORDER[answer.channel.state]
         raise ComponentError(f"{endpoint} does not take events for its channel {channel}: {fault}")
