@@ -1,4 +1,4 @@
-"""`millrace-spark land` against real servers, followed until Ctrl-C, and killed on its way."""
+"""`millrace-spark land` against real servers, stopped by Ctrl-C or killed."""
 
 import json
 import os
@@ -38,7 +38,7 @@ SMALL = (
 
 
 def line(number: int) -> bytes:
-    """A line of an access log, or a bad one; of three hours."""
+    """Returns a line of an access log within three hours, or a bad line."""
     if number % BAD_EVERY == 0:
         return b"bad line %d" % number
     time = f"17/May/2015:{10 + number % 3:02}:05:03 +0000"
@@ -46,7 +46,7 @@ def line(number: int) -> bytes:
 
 
 class LandProgram:
-    """The documented commands, in a folder of the test's own."""
+    """The documented commands, in the test's own folder."""
 
     def __init__(self, folder: Path, servers: Sequence[Millraced]) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class LandProgram:
         (folder / "web.toml").write_text(config, encoding="utf-8")
 
     def kill_in_a_batch(self, land: Sequence[str]) -> None:
-        """Starts the command, and kills it once it writes its second batch."""
+        """Starts the command, and kills it while it writes its second batch."""
         small_batches = ("--set", "source.events_per_batch_max=1000")
         command = [sys.executable, "-m", "millrace_spark.cli", *land, *SMALL, *small_batches]
         with subprocess.Popen(command, cwd=self.folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as killed:
@@ -68,13 +68,13 @@ class LandProgram:
         assert killed.returncode == -signal.SIGKILL, errors
 
     def staged_batches(self) -> set[int]:
-        """The numbers of batches that are being written."""
+        """Returns the numbers of the batches that are being written."""
         staging = self.folder / "landed" / "web.landing" / "staging"
         return {int(path.name.split("-")[-2]) for path in staging.glob("*-*-*")}
 
 
 def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """Waits until something holds, or the process has ended."""
+    """Waits until a condition holds, or the process has ended."""
     give_up = time.monotonic() + RUN_SECONDS_MAX
     while process.poll() is None and not condition():
         assert time.monotonic() < give_up
@@ -103,7 +103,7 @@ def test_land_followed_until_ctrl_c_lands_each_line_once(  # noqa: PLR0913 - fix
     event_count: int,
     is_killed: bool,
 ) -> None:
-    """The page's commands land each row and each bad line once, also after one that was killed in a batch."""
+    """The documented commands land each row and each bad line once, even after a kill during a batch."""
     servers = [start_millraced(CHANNELS) for _ in range(2)]
     for server in servers:
         server.wait_for("channel opened")
@@ -139,14 +139,14 @@ def test_land_followed_until_ctrl_c_lands_each_line_once(  # noqa: PLR0913 - fix
 
 @contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
-    """Does what Ctrl-C does, once something holds, or after too long a time."""
+    """Sends SIGINT once a condition holds, or after a time limit."""
     give_up = time.monotonic() + RUN_SECONDS_MAX
     is_over = threading.Event()
 
     def interrupt() -> None:
         while not condition() and time.monotonic() < give_up and not is_over.wait(0.05):
             pass
-        # Only while the program is there: nobody else in this process bears it.
+        # Only while the program runs, since other tests in this process would fail on it.
         if not is_over.is_set():
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -160,7 +160,7 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def rejected(servers: Sequence[Millraced]) -> list[bytes]:
-    """The bodies of all dead letters; each says why it is there."""
+    """Returns the bodies of all dead letters, after checking that each has a reason."""
     bodies = []
     for server in servers:
         with millrace.connect(server.grpc) as client:

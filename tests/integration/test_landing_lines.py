@@ -1,4 +1,4 @@
-"""What Spark makes of lines: columns, partitions, bad lines with their reason, and files."""
+"""The rows that Spark makes of lines: columns, partitions, bad lines with their reason, and files."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ def config(folder: Path = Path("/landed"), **tables: Mapping[str, Any]) -> Landi
 
 
 def events(spark: SparkSession, lines: Sequence[str | bytes | None], **headers: str) -> DataFrame:
-    """Events with these bodies, numbered from 1 on."""
+    """Returns events with these bodies, numbered from 1."""
     bodies = [line.encode() if isinstance(line, str) else line for line in lines]
     rows = [("web", "a:1", number, headers, body) for number, body in enumerate(bodies, start=1)]
     return spark.createDataFrame(rows, EVENT_SCHEMA)
@@ -52,14 +52,14 @@ def events(spark: SparkSession, lines: Sequence[str | bytes | None], **headers: 
 def landed(
     spark: SparkSession, lines: Sequence[str | bytes | None], parse: Mapping[str, Any]
 ) -> tuple[list[Row], list[tuple[int, str]]]:
-    """The good rows in order, and for each bad line its sequence and reason."""
+    """Returns the good rows in order, and the sequence and reason of each bad line."""
     rows = rows_of(events(spark, lines), config(parse=parse))
     bad = [(row.sequence, row.reason) for row in rows.bad().collect()]
     return sorted(rows.good().collect(), key=lambda row: row.sequence), sorted(bad)
 
 
 def test_lines_of_text_are_good_unless_they_are_no_text(spark: SparkSession) -> None:
-    """A line end goes, an empty line stays; what is not UTF-8, too long or nothing is bad, or replaced on demand."""
+    """Line ends are removed, empty lines are kept, and invalid UTF-8, long lines and null bodies are bad lines."""
     lines = ["a\r\n", "", b"\xff", None, "x" * 101]
     good, bad = landed(spark, lines, {"type": "text", "line_bytes_max": 100})
     assert [row.line for row in good] == ["a", ""]
@@ -73,7 +73,7 @@ def test_lines_of_text_are_good_unless_they_are_no_text(spark: SparkSession) -> 
 
 
 def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing that Spark would leave out or make null in silence becomes a row."""
+    """A line becomes a row only if no value would be dropped or set to null silently."""
     lines = [
         '{"id": 1, "at": "2026-01-02T03:04:05Z", "more": 1}',
         ' {"id": 2, "tags": ["}{", "a"]}',
@@ -122,14 +122,14 @@ def test_lines_of_json_are_objects_of_the_schema_and_nothing_else(spark: SparkSe
     ],
 )
 def test_rows_of_columns_that_cannot_be_are_refused(spark: SparkSession, tables: Mapping[str, Any], told: str) -> None:
-    """Before anything is read, by a sentence that names the setting."""
+    """The error names the setting, before any event is read."""
     with pytest.raises(OptionError) as refused:
         rows_of(events(spark, []), config(**tables))
     assert told in str(refused.value)
 
 
 def test_lines_matched_by_a_pattern_have_typed_columns(spark: SparkSession) -> None:
-    """A value that is not of its type is told, never null in silence; the whole line has to match."""
+    """The whole line must match, and a value of another type makes a bad line instead of a null."""
     pattern = r"(?P<n_1>\d+) (?:(?P<word>[a-z]+)|-) (?P<at>\S+)(?: (?P<price>[\d.]+))?"
     types = {"n_1": "int", "at": "timestamp", "price": "decimal(5,2)"}
     lines = [
@@ -154,7 +154,7 @@ def test_lines_matched_by_a_pattern_have_typed_columns(spark: SparkSession) -> N
 
 
 def test_lines_of_access_logs_become_columns(spark: SparkSession) -> None:
-    """What is a dash is null, what is no request is kept as it is, and a line of 60,000 quotes breaks no stack."""
+    """A dash becomes null, an invalid request is kept as text, and 60,000 quotes do not overflow the stack."""
     lines = [
         ACCESS,
         '::1 - bob [17/May/2015:10:05:03 +0200] "\\x16\\x03" 400 226',
@@ -174,7 +174,7 @@ def test_lines_of_access_logs_become_columns(spark: SparkSession) -> None:
 
 
 def test_lines_of_syslog_of_both_kinds_become_the_same_columns(spark: SparkSession) -> None:
-    """A time without a year is the last one that there was; a priority that cannot be is told."""
+    """A time without a year is the latest in the past, and an invalid priority makes a bad line."""
     lines = [
         '<165>1 2003-10-11T22:14:15.003Z host app 12 ID47 [a@1 x="]\\""] two\nlines',
         "<34>Oct 11 22:14:15 mymachine su: 'su root' failed",
@@ -200,7 +200,7 @@ def test_lines_of_syslog_of_both_kinds_become_the_same_columns(spark: SparkSessi
 
 
 def test_partitions_are_parts_of_the_time_columns_and_headers(spark: SparkSession) -> None:
-    """In a zone of one's own, rounded; without a time by landing time, or to the bad lines."""
+    """Times are rounded in the configured zone; rows without a time use the landing time or are bad lines."""
     frame = events(spark, [ACCESS, "x"], host="h-1", timestamp="1700000000123")
     by = ["headers.host", "year", "month", "week", "day", "date", "hour", "minute"]
     partitions = {"by": by, "time_zone": "Asia/Kolkata", "round_minutes": 15}
@@ -219,7 +219,7 @@ def test_partitions_are_parts_of_the_time_columns_and_headers(spark: SparkSessio
 
 
 def test_letters_of_bad_lines_say_why_and_from_where(spark: SparkSession) -> None:
-    """As dead letters of an agent do; what an earlier letter said is told anew."""
+    """Dead letters have an agent's headers, which replace those of an earlier letter."""
     frame = events(spark, ["x"], **{"host": "h", "millrace.dead_letter.reason": "before"})
     [letter] = dead_letters(rows_of(frame, config(parse={"type": "access_log"})).bad(), "land-web").collect()
     assert letter.headers.pop("millrace.dead_letter.time")
@@ -252,7 +252,7 @@ def shared(spark: SparkSession) -> Iterator[SparkSession]:
 def test_batches_landed_and_compacted_by_the_documented_command_have_each_row_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before each file gets into place, tried again, and then merged to one file for each hour."""
+    """A landing that is killed before each rename, repeated and compacted has one file per hour with each row once."""
     wanted = config(tmp_path / "landed", parse={"type": "access_log"}, partitions={"by": ["date", "hour"]})
     lines = [ACCESS.replace("23:", f"{hour}:") for hour in (10, 11)] * 2
     crashed = 0
@@ -287,7 +287,7 @@ def test_batches_landed_and_compacted_by_the_documented_command_have_each_row_on
 
 
 def test_batch_after_the_stop_is_left_to_the_next_start(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing of it is written."""
+    """A batch that begins after the stop writes nothing."""
     wanted = config(tmp_path)
     stopping = threading.Event()
     stopping.set()
@@ -298,7 +298,7 @@ def test_batch_after_the_stop_is_left_to_the_next_start(spark: SparkSession, tmp
 
 
 def test_merger_keeps_columns_of_all_files_and_refuses_types_that_differ(spark: SparkSession, tmp_path: Path) -> None:
-    """A schema that changed between two files loses nothing; one that cannot be is a sentence."""
+    """Merged files keep the columns of all files, and a conflict of types is an error."""
     for name, ddl, row in (("a", "x int", (1,)), ("b", "x int, y string", (2, "b")), ("c", "x string", ("c",))):
         spark.createDataFrame([row], ddl).coalesce(1).write.parquet(str(tmp_path / name))
     files = {name: str(next((tmp_path / name).glob("*.parquet"))) for name in "abc"}
@@ -311,7 +311,7 @@ def test_merger_keeps_columns_of_all_files_and_refuses_types_that_differ(spark: 
 
 
 def test_hadoop_storage_does_what_this_machines_does(spark: SparkSession, tmp_path: Path) -> None:
-    """Its calls, and a batch published through it: as on HDFS, but that the files are here."""
+    """Hadoop's storage behaves like the local one, and publishes a batch, on a local folder."""
     folder = f"file:{tmp_path}"
     storage = HadoopStorage(spark, folder)
     assert storage.files(f"{folder}/none") == []

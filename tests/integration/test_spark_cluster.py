@@ -1,4 +1,4 @@
-"""Spark on a cluster of real processes, whose executors are killed in the middle of their work."""
+"""Spark on a cluster of real processes, whose executors are killed during their tasks."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def queued_count(endpoint: str, name: str) -> int:
 
 
 def landing(folder: Path, endpoint: str, name: str) -> Flow:
-    """From a channel to Parquet in eight parts, or micro-batches of two; the first to come so far is to be killed."""
+    """Reads a channel into Parquet in eight partitions or in small micro-batches; the first task is killed."""
     return Flow(
         source="millrace",
         source_options={"endpoints": endpoint, "channels": name, "maxEventsPerPartition": "2500"},
@@ -53,7 +53,7 @@ def landing(folder: Path, endpoint: str, name: str) -> Flow:
 
 
 def streamed(flow: Flow, folder: Path) -> Flow:
-    """The same as a streaming query that ends when all is done."""
+    """Does the same as a streaming query that ends when all events are read."""
     return replace(
         flow,
         source_options={**flow.source_options, "maxEventsPerTrigger": "5000"},
@@ -63,7 +63,7 @@ def streamed(flow: Flow, folder: Path) -> Flow:
 
 @contextmanager
 def driver(folder: Path, plan: Plan, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver that works at a plan."""
+    """Runs a driver with a plan."""
     plan.save(folder / "plan.json")
     with (folder / "driver.log").open("wb") as log:
         process = subprocess.Popen(
@@ -83,7 +83,7 @@ def driver(folder: Path, plan: Plan, environment: Mapping[str, str]) -> Iterator
 
 
 def kill_executor(process: subprocess.Popen[bytes], flow: Flow, log: Path) -> None:
-    """Kills the executor whose task waits for that, with a part of its work done."""
+    """Kills the executor whose task is waiting, after part of its work."""
     hold = Path(str(flow.hold))
     give_up = time.monotonic() + _WAIT_SECONDS_MAX
     while not hold.exists() or not hold.read_text():
@@ -96,7 +96,7 @@ def kill_executor(process: subprocess.Popen[bytes], flow: Flow, log: Path) -> No
 
 
 def run_and_kill(folder: Path, plan: Plan, environment: Mapping[str, str]) -> str:
-    """Runs flows, in each of which an executor is killed; returns what the driver said."""
+    """Runs flows, kills an executor in each, and returns the output of the driver."""
     log = folder / "driver.log"
     with driver(folder, plan, environment) as process:
         for flow in plan.flows:
@@ -116,7 +116,7 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
 def test_stream_on_a_cluster_that_loses_an_executor_brings_each_event_once(
     cluster: StandaloneCluster, shared_server: Millraced, tmp_path: Path
 ) -> None:
-    """A master and two workers: an executor is killed half-way through a task, and no row is missing or there twice."""
+    """After an executor is killed during a task, no row is missing or duplicated."""
     endpoint, name = shared_server.grpc, "cluster-stream"
     fill(endpoint, name)
     flow = streamed(landing(tmp_path, endpoint, name), tmp_path)
@@ -132,7 +132,7 @@ def test_stream_on_a_cluster_that_loses_an_executor_brings_each_event_once(
 def test_batch_on_a_cluster_that_loses_executors_brings_each_event_once(
     round_number: int, cluster: StandaloneCluster, shared_server: Millraced, tmp_path: Path
 ) -> None:
-    """Two batch reads after each other, an executor killed in each, and then a stream with one more."""
+    """Two batch reads and a stream, each of which loses an executor, read each event once."""
     endpoint = shared_server.grpc
     names = [f"cluster-{round_number}-{part}" for part in ("one", "two", "stream")]
     for name in names:
@@ -149,7 +149,7 @@ def test_batch_on_a_cluster_that_loses_executors_brings_each_event_once(
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_local_cluster_that_loses_executors_brings_each_event_once(shared_server: Millraced, tmp_path: Path) -> None:
-    """The same where the driver starts executors of its own as processes."""
+    """The same holds if the driver starts its executors as processes."""
     endpoint, names = shared_server.grpc, ("local-cluster-batch", "local-cluster-stream")
     for name in names:
         fill(endpoint, name)
@@ -162,7 +162,7 @@ def test_local_cluster_that_loses_executors_brings_each_event_once(shared_server
 
 
 def python_that_knows_the_package_in_the_driver_only(folder: Path) -> Path:
-    """A Python that, where executors run it, finds what is installed but no editable installation, such as this one."""
+    """Returns a Python that finds no editable installation when executors run it."""
     [installed] = [place for place in sys.path if place.endswith("site-packages")]
     program = folder / "python"
     program.write_text(
@@ -180,7 +180,7 @@ esac
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_ship_gives_executors_the_package(cluster: StandaloneCluster, shared_server: Millraced, tmp_path: Path) -> None:
-    """Where the nodes' Python has no such package, reading fails and says so; what is shipped is enough."""
+    """Without the package on the nodes, reading fails with an error; after `ship`, it succeeds."""
     endpoint, name = shared_server.grpc, "cluster-shipped"
     fill(endpoint, name)
     flow = replace(landing(tmp_path, endpoint, name), hold=None)

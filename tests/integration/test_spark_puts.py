@@ -1,4 +1,4 @@
-"""What Spark's tasks and driver do when writing, on real servers but without Spark."""
+"""Writing by Spark's tasks and driver, on real servers but without Spark."""
 
 import asyncio
 import itertools
@@ -41,12 +41,12 @@ def channel(client: millrace.Client) -> millrace.Channel:
 
 @pytest.fixture
 def puts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a task put each batch of rows when it comes, however small."""
+    """Makes tasks put each batch of rows immediately, however small."""
     monkeypatch.setattr(writing, "MESSAGE_ROWS_MAX", 1)
 
 
 def make_channel(client: millrace.Client, **limits: Any) -> millrace.Channel:
-    """A memory channel that takes 100 events in a transaction."""
+    """Creates a memory channel with a transaction capacity of 100 events."""
     config = {"capacity": 10_000, "transaction_capacity": 100, "keep_alive_seconds": 0.1} | limits
     name = next(_names)
     client.admin.create_channel(name, millrace.ChannelConfig(**config))
@@ -67,7 +67,7 @@ def put(client: millrace.Client, channel: millrace.Channel, *batches: pa.RecordB
 
 
 def commit(puts: Sequence[ShardPuts], number: int = 0, **but: Any) -> None:
-    """Commits what tasks have put, as a stream does unless it is told otherwise."""
+    """Commits the puts of tasks, as a stream does by default."""
     said = BatchCommit(
         producer_id="query",
         stamp_id="query/1f",
@@ -107,7 +107,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_put_all_beyond_a_transactions_capacity_begins_others(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Each transaction holds what it may, and the commit of all stores the rows in their order."""
+    """Transactions hold their capacity, and one commit of all stores the rows in order."""
     puts = put(client, channel, rows(*range(30)), rows(*range(30, 250)))
     assert [(len(part.txn_ids), part.event_count) for part in puts] == [(3, 250)]
     assert open_count(client, channel) == 3
@@ -119,7 +119,7 @@ def test_put_all_beyond_a_transactions_capacity_begins_others(
 def test_put_all_when_the_transactions_capacity_shrinks_goes_on(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A channel that is changed while a task runs gets smaller transactions."""
+    """After a change of the channel, a running task uses smaller transactions."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(*range(60))
@@ -132,7 +132,7 @@ def test_put_all_when_the_transactions_capacity_shrinks_goes_on(
 
 @pytest.mark.usefixtures("puts_at_once")
 def test_put_all_that_fails_leaves_no_transaction(client: millrace.Client, channel: millrace.Channel) -> None:
-    """Whatever ends a task, its transactions are rolled back."""
+    """After any failure of a task, its transactions are rolled back."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(*range(250))
@@ -146,7 +146,7 @@ def test_put_all_that_fails_leaves_no_transaction(client: millrace.Client, chann
 
 @pytest.mark.usefixtures("puts_at_once")
 def test_put_all_of_a_slow_task_keeps_its_transactions(client: millrace.Client, channel: millrace.Channel) -> None:
-    """What a task put first outlives a lease that is shorter than the task."""
+    """The transactions of a task are renewed beyond their lease."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(*range(150))
@@ -160,7 +160,7 @@ def test_put_all_of_a_slow_task_keeps_its_transactions(client: millrace.Client, 
 
 
 def test_put_all_to_a_server_with_small_messages_cuts_them(start_millraced: StartMillraced) -> None:
-    """A server that takes small messages only gets them so; an event that is larger alone is told of."""
+    """Messages respect the server's limit, and a larger event is an error."""
     server = start_millraced("server.message_bytes_max = 65536\n")
     with millrace.connect(server.grpc) as client:
         channel = make_channel(client)
@@ -176,7 +176,7 @@ def test_put_all_to_a_server_with_small_messages_cuts_them(start_millraced: Star
 
 
 def test_put_all_with_more_transactions_than_may_be_open_says_so(client: millrace.Client) -> None:
-    """The limit is waited for, then told, and nothing is left open."""
+    """The task retries at the limit, then fails without open transactions."""
     channel = make_channel(client, open_transactions_max=2)
     with pytest.raises(MillraceSparkError, match=r"at most 2 are allowed; write with fewer tasks \(coalesce\)"):
         put(client, channel, rows(*range(250)), retrySeconds="0.2")
@@ -189,7 +189,7 @@ def test_put_all_with_more_transactions_than_may_be_open_says_so(client: millrac
 def test_commit_all_repeated_with_new_transactions_stores_nothing(
     client: millrace.Client, channel: millrace.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A repeated batch is dropped with its transactions, whatever is in it; the log tells of it."""
+    """A repeated batch is dropped with its transactions, whatever its rows, and logged."""
     commit(put(client, channel, rows(0, 1)), number=7)
     commit(put(client, channel, rows(5, 6, 7)), number=7)
     assert "has batch 7 of producer query already, so none of its 3 events is stored again" in caplog.text
@@ -199,7 +199,7 @@ def test_commit_all_repeated_with_new_transactions_stores_nothing(
 
 
 def test_commit_all_of_saves_takes_numbers_in_any_order(client: millrace.Client, channel: millrace.Channel) -> None:
-    """Whoever numbers saves by hand may save an earlier one later; each is stored once."""
+    """Saves with explicit numbers may come in any order, and each is stored once."""
     for number, rows_of_save in ((7, rows(0)), (5, rows(1)), (7, rows(8)), (6, rows(2)), (5, rows(9))):
         commit(put(client, channel, rows_of_save), number=number, is_streaming=False)
     assert bodies(client, channel) == numbered(3)
@@ -208,7 +208,7 @@ def test_commit_all_of_saves_takes_numbers_in_any_order(client: millrace.Client,
 def test_commit_all_of_rising_numbers_has_the_channel_forget_gaps(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Where no lower number comes any more, gaps are closed: one that comes all the same is a repeat."""
+    """If numbers only rise, gaps are closed, and a lower number counts as a repeat."""
     for number in (2, 5, 9, 5, 7, 9):
         puts = put(client, channel, rows(number))
         commit(puts, number, is_streaming=False, numbers_increase=True)
@@ -216,7 +216,7 @@ def test_commit_all_of_rising_numbers_has_the_channel_forget_gaps(
 
 
 def test_commit_all_whose_answer_is_lost_stores_once(client: millrace.Client, channel: millrace.Channel) -> None:
-    """A commit of which the answer is lost is repeated, and has had its effect once."""
+    """A commit whose answer is lost is repeated and takes effect once."""
 
     async def commit_through_proxy() -> int:
         async with cutting_proxy(client.endpoint) as proxy:
@@ -230,7 +230,7 @@ def test_commit_all_whose_answer_is_lost_stores_once(client: millrace.Client, ch
 
 
 def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, channel: millrace.Channel) -> None:
-    """Nothing is stored where what the tasks had put is gone, and the sentence says how to have it stored."""
+    """If the leases have expired, nothing is stored, and the error says how to repeat the batch."""
     puts = put(client, channel, rows(0), leaseSeconds="0.1")
     wait_until(lambda: open_count(client, channel) == 0)
     for is_streaming, advice in ((True, "start the query again"), (False, "save again")):
@@ -240,7 +240,7 @@ def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, ch
 
 
 def test_commit_all_to_a_full_channel_waits_for_room(client: millrace.Client) -> None:
-    """Whoever consumes meanwhile lets the batch in."""
+    """The commit succeeds once a consumer has made room."""
     channel = make_channel(client, capacity=100, keep_alive_seconds=0.3)
     channel.append([b"old"] * 80)
     puts = put(client, channel, rows(*range(50)))
@@ -249,7 +249,7 @@ def test_commit_all_to_a_full_channel_waits_for_room(client: millrace.Client) ->
         return client.admin.get_channel(channel.name).gauges.waiting_commits
 
     def consume() -> None:
-        # Until the first attempt was refused.
+        # Wait until the first attempt has been refused.
         wait_until(lambda: waiting_count() == 1)
         wait_until(lambda: waiting_count() == 0)
         client.admin.purge_channel(channel.name)
@@ -264,7 +264,7 @@ def test_commit_all_to_a_full_channel_waits_for_room(client: millrace.Client) ->
 def test_commit_all_of_too_many_transactions_says_so(
     client: millrace.Client, channel: millrace.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More transactions than a commit takes are refused before anything is committed."""
+    """A batch with too many transactions is refused before any commit."""
     monkeypatch.setattr(driver, "TXNS_MAX", 2)
     puts = put(client, channel, rows(*range(250)))
     with pytest.raises(MillraceSparkError, match="250 events are in 3 transactions, and one commit takes 2; raise"):
@@ -276,7 +276,7 @@ def test_commit_all_of_too_many_transactions_says_so(
 def test_check_targets_of_a_server_under_two_names_is_refused(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A half of what is written to both would be taken for a repeat of the other half."""
+    """Otherwise half of the rows would be taken for repeats of the other half."""
     port = client.endpoint.rpartition(":")[2]
     for named in (channel.name, ""):
         options = replace(options_to(channel, f"127.0.0.1:{port}", f"localhost:{port}"), channel=named)
@@ -287,7 +287,7 @@ def test_check_targets_of_a_server_under_two_names_is_refused(
 def test_commit_all_with_one_server_away_says_what_is_stored(
     client: millrace.Client, channel: millrace.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others store their share; a save whose rows go where they went is told how to have the rest stored alone."""
+    """The other servers store their share, and the error says how to store the rest of a save."""
     caplog.set_level(logging.INFO, "millrace_spark")
     puts = put(client, channel, rows(0, 1))
     away = replace(puts[0], shard=replace(puts[0].shard, endpoint="127.0.0.1:1"))
@@ -308,7 +308,7 @@ def test_commit_all_with_one_server_away_says_what_is_stored(
 def test_commit_all_of_one_attempt_leaves_the_other_to_its_lease(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A task that Spark runs twice, as by speculation, is stored once; what nobody commits goes by itself."""
+    """A task that runs twice, as with speculation, is stored once; the other attempt expires with its lease."""
     options = options_to(channel, client.endpoint, leaseSeconds="1")
     attempts = [put_all([rows(0, 1)], options, 0) for _ in range(2)]
     commit(attempts[1])

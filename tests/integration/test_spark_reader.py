@@ -1,4 +1,4 @@
-"""`format("millrace")` and claims, on a real server and a real Spark."""
+"""`format("millrace")` and claims, on a real server with real Spark."""
 
 import itertools
 import re
@@ -30,7 +30,7 @@ def client(shared_server: Millraced) -> Iterator[millrace.Client]:
 
 @pytest.fixture
 def channel(client: millrace.Client) -> millrace.Channel:
-    """An empty channel of the test's own."""
+    """Returns an empty channel for the test."""
     return make_channel(client)
 
 
@@ -62,7 +62,7 @@ def queued_count(client: millrace.Client, channel: millrace.Channel) -> int:
 
 
 def format_error(refused: "pytest.ExceptionInfo[PySparkException]") -> str:
-    """What the connector said, somewhere in what Spark tells."""
+    """Returns the connector's message in an error of Spark."""
     said = [line for line in str(refused.value).splitlines() if "millrace_spark.errors." in line]
     assert said, str(refused.value)
     return said[0].partition("Error: ")[2]
@@ -84,11 +84,11 @@ def wait_until_it_rises(measure: Callable[[], float]) -> None:
         time.sleep(0.01)
 
 
-# Looking.
+# Batch reads.
 
 
 def test_load_gives_one_row_an_event(spark: SparkSession, client: millrace.Client, channel: millrace.Channel) -> None:
-    """All five columns hold what was put in, in whatever alphabet, and nothing was consumed."""
+    """All five columns hold the values of the event, in any alphabet, and nothing is consumed."""
     events = [
         millrace.Event(b"plain", {"host": "web-1", "größe": "7"}),
         millrace.Event(bytes(range(256)) * 4_000, {"host": "web-2", "": ""}),
@@ -113,7 +113,7 @@ def test_load_gives_one_row_an_event(spark: SparkSession, client: millrace.Clien
 def test_load_splits_the_range_among_tasks(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, events_max: int, partition_count: int
 ) -> None:
-    """Each task reads a range of its own, and together they read each event once, batches cut wherever they must be."""
+    """Tasks read separate ranges, which together have each event once, even within a batch."""
     bodies = fill(channel, 1_000)
     events = read(spark, client.endpoint, channel.name, maxEventsPerPartition=events_max)
     numbered = events.withColumn("partition", F.spark_partition_id()).cache()
@@ -126,14 +126,14 @@ def test_load_splits_the_range_among_tasks(
 def test_load_of_an_empty_channel_gives_no_rows(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Nothing there is no error."""
+    """An empty channel is not an error."""
     assert read(spark, client.endpoint, channel.name).collect() == []
 
 
 def test_load_with_a_schema_gives_these_columns(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A user's own schema leaves columns out and orders them anew; option names may be in any case."""
+    """A schema selects and reorders columns, and option names are case-insensitive."""
     channel.append([b"x"])
     reader = spark.read.format("MILLRACE").option("ENDPOINTS", client.endpoint).option("Channels", channel.name)
     events = reader.schema("body binary, Sequence bigint").load()
@@ -141,7 +141,7 @@ def test_load_with_a_schema_gives_these_columns(
 
 
 def test_load_twice_gives_the_same(spark: SparkSession, client: millrace.Client, channel: millrace.Channel) -> None:
-    """Reading consumes nothing, and an application's reads renew one claim, also two in one query."""
+    """Reads do not consume, and all reads of an application renew one claim, even two in one query."""
     fill(channel, 100)
     with channel.claim("earlier") as before:
         pass
@@ -154,7 +154,7 @@ def test_load_twice_gives_the_same(spark: SparkSession, client: millrace.Client,
 
 
 def test_load_of_several_servers_reads_them_all(spark: SparkSession, start_millraced: StartMillraced) -> None:
-    """One channel on several servers is one DataFrame, its rows telling where they come from; each is acknowledged."""
+    """A channel on several servers is one DataFrame with the server in each row, and all are acknowledged."""
     endpoints = [start_millraced().grpc for _ in range(2)]
     with millrace.connect(endpoints[0]) as first, millrace.connect(endpoints[1]) as second:
         fill(make_channel(first, "orders"), 10)
@@ -169,7 +169,7 @@ def test_load_of_several_servers_reads_them_all(spark: SparkSession, start_millr
 def test_load_after_its_lease_reads_again(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A DataFrame stays good for as long as nobody has consumed what it was planned for; then it says so."""
+    """A DataFrame can be read until others have consumed its events; then reading fails."""
     bodies = fill(channel, 10)
     events = read(spark, client.endpoint, channel.name, leaseSeconds="0.2")
     assert bodies_of(events) == bodies
@@ -183,13 +183,13 @@ def test_load_after_its_lease_reads_again(
     assert format_error(refused).endswith("events that this read was planned for have been consumed; load again")
 
 
-# Consuming.
+# Claimed ranges.
 
 
 def test_acknowledge_removes_exactly_what_was_read(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Events that come between the claim, its actions and the acknowledgement are for the next claim."""
+    """Events that arrive after the claim stay for the next claim."""
     bodies = fill(channel, 100)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         channel.append([b"after the claim"])
@@ -208,7 +208,7 @@ def test_acknowledge_removes_exactly_what_was_read(
 def test_a_job_that_fails_half_way_consumes_nothing(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
 ) -> None:
-    """One task of four fails: all events are still there, nobody holds them, and the next run reads them all."""
+    """If one of four tasks fails, all events stay, no claim is left, and the next run reads them all."""
     bodies = fill(channel, 100)
     failing = F.when(F.col("sequence") == 60, F.raise_error(F.lit("bad line"))).otherwise(F.col("sequence"))
 
@@ -227,7 +227,7 @@ def test_a_job_that_fails_half_way_consumes_nothing(
 
 
 def test_a_claim_outlives_its_lease_while_it_is_held(client: millrace.Client, channel: millrace.Channel) -> None:
-    """A job may take as long as it likes: the claim is renewed in the background, and ends with its block."""
+    """The claim is renewed in the background while the block runs, and ends with the block."""
 
     def remaining_seconds() -> float:
         claim = client.admin.get_channel(channel.name).claim
@@ -245,7 +245,7 @@ def test_a_claim_outlives_its_lease_while_it_is_held(client: millrace.Client, ch
 def test_claim_ranges_when_another_reads_is_refused(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """The sentence names the channel, where it is and who holds it, and says what to do; so for a plain read."""
+    """The error names channel, server and holder, and says what to do, also for a plain read."""
     channel.claim("nightly", lease_seconds=60)
     with pytest.raises(MillraceSparkError) as refused:
         claim_ranges(client.endpoint, channel.name, reader_id="other")
@@ -259,7 +259,7 @@ def test_claim_ranges_when_another_reads_is_refused(
 
 
 def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client, channel: millrace.Channel) -> None:
-    """And which call lets go; once that is made, or somebody else has taken the claim over, nothing is said of it."""
+    """The error names the call that releases the claim, unless the claim has ended."""
     with claim_ranges(client.endpoint, channel.name, reader_id="nightly") as held:
         with pytest.raises(MillraceSparkError) as refused:
             claim_ranges(client.endpoint, channel.name, reader_id="other")
@@ -279,7 +279,7 @@ def test_claim_ranges_of_what_this_program_holds_says_so(client: millrace.Client
 def test_claim_ranges_with_takeover_fences_the_other_off(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """The reader that lost its claim can neither read nor acknowledge, and what the other one reads stays whole."""
+    """The former reader can neither read nor acknowledge, and the new range stays complete."""
     bodies = fill(channel, 10)
     with (
         claim_ranges(client.endpoint, channel.name, reader_id="nightly") as lost,
@@ -295,7 +295,7 @@ def test_claim_ranges_with_takeover_fences_the_other_off(
 def test_claim_ranges_by_the_same_reader_fences_its_former_self_off(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """After a crash a pipeline begins again at once, and what still runs of it can acknowledge nothing."""
+    """A restarted pipeline claims at once, and its former process cannot acknowledge."""
     fill(channel, 10)
     with (
         claim_ranges(client.endpoint, channel.name, reader_id="nightly") as former,
@@ -309,7 +309,7 @@ def test_claim_ranges_by_the_same_reader_fences_its_former_self_off(
 
 
 def test_claim_ranges_after_a_look_waits_for_its_end(client: millrace.Client, channel: millrace.Channel) -> None:
-    """Looking and then consuming needs no patience from whoever does it."""
+    """A claim waits for the end of a batch read's lease."""
     fill(channel, 10)
     channel.claim("a-look", lease_seconds=0.5)
     with claim_ranges(client.endpoint, channel.name) as claimed:
@@ -320,7 +320,7 @@ def test_claim_ranges_after_a_look_waits_for_its_end(client: millrace.Client, ch
 def test_ranges_after_release_are_refused(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """What the block fixed is not read or acknowledged after it, when others may have consumed."""
+    """After the block, its ranges can be neither read nor acknowledged."""
     fill(channel, 10)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         events = claimed.load(spark)
@@ -335,7 +335,7 @@ def test_ranges_after_release_are_refused(
 def test_ranges_after_acknowledging_are_gone(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Acknowledging is for good: reading once more says so, and does not give fewer rows."""
+    """Reading acknowledged ranges fails instead of returning fewer rows."""
     fill(channel, 10)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         claimed.acknowledge()
@@ -343,10 +343,10 @@ def test_ranges_after_acknowledging_are_gone(
             claimed.load(spark).collect()
 
 
-def test_claim_ranges_acknowledges_on_success_where_it_is_told_to(
+def test_claim_ranges_with_ack_on_success_acknowledges(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Several channels by a pattern; a block that ends by an exception removes nothing."""
+    """With ack="onSuccess", channels of a pattern are acknowledged, unless the block raises."""
     other = make_channel(client, f"{channel.name}-b")
     fill(channel, 10)
     fill(other, 5)
@@ -367,7 +367,7 @@ def test_claim_ranges_acknowledges_on_success_where_it_is_told_to(
 def test_load_of_an_exact_range_gives_it(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """From a sequence, included, to another, excluded, in as many partitions as were asked for."""
+    """A range has an inclusive start, an exclusive end, and as many partitions as requested."""
     bodies = fill(channel, 20)
     bounds = {"startingSequences": f'{{"{channel.name}": 5}}', "endingSequences": f'{{"{channel.name}": 11}}'}
     events = read(spark, client.endpoint, channel.name, minPartitions=3, **bounds)
@@ -376,7 +376,7 @@ def test_load_of_an_exact_range_gives_it(
 
 
 def test_claim_ranges_that_fails_leaves_no_claim(client: millrace.Client, channel: millrace.Channel) -> None:
-    """Where the second endpoint refuses, the claim on the first is released."""
+    """If the second endpoint refuses, the claim on the first is released."""
     with pytest.raises(MillraceSparkError, match=r"channel .* at 127\.0\.0\.1:1: cannot reach"):
         claim_ranges([client.endpoint, "127.0.0.1:1"], channel.name)
     assert client.admin.get_channel(channel.name).claim is None
@@ -389,7 +389,7 @@ def test_readme_programs_do_what_it_says(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The connector's README reads as its programs stand there, but with this server and channel."""
+    """The programs in the connector's README read as documented."""
     fill(channel, 7)
     readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
 
@@ -413,7 +413,7 @@ def test_readme_programs_do_what_it_says(
     assert queued_count(client, channel) == 0
 
 
-# What is wrong is told.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_load_that_cannot_work_says_why(
     options: dict[str, str],
     sentences: Sequence[str],
 ) -> None:
-    """One sentence that names what is wrong."""
+    """The error is one sentence with the cause."""
     defaults = {"endpoints": client.endpoint, "channels": channel.name}
     with pytest.raises(PySparkException) as refused:
         spark.read.format("millrace").options(**(defaults | options)).load().collect()
@@ -445,7 +445,7 @@ def test_load_that_cannot_work_says_why(
 def test_load_with_a_wrong_schema_says_why(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """One sentence that names the column and what it must be."""
+    """The error names the column and its required type."""
     reader = spark.read.format("millrace").option("endpoints", client.endpoint).option("channels", channel.name)
     with pytest.raises(PySparkException) as refused:
         reader.schema("body string").load().collect()

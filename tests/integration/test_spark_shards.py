@@ -1,4 +1,4 @@
-"""One query over four channels on three servers: what it pulls at once, within limits, and how it is seen."""
+"""A query over four channels on three servers: parallel reads, limits and progress."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def fill(endpoint: str) -> None:
 
 
 def meet(folder: str, partition: int, sequence: int) -> float:
-    """When a task came by with an event; the first two tasks wait for each other."""
+    """Records the time of a task's first event; the first two tasks wait for each other."""
     came = time.time()
     here = f"{folder}/{partition}"
     if not os.path.exists(here) and len(os.listdir(folder)) < 2:  # noqa: PTH110, PTH208 - once for each event
@@ -67,7 +67,7 @@ def listening(spark: SparkSession) -> Iterator[PrometheusListener]:
 
 
 def event_counts(end_offset: str) -> Mapping[str, int]:
-    """How many events of each shard a micro-batch had."""
+    """Returns the number of events of each shard in a micro-batch."""
     return {shard: offset["to"] - offset["from"] for shard, offset in json.loads(end_offset).items()}
 
 
@@ -75,7 +75,7 @@ def event_counts(end_offset: str) -> Mapping[str, int]:
 def test_query_over_many_shards_is_fair_exact_and_parallel(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Each batch but the last has as many events as allowed, all shards have their share, and tasks pull at once."""
+    """All batches except the last have the maximum size and a share of each shard, and tasks run in parallel."""
     endpoints = [start_millraced().grpc for _ in range(_SERVERS)]
     for endpoint in endpoints:
         fill(endpoint)
@@ -99,23 +99,23 @@ def test_query_over_many_shards_is_fair_exact_and_parallel(
             query.stop()
         wait_until(lambda: figure("lag_events", _BUSY, endpoints[0]) is None)
 
-    # Nothing is missing, nothing is there twice.
+    # No event is missing or duplicated.
     rows = spark.sql("select * from many_shards").collect()
     spark.catalog.dropTempView("many_shards")
     assert len({(row.channel, row.endpoint, row.sequence) for row in rows}) == len(rows) == _TOTAL
 
-    # Limits hold to the event.
+    # Batches respect the limit exactly.
     full, rest = divmod(_TOTAL, _LIMIT)
     assert [progress["numInputRows"] for progress in batches] == [_LIMIT] * full + [rest]
 
-    # No shard waits until a busier one is done.
+    # No shard waits for a busier one.
     counts = [event_counts(progress["sources"][0]["endOffset"]) for progress in batches]
     assert len(counts[0]) == _SERVERS * len(_CHANNELS)
     share = _LIMIT // len(counts[0])
     assert all(count >= min(share, _EVENTS) for count in counts[0].values()), counts[0]
     assert all(counts[0][shard] + counts[1][shard] == _EVENTS for shard in counts[0] if not shard.startswith(_BUSY))
 
-    # Two tasks were at work at the same time, each at a shard of its own: each saw the other before its second event.
+    # Two tasks ran at the same time on different shards: each saw the other before its second event.
     first_ends = {shard: offset["to"] for shard, offset in json.loads(batches[0]["sources"][0]["endOffset"]).items()}
     times = defaultdict(list)
     for row in rows:
@@ -124,7 +124,7 @@ def test_query_over_many_shards_is_fair_exact_and_parallel(
     one, other = (times[int(path.name)] for path in meeting.iterdir())
     assert max(min(one), min(other)) <= min(max(one), max(other)), (one, other)
 
-    # It was seen.
+    # The listener has published the progress.
     ends = {channel: (_BUSY_EVENTS if channel == _BUSY else _EVENTS) + 1 for channel in _CHANNELS}
     assert figures == {shard: [0, ends[shard[0]], ends[shard[0]], 1] for shard in _shards(endpoints)}
 
@@ -133,7 +133,7 @@ def test_query_over_many_shards_is_fair_exact_and_parallel(
 def test_query_with_a_server_more_goes_on_where_it_was(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Started again with its checkpoint, it reads the new server from its oldest event, and the others further on."""
+    """A restarted query reads an additional server from its oldest event, and the others from its checkpoint."""
     endpoints = [start_millraced().grpc for _ in range(2)]
     for endpoint in endpoints:
         append(endpoint, "grown", [b"before"] * 3, is_new=True)
@@ -155,7 +155,7 @@ def append(endpoint: str, name: str, bodies: list[bytes], *, is_new: bool = Fals
 
 
 def land(spark: SparkSession, endpoints: list[str], channel: str, folder: str) -> int:
-    """Lands what there is; returns how many rows that was."""
+    """Lands all events; returns the number of rows."""
     stream = spark.readStream.format("millrace").option("endpoints", ",".join(endpoints)).option("channels", channel)
     writer = stream.option("readerId", "grown").load().writeStream.format("parquet").option("path", folder)
     query = writer.option("checkpointLocation", f"{folder}-checkpoint").trigger(availableNow=True).start()

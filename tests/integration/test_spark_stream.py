@@ -1,4 +1,4 @@
-"""`spark.readStream.format("millrace")` on real servers and a real Spark; each query checks many things."""
+"""`spark.readStream.format("millrace")` on real servers with real Spark; each query checks several promises."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from tests.millraced import Millraced
 pytestmark = pytest.mark.spark
 
 _WAIT_SECONDS_MAX = 100.0
-# Far below any lease, and far above what it takes.
+# Far below any lease, and far above the usual time.
 _FREE_SECONDS_MAX = 2.5
 _names = (f"stream-{number}" for number in itertools.count(1))
 
@@ -35,7 +35,7 @@ def client(shared_server: Millraced) -> Iterator[millrace.Client]:
 
 @pytest.fixture
 def channel(client: millrace.Client) -> millrace.Channel:
-    """An empty channel of the test's own."""
+    """Returns an empty channel for the test."""
     return make_channel(client)
 
 
@@ -54,7 +54,7 @@ def fill(channel: millrace.Channel, count: int, first: int = 1) -> list[bytes]:
 
 
 class Pipeline:
-    """A query from channels into Parquet, with a checkpoint, that may be started again and again."""
+    """A query from channels into Parquet with a checkpoint, which can be restarted."""
 
     def __init__(self, spark: SparkSession, folder: Path, endpoints: str, channels: str) -> None:
         self.spark = spark
@@ -65,7 +65,7 @@ class Pipeline:
         return self.spark.readStream.format("millrace").options(**(self.options | options)).load()
 
     def start(self, *, is_draining: bool = False, **options: str | int) -> StreamingQuery:
-        """Starts it; draining, it ends with what is there now."""
+        """Starts the query; with availableNow, it ends at the current end of the channels."""
         writer = self.events(**options).writeStream.format("parquet").option("path", str(self.folder / "out"))
         writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
         return (
@@ -79,20 +79,20 @@ class Pipeline:
         assert query.awaitTermination(int(_WAIT_SECONDS_MAX))
 
     def drain(self, **options: str | int) -> StreamingQuery:
-        """Runs it until what was there is landed."""
+        """Runs the query until all current events are landed."""
         query = self.start(is_draining=True, **options)
         assert query.awaitTermination(int(_WAIT_SECONDS_MAX))
         return query
 
     def landed(self) -> list[bytes]:
-        """What is in the Parquet, in no order."""
+        """Returns the rows in the Parquet files, in no particular order."""
         rows = self.spark.read.schema("body binary").parquet(str(self.folder / "out")).collect()
         return [bytes(row.body) for row in rows]
 
     def forget_last_commit(self) -> dict[str, dict[str, int]]:
-        """Makes it look as if Spark had been killed before it logged the last micro-batch as done; gives its ranges."""
+        """Removes the last batch from Spark's commit log, as if Spark had been killed before; returns its ranges."""
         number = max(int(path.name) for path in (self.folder / "checkpoint/commits").iterdir() if path.name.isdigit())
-        # The sink's own log goes too; it would know the micro-batch, and not read it again.
+        # The sink's log would recognise the micro-batch, and not read it again.
         for log in ("checkpoint/commits", "out/_spark_metadata"):
             for name in (f"{number}", f".{number}.crc"):
                 (self.folder / log / name).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """What the connector said, somewhere in what Spark tells."""
+    """Returns the connector's message in an error of Spark."""
     said = [line for line in str(error).splitlines() if "millrace_spark.errors." in line]
     assert said, str(error)
     return said[-1].partition("Error: ")[2]
@@ -123,7 +123,7 @@ def format_error(error: BaseException) -> str:
 def test_available_now_drains_several_servers_within_limits(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Every event lands once, no batch passes the limit, shards share it evenly, and channels end up empty and free."""
+    """Events land once, batches respect the limit and are shared evenly, and channels end empty and unclaimed."""
     servers = [start_millraced() for _ in range(2)]
     endpoints = ",".join(server.grpc for server in servers)
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def test_available_now_drains_several_servers_within_limits(
         largest = f"orders-eu@{servers[0].grpc}"
         assert (seen[largest]["position"], seen[largest]["next"], seen[largest]["lag"]) == (86, 501, 415)
 
-        # Once more, with a server that was not there before.
+        # Run again with an additional server.
         third = start_millraced()
         client = stack.enter_context(millrace.connect(third.grpc))
         more = fill(make_channel(client, "orders-asia"), 20) + fill(channels[0], 10, first=501)
@@ -159,7 +159,7 @@ def test_available_now_drains_several_servers_within_limits(
 def test_restart_repeats_exactly_what_was_not_committed(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
 ) -> None:
-    """The logged range is read again, whatever came since; of the first batch, which is one of `once`, and a later."""
+    """A restart reads the logged range again, for a first batch of `once` and for a later batch."""
     pipeline = Pipeline(spark, tmp_path, client.endpoint, channel.name)
     bodies = fill(channel, 10)
     pipeline.run_once(maxEventsPerTrigger=3)
@@ -180,7 +180,7 @@ def test_restart_repeats_exactly_what_was_not_committed(
 
 
 class InterruptedPipeline(Pipeline):
-    """A pipeline whose first task to come half-way fails there."""
+    """A pipeline whose first task fails half-way."""
 
     def events(self, **options: str | int) -> DataFrame:
         passes = F.udf(partial(fails_once, str(self.folder / "failed")), "boolean", useArrow=False)
@@ -216,7 +216,7 @@ def test_start_at_latest_holds_for_a_restart_before_any_event(
     shared_server: Millraced,
     tmp_path: Path,
 ) -> None:
-    """The first run finds nothing; what comes before the second is read by it, though that is told latest again."""
+    """The second run reads events that arrived after the empty first run, although its start is again latest."""
     fill(channel, 5)
     pipeline = Pipeline(spark, tmp_path, shared_server.grpc, channel.name)
     pipeline.drain(startingSequences="latest")
@@ -229,7 +229,7 @@ def test_start_at_latest_holds_for_a_restart_before_any_event(
 def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped(
     spark: SparkSession, client: millrace.Client, tmp_path: Path
 ) -> None:
-    """Events are removed as they land, a new channel joins, a second query is refused, and stopping frees at once."""
+    """Landed events are removed, new channels join, a second query is refused, and a stop releases the claims."""
     prefix = next(_names)
     channel = make_channel(client, f"{prefix}.a")
     pipeline = Pipeline(spark, tmp_path, client.endpoint, f"{prefix}.*")
@@ -262,7 +262,7 @@ def test_running_query_keeps_others_out_and_frees_the_channel_when_it_is_stopped
 def test_server_that_is_killed_under_a_running_query_is_waited_for(
     spark: SparkSession, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """The query goes on with the other server meanwhile, then with this one; nothing is lost, nothing comes twice."""
+    """The query reads the other server until this one restarts, and no event is lost or duplicated."""
     lasting, other = start_millraced(), start_millraced()
     with millrace.connect(lasting.grpc) as client, millrace.connect(other.grpc) as other_client:
         channel = make_channel(client, "orders", type=millrace.ChannelType.FILE)
@@ -277,7 +277,7 @@ def test_server_that_is_killed_under_a_running_query_is_waited_for(
             other_channel.append([b"meanwhile"])
             wait_until(lambda: queued_count(other_client, "orders") == 0)
             lasting = start_millraced(data_dir=lasting.data_dir, arguments=("--listen", lasting.grpc))
-            # Now it is killed when the query knows of events there, and perhaps reads them.
+            # Kill the server once the query has seen its events, and may be reading them.
             bodies += fill(channel, 2_000, first=51)
             lasting.kill()
             lasting = start_millraced(data_dir=lasting.data_dir, arguments=("--listen", lasting.grpc))
@@ -299,21 +299,21 @@ def test_server_that_is_killed_under_a_running_query_is_waited_for(
 def test_stream_that_cannot_work_says_why(
     spark: SparkSession, channel: millrace.Channel, tmp_path: Path, options: dict[str, str], sentence: str
 ) -> None:
-    """One sentence that names what is wrong."""
+    """The error is one sentence with the cause."""
     endpoint = repr(channel).partition(" of ")[2].rstrip(">")
     with pytest.raises(StreamingQueryException) as refused:
         Pipeline(spark, tmp_path, endpoint, channel.name).drain(**options)
     assert sentence in format_error(refused.value)
-    # Nothing of Spark's own comes after it, and hides it.
+    # No error of Spark follows and hides it.
     assert "During handling of the above exception" not in str(refused.value)
 
 
-def test_data_loss_is_told_or_passed_over(
+def test_data_loss_is_reported_or_ignored(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
 ) -> None:
-    """Events that others consumed between two runs end the query, unless it is told to go on."""
+    """Events consumed between two runs end the query, unless failOnDataLoss is false."""
     pipeline = Pipeline(spark, tmp_path, client.endpoint, channel.name)
-    # A restart goes on where it was, whatever a new query would begin with.
+    # A restart goes on from its checkpoint, whatever the start of a new query.
     pipeline.options["startingSequences"] = f'{{"{channel.name}": 1}}'
     bodies = fill(channel, 10)
     pipeline.drain()

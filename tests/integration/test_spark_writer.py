@@ -33,12 +33,12 @@ def client(shared_server: Millraced) -> Iterator[millrace.Client]:
 
 @pytest.fixture
 def channel(client: millrace.Client) -> millrace.Channel:
-    """An empty channel of the test's own."""
+    """Returns an empty channel for the test."""
     return make_channel(client)
 
 
 def make_channel(client: millrace.Client, name: str | None = None, **limits: Any) -> millrace.Channel:
-    """A file channel with room for 100,000 events; 1,000 in each transaction."""
+    """Creates a file channel with a capacity of 100,000 events and 1,000 per transaction."""
     name = name or next(_names)
     config = {"capacity": 100_000, "transaction_capacity": 1_000, "keep_alive_seconds": 0.2} | limits
     client.admin.create_channel(name, millrace.ChannelConfig(type=millrace.ChannelType.FILE, **config))
@@ -46,7 +46,7 @@ def make_channel(client: millrace.Client, name: str | None = None, **limits: Any
 
 
 def stored(client: millrace.Client, channel: str) -> list[tuple[bytes, dict[str, str]]]:
-    """All events in the order of the channel, with nobody's transactions left open."""
+    """Returns all events in order, after checking that no transaction is open."""
     info = client.admin.get_channel(channel)
     assert info.gauges.open_transactions == 0
     batches = client.channel(channel).peek(max_events=max(info.gauges.queued_events, 1))
@@ -63,7 +63,7 @@ def writer_to(rows: DataFrame, to: millrace.Channel, client: millrace.Client, **
 
 
 def format_error(refused: pytest.ExceptionInfo[PySparkException]) -> str:
-    """The connector's own sentence in what Spark raises."""
+    """Returns the connector's message in an error of Spark."""
     found = re.findall(r"(?:MillraceSparkError|OptionError): (.*)", str(refused.value))
     return str(found[0]) if found else str(refused.value)
 
@@ -74,7 +74,7 @@ def format_error(refused: pytest.ExceptionInfo[PySparkException]) -> str:
 def test_save_read_again_gives_the_same_rows(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """What three tasks write, into several transactions each, is what reading gives: all of it, once, in order."""
+    """The rows of three tasks with several transactions each are read back once and in order."""
     rows = spark.range(0, 10_000, 1, 3).select(
         F.concat(F.lit("größe "), F.col("id").cast("string")).alias("body"),
         F.when(
@@ -96,7 +96,7 @@ def test_save_read_again_gives_the_same_rows(
     ]
     read = spark.read.format("millrace").options(endpoints=client.endpoint, channels=channel.name).load()
     copy = make_channel(client)
-    # All columns that reading gives may be written; the option says to which channel.
+    # All columns of a read can be written; the option names the channel.
     writer_to(read, copy, client).save()
     assert stored(client, copy.name) == events
 
@@ -104,7 +104,7 @@ def test_save_read_again_gives_the_same_rows(
 def test_save_under_a_producer_id_is_stored_once(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """A save that is repeated with its id and number stores nothing; another number is another save."""
+    """A save with the same id and number is stored once; another number is another save."""
     rows = spark.range(0, 100, 1, 2).select(F.col("id").cast("string").alias("body"))
     for number in (0, 0, 1, 1, 0):
         writer_to(rows, channel, client, producerId="nightly", batchNumber=number).save()
@@ -117,7 +117,7 @@ def test_save_under_a_producer_id_is_stored_once(
 def test_save_by_key_and_channel_shares_rows_out(
     spark: SparkSession, client: millrace.Client, start_millraced: StartMillraced
 ) -> None:
-    """Each row is once where its key and its channel say, keys keep together, and a null key is no loss."""
+    """Each row is stored once by its key and channel, keys stay together, and null keys are stored too."""
     other = start_millraced()
     first, second = next(_names), next(_names)
     rows = spark.range(0, 3_000, 1, 2).select(
@@ -145,7 +145,7 @@ def test_save_by_key_and_channel_shares_rows_out(
 def test_save_with_a_failing_task_stores_nothing(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """Where one row of many cannot be written, nothing is stored, and no transaction is left open."""
+    """If one row cannot be written, nothing is stored, and no transaction is open."""
     rows = spark.range(0, 30_000, 1, 3).select(F.when(F.col("id") != 29_999, F.col("id").cast("string")).alias("body"))
     with pytest.raises(PySparkException) as refused:
         writer_to(rows, channel, client).save()
@@ -156,7 +156,7 @@ def test_save_with_a_failing_task_stores_nothing(
 
 
 def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: millrace.Client) -> None:
-    """A full channel is waited for; what can never fit is refused at once; neither leaves a transaction open."""
+    """A save waits for a full channel, and fails at once if it can never fit; no transaction is left open."""
     small = make_channel(client, capacity=1_000, transaction_capacity=500)
     small.append([b"x"] * 500)
     rows = spark.range(0, 800, 1, 1).select(F.col("id").cast("string").alias("body"))
@@ -173,7 +173,7 @@ def test_save_without_room_waits_and_then_says_so(spark: SparkSession, client: m
 def test_save_that_cannot_work_says_why(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel
 ) -> None:
-    """One sentence, before any task runs."""
+    """The error is one sentence, before any task runs."""
     for columns, options, sentence in (
         ("'x' body", {"endpoints": "127.0.0.1:1"}, "at 127.0.0.1:1: cannot reach a Millrace server"),
         ("'x' body", {"channel": "no-such"}, "channel no-such at .*: there is none called 'no-such'; create it"),
@@ -193,7 +193,7 @@ def test_save_that_cannot_work_says_why(
 
 
 def held_back(line: str, path: str) -> Callable[[str], Column]:
-    """A function that waits at one line until there is a file."""
+    """Returns a function that waits at one line until a file exists."""
 
     def wait(body: str) -> str:
         give_up = time.monotonic() + 90.0
@@ -205,7 +205,7 @@ def held_back(line: str, path: str) -> Callable[[str], Column]:
 
 
 class Lines:
-    """A folder of text files as a stream's input, and a checkpoint."""
+    """A folder of text files as the input of a stream, with a checkpoint."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -223,7 +223,7 @@ class Lines:
         part.rename(self._input / f"{self._count:09}.txt")
 
     def run(self, endpoints: str, channel: str, hold: tuple[bytes, Path] | None = None, **options: Any) -> None:
-        """Runs the query until all files are written; the task with the line to `hold` waits for the file."""
+        """Runs the query until all files are written; the task with the line `hold` waits for the file."""
         rows = self._spark.readStream.format("text").load(str(self._input)).withColumnRenamed("value", "body")
         if hold is not None:
             rows = rows.withColumn("body", held_back(hold[0].decode(), str(hold[1]))("body"))
@@ -241,7 +241,7 @@ class Lines:
             query.stop()
 
     def forget_last_commit(self) -> None:
-        """Has the checkpoint look as if the driver had been killed after the sink's commit and before Spark's own."""
+        """Makes the checkpoint look as if the driver had been killed between the sink's commit and Spark's."""
         commits = self.checkpoint / "commits"
         last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
         last.unlink()
@@ -260,7 +260,7 @@ def lines(spark: SparkSession, tmp_path: Path) -> Lines:
 def test_stream_whose_batch_is_repeated_stores_it_once(
     client: millrace.Client, channel: millrace.Channel, lines: Lines
 ) -> None:
-    """A batch that was stored, and of which Spark does not know it, is repeated and not stored again."""
+    """A stored batch that Spark repeats is not stored again."""
     for count in (2_500, 10):
         lines.add(count)
         lines.run(client.endpoint, channel.name)
@@ -275,7 +275,7 @@ def test_stream_whose_batch_is_repeated_stores_it_once(
 def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
     client: millrace.Client, lines: Lines, start_millraced: StartMillraced
 ) -> None:
-    """One server commits, the other has no room: the repeated batch is stored by that one alone, each key at home."""
+    """If one of two servers has no room, only that one stores the repeated batch."""
     other = start_millraced()
     with millrace.connect(other.grpc) as other_client:
         name = next(_names)
@@ -302,13 +302,13 @@ def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
 def test_stream_whose_server_is_killed_before_the_commit_repeats_the_batch(
     lines: Lines, start_millraced: StartMillraced, tmp_path: Path
 ) -> None:
-    """Open transactions go with the server; the query ends with a sentence, and its next run stores all, once."""
+    """The query fails when the server loses its transactions, and the next run stores all rows once."""
     config = '[channels.orders]\ntype = "file"\n'
     server = start_millraced(config)
     lines.add(1_000)
     lines.run(server.grpc, "orders")
     go_on = tmp_path / "go-on"
-    # Two files are two tasks. One is done, and the other waits until the server has been started anew.
+    # Two files are two tasks: one finishes, and the other waits until the server has restarted.
     lines.add(500)
     lines.add(500)
 
@@ -343,7 +343,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_readme_programs_write_what_they_say(
     spark: SparkSession, client: millrace.Client, channel: millrace.Channel, tmp_path: Path
 ) -> None:
-    """The connector's README saves and streams as its programs stand there, but with this server and channel."""
+    """The programs in the connector's README write as documented."""
     readme = (Path(__file__).parents[2] / "spark_connector" / "README.md").read_text()
     folder = tmp_path / "lines"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Servers with channels, in memory, as far as a stream's driver uses them."""
+"""Servers with channels in memory, with the calls of a stream's driver."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _STEP_SECONDS = 0.005
 
 @dataclass
 class FakeChannelState:
-    """What a server holds of a channel."""
+    """The state of a channel on a server."""
 
     name: str
     channel_id: str
@@ -28,7 +28,7 @@ class FakeChannelState:
     renewals: int = 0
 
     def next_event(self, sequence: int) -> int:
-        """The first event at or behind a sequence; the one to come where there is none."""
+        """Returns the first event at or after a sequence, or the next sequence if there is none."""
         for hole in sorted(self.holes, key=lambda hole: hole.start):
             if sequence in hole:
                 sequence = hole.stop
@@ -55,7 +55,7 @@ class FakeMill:
         self._made_count = 0
 
     def make(self, endpoint: str, name: str = "orders", event_count: int = 0) -> FakeChannelState:
-        """Makes a channel, anew where there is one already."""
+        """Creates a channel, and replaces an existing one."""
         with self.lock:
             self._made_count += 1
             state = FakeChannelState(name, f"id-{self._made_count}", next=1 + event_count)
@@ -63,12 +63,12 @@ class FakeMill:
             return state
 
     def connect(self, endpoint: str, **_settings: Any) -> "FakeClient":
-        """Stands in for `millrace_client.connect`."""
+        """Replaces `millrace_client.connect`."""
         return FakeClient(self, endpoint)
 
     @contextmanager
     def reached(self, endpoint: str, name: str) -> Iterator[FakeChannelState]:
-        """A channel's state, as a call finds it."""
+        """Returns the state of a channel for a call."""
         with self.lock:
             if endpoint in self.away:
                 raise millrace.UnavailableError(f"cannot reach {endpoint}", channel=name)
@@ -78,7 +78,7 @@ class FakeMill:
 
 
 class FakeClient:
-    """A connection to one of the servers; its own admin face."""
+    """A connection to a server, including its admin calls."""
 
     def __init__(self, mill: FakeMill, endpoint: str) -> None:
         self.mill = mill
@@ -149,7 +149,7 @@ class FakeChannel:
 
 
 class FakeClaim:
-    """A claim as it was granted."""
+    """A granted claim."""
 
     def __init__(self, channel: FakeChannel, state: FakeChannelState, reader_id: str, lease_seconds: float) -> None:
         self._channel = channel

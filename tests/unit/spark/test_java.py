@@ -8,7 +8,7 @@ from millrace_spark import MillraceSparkError, ensure_java, java
 
 
 def write_java(folder: Path, version: str) -> Path:
-    """A stand-in that tells a version, as `java -version` does: on standard error."""
+    """Writes a program that prints a version to standard error, like `java -version`."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
@@ -18,7 +18,7 @@ def write_java(folder: Path, version: str) -> Path:
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
 def test_ensure_java_when_the_path_has_a_new_one_takes_it(tmp_path: Path, version: str) -> None:
-    """Nothing is set where Spark finds a good Java by itself."""
+    """Nothing is set if Spark finds a suitable Java itself."""
     program = write_java(tmp_path, version)
     environment = {"PATH": str(program.parent)}
     assert ensure_java(tmp_path / "brought", environment) == program
@@ -27,7 +27,7 @@ def test_ensure_java_when_the_path_has_a_new_one_takes_it(tmp_path: Path, versio
 
 
 def test_ensure_java_when_java_home_has_a_new_one_takes_it(tmp_path: Path) -> None:
-    """JAVA_HOME goes before PATH, as in Spark's launcher."""
+    """JAVA_HOME precedes PATH, as in Spark's launcher."""
     old, new = write_java(tmp_path / "old", "11.0.2"), write_java(tmp_path / "new", "21.0.1")
     environment = {"PATH": str(old.parent), "JAVA_HOME": str(tmp_path / "new")}
     assert ensure_java(tmp_path / "brought", environment) == new
@@ -35,7 +35,7 @@ def test_ensure_java_when_java_home_has_a_new_one_takes_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "unheard of"])
 def test_ensure_java_when_the_machine_s_is_too_old_brings_one(tmp_path: Path, version: str) -> None:
-    """A Java that Spark does not run on is as good as none."""
+    """An old Java is replaced."""
     environment = {"PATH": str(write_java(tmp_path / "old", version).parent)}
     brought = ensure_java(tmp_path / "brought", environment)
     assert brought == tmp_path / "brought" / "bin" / "java"
@@ -43,13 +43,13 @@ def test_ensure_java_when_the_machine_s_is_too_old_brings_one(tmp_path: Path, ve
 
 
 def test_ensure_java_when_java_home_is_wrong_brings_one(tmp_path: Path) -> None:
-    """A JAVA_HOME without a Java would stop Spark, even with one on the path."""
+    """A JAVA_HOME without a Java is replaced, even if the path has one."""
     environment = {"PATH": os.environ["PATH"], "JAVA_HOME": str(tmp_path / "nothing")}
     assert ensure_java(tmp_path / "brought", environment) == tmp_path / "brought" / "bin" / "java"
 
 
-def test_the_brought_java_runs_with_what_spark_asks_for(tmp_path: Path) -> None:
-    """It drops the one module that it lacks and hands all other arguments on as they are."""
+def test_the_launcher_runs_with_the_arguments_of_spark(tmp_path: Path) -> None:
+    """The launcher removes the missing module and keeps all other arguments."""
     brought = ensure_java(tmp_path / "with space", {"PATH": str(tmp_path)})
     arguments = ["-Dtold=a b", "--add-modules=jdk.incubator.vector", "-XshowSettings:properties", "-version"]
     told = subprocess.run([brought, *arguments], capture_output=True, text=True, check=True, timeout=60).stderr
@@ -58,7 +58,7 @@ def test_the_brought_java_runs_with_what_spark_asks_for(tmp_path: Path) -> None:
 
 
 def test_ensure_java_again_writes_nothing(tmp_path: Path) -> None:
-    """The second run finds the launcher that the first one wrote."""
+    """The second call finds the launcher."""
     launcher = ensure_java(tmp_path / "brought", {"PATH": str(tmp_path)})
     written = launcher.stat()
     assert ensure_java(tmp_path / "brought", {"PATH": str(tmp_path)}).stat().st_ino == written.st_ino
@@ -66,7 +66,7 @@ def test_ensure_java_again_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_ensure_java_without_any_tells_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence with the command to run."""
+    """The error has the command to run."""
     monkeypatch.setattr(java, "find_spec", lambda name: None)
     with pytest.raises(MillraceSparkError, match="needs Java 17 or newer, and there is no java; run: pip install"):
         ensure_java(tmp_path, {"PATH": str(tmp_path)})
@@ -76,7 +76,7 @@ def test_ensure_java_without_any_tells_how_to_get_one(tmp_path: Path, monkeypatc
 
 
 def test_ensure_java_where_nothing_can_be_written_tells_so(tmp_path: Path) -> None:
-    """One sentence names the file."""
+    """The error names the file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(MillraceSparkError, match=r"cannot write .*/file/bin/java, .*: Not a directory; name a folder"):
         ensure_java(tmp_path / "file", {"PATH": str(tmp_path)})

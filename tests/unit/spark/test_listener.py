@@ -1,4 +1,4 @@
-"""Figures of streaming queries for Prometheus, from made-up progress."""
+"""Metrics of streaming queries, from artificial progress events."""
 
 import json
 import urllib.request
@@ -21,13 +21,13 @@ _ID, _RUN, _NEXT_RUN = (UUID(int=number) for number in range(3))
 
 
 def offset(shard: Shard = ORDERS, *, lag: int = 0) -> str:
-    """What a source reports of one shard."""
+    """Returns the progress of one shard."""
     told = ShardProgress(position=101, first=51, next=101 + lag, lag=lag, rate=12.5, reachable=True)
     return json.dumps({str(shard): asdict(told)})
 
 
 def progress_of(*latest_offsets: str | None, run: UUID = _RUN, rows: int = 10, name: str | None = "landing") -> Any:
-    """A query's progress."""
+    """Returns the progress of a query."""
     return SimpleNamespace(
         progress=SimpleNamespace(
             id=_ID,
@@ -58,7 +58,7 @@ def listener() -> Iterator[PrometheusListener]:
 
 
 def test_progress_of_a_query_is_published_by_shard(listener: PrometheusListener) -> None:
-    """Lag, rate and sequences stand under the query, the channel and the server."""
+    """Lag, rate and sequences are labelled by query, channel and server."""
     listener.onQueryProgress(progress_of(offset(lag=30)))
     where = {"channel": "orders", "endpoint": "mill-1:7070"}
     names = [
@@ -73,7 +73,7 @@ def test_progress_of_a_query_is_published_by_shard(listener: PrometheusListener)
 
 
 def test_progress_of_a_query_tells_what_batches_take(listener: PrometheusListener) -> None:
-    """Rows add up over batches, and one without rows counts for no batch."""
+    """Rows add up, and a batch without rows is not counted."""
     listener.onQueryProgress(progress_of(offset(), rows=10))
     listener.onQueryProgress(progress_of(offset(), rows=5))
     listener.onQueryProgress(progress_of(offset(), rows=0))
@@ -82,13 +82,13 @@ def test_progress_of_a_query_tells_what_batches_take(listener: PrometheusListene
 
 
 def test_progress_of_a_query_without_a_name_stands_under_its_id(listener: PrometheusListener) -> None:
-    """Queries need no name."""
+    """The id replaces a missing name."""
     listener.onQueryProgress(progress_of(offset(), name=None))
     assert listener.registry.get_sample_value("millrace_spark_rows_total", {"query": str(_ID)}) == 10
 
 
 def test_progress_of_other_sources_is_left_out(listener: PrometheusListener) -> None:
-    """Of a query that joins a channel with a Kafka topic only the channel is published; of one without, nothing."""
+    """Only Millrace sources are published."""
     kafka = json.dumps({"topic": {"0": 17}})
     listener.onQueryProgress(progress_of(kafka, "17", None, "no JSON", "[1]"))
     assert not any(family.samples for family in listener.registry.collect())
@@ -97,15 +97,15 @@ def test_progress_of_other_sources_is_left_out(listener: PrometheusListener) -> 
 
 
 def test_end_of_a_query_removes_its_figures(listener: PrometheusListener) -> None:
-    """A lag that nobody works at is not told for ever."""
+    """The metrics of a query end with it."""
     listener.onQueryProgress(progress_of(offset(lag=30)))
     listener.onQueryTerminated(ended())
     assert figure_of(listener, "lag_events", channel="orders", endpoint="mill-1:7070") is None
     assert not any(family.samples for family in listener.registry.collect())
 
 
-def test_end_of_a_query_told_after_its_next_start_removes_nothing(listener: PrometheusListener) -> None:
-    """Events of Spark come late; what the next run has told stays."""
+def test_end_of_a_query_reported_after_its_next_start_removes_nothing(listener: PrometheusListener) -> None:
+    """A late end event does not remove the metrics of the next run."""
     listener.onQueryProgress(progress_of(offset(lag=30)))
     listener.onQueryProgress(progress_of(offset(lag=20), run=_NEXT_RUN))
     listener.onQueryTerminated(ended())
@@ -113,7 +113,7 @@ def test_end_of_a_query_told_after_its_next_start_removes_nothing(listener: Prom
 
 
 def test_end_of_a_query_removes_shards_that_its_next_run_does_not_read(listener: PrometheusListener) -> None:
-    """Also where that run has told of itself first; in the end nothing is left of either."""
+    """A late end event removes the shards that the next run does not read."""
     audit = Shard("audit", "mill-1:7070")
     listener.onQueryProgress(progress_of(offset(lag=30), offset(audit, lag=5)))
     listener.onQueryProgress(progress_of(offset(lag=20), run=_NEXT_RUN))
@@ -125,14 +125,14 @@ def test_end_of_a_query_removes_shards_that_its_next_run_does_not_read(listener:
 
 
 def test_end_of_a_query_without_progress_is_nothing(listener: PrometheusListener) -> None:
-    """It may have failed at once."""
+    """A query that failed at once has no metrics."""
     listener.onQueryStarted(SimpleNamespace(id=_ID, runId=_RUN, name="landing"))  # type: ignore[arg-type] # a fake
     listener.onQueryTerminated(ended())
     assert figure_of(listener, "batch_id") is None
 
 
 def test_listener_with_a_port_serves_metrics() -> None:
-    """`/metrics` has the figures, until the listener is closed."""
+    """`/metrics` is served until the listener is closed."""
     with PrometheusListener(port=0) as listener:
         listener.onQueryProgress(progress_of(offset(lag=30)))
         url = f"http://{listener.address}/metrics"
@@ -146,7 +146,7 @@ def test_listener_with_a_port_serves_metrics() -> None:
 
 
 def test_listener_with_a_registry_adds_to_it() -> None:
-    """A program that serves metrics of its own shows these beside them."""
+    """A program can publish the metrics with its own."""
     registry = CollectorRegistry()
     listener = PrometheusListener(registry=registry)
     listener.onQueryProgress(progress_of(offset()))
@@ -155,14 +155,14 @@ def test_listener_with_a_registry_adds_to_it() -> None:
 
 
 def test_listener_without_prometheus_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an extra."""
+    """The error names the optional package."""
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(MillraceSparkError, match=r'pip install "millrace-spark\[prometheus\]"'):
         PrometheusListener()
 
 
 def test_shard_reports_of_a_report_give_every_figure() -> None:
-    """What the source reports and what is read of it are the same names."""
+    """The source and the listener use the same names."""
     [report] = shard_reports(offset(lag=1))
     assert report.shard == ORDERS
     assert (

@@ -14,7 +14,7 @@ from millrace_spark.schema import EVENT_SCHEMA, check_schema
     ],
 )
 def test_check_schema_of_events_columns_is_fine(schema: StructType) -> None:
-    """Some of the columns, in any order and case, nullable or not."""
+    """Columns may be omitted, reordered, nullable, and in any case."""
     check_schema(schema)
 
 
@@ -28,7 +28,7 @@ def test_check_schema_of_events_columns_is_fine(schema: StructType) -> None:
     ],
 )
 def test_check_schema_of_other_columns_is_refused(columns: dict[str, DataType], sentence: str) -> None:
-    """The sentence names the column and tells what events have."""
+    """The error names the column and the columns of events."""
     with pytest.raises(OptionError) as refused:
         check_schema(StructType([StructField(name, data_type) for name, data_type in columns.items()]))
     assert str(refused.value).startswith(sentence)

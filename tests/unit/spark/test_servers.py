@@ -10,7 +10,7 @@ from tests.unit.spark.fake_mill import FakeMill
 
 
 class FakeTime:
-    """A clock that goes on only while somebody pauses."""
+    """A clock that advances only in pauses."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -25,7 +25,7 @@ class FakeTime:
 
 
 def test_wait_grows_up_to_a_bound_and_ends() -> None:
-    """A server is tried for exactly as long as was asked for, ever less often."""
+    """Retries become less frequent, and end after the retry time."""
     time = FakeTime()
     retries = RetryPolicy(10.0, clock=time.clock, pause=time.pause)
     attempts = 0
@@ -39,8 +39,8 @@ def test_wait_grows_up_to_a_bound_and_ends() -> None:
     assert sum(time.pauses) == pytest.approx(10.0)
 
 
-def test_succeed_counts_anew() -> None:
-    """Only time without any success counts."""
+def test_reset_ends_the_series_of_failures() -> None:
+    """A success ends the current series of failures."""
     time = FakeTime()
     retries = RetryPolicy(1.0, clock=time.clock, pause=time.pause)
     for _ in range(50):
@@ -51,7 +51,7 @@ def test_succeed_counts_anew() -> None:
 
 @pytest.mark.parametrize("error", [SequenceGoneError("gone"), MillraceError("?", reason="NEW_REASON")])
 def test_wait_for_what_does_not_pass_raises_it(error: MillraceError) -> None:
-    """A repeat cannot help, so nobody waits."""
+    """A permanent error is not retried."""
     time = FakeTime()
     with pytest.raises(type(error)):
         RetryPolicy(10.0, clock=time.clock, pause=time.pause).wait(error)
@@ -94,21 +94,21 @@ def test_find_shards_finds_each_once_wherever_it_is(mill: FakeMill, wanted: list
         (["x-*"], r"channel x-\*: the pattern matches no channel on a:1, b:1, which have audit-1, audit-2, orders"),
     ],
 )
-def test_find_shards_of_what_is_not_there_says_what_is(mill: FakeMill, wanted: list[str], sentence: str) -> None:
-    """So that a typing error is seen at once."""
+def test_find_shards_of_a_missing_channel_lists_the_others(mill: FakeMill, wanted: list[str], sentence: str) -> None:
+    """The error lists the existing channels."""
     with pytest.raises(MillraceSparkError, match=f"^{sentence}$"):
         find_shards(clients(mill, "a:1", "b:1"), wanted)
 
 
 def test_find_shards_where_a_server_is_away_says_so(mill: FakeMill) -> None:
-    """Nobody can tell what it has."""
+    """An unreachable server is an error."""
     mill.away.add("b:1")
     with pytest.raises(MillraceSparkError, match=r"channel audit-\* at b:1: cannot reach b:1"):
         find_shards(clients(mill, "a:1", "b:1"), ["audit-*"])
 
 
 def test_find_shards_of_a_server_under_two_names_is_refused(mill: FakeMill) -> None:
-    """Its events would be read twice, and of what is written to both names a half be taken for a repeat."""
+    """Otherwise its events would be read twice."""
     mill.channels["localhost:1", "orders"] = mill.channels["a:1", "orders"]
     with pytest.raises(
         OptionError, match=r"^option endpoints: a:1 and localhost:1 are the same server, since channel "
@@ -116,8 +116,8 @@ def test_find_shards_of_a_server_under_two_names_is_refused(mill: FakeMill) -> N
         find_shards(clients(mill, "a:1", "b:1", "localhost:1"), ["orders"])
 
 
-def test_find_shards_by_name_on_one_server_asks_nobody(mill: FakeMill) -> None:
-    """Claiming tells as well whether they are there."""
+def test_find_shards_by_name_on_one_server_makes_no_call(mill: FakeMill) -> None:
+    """The claims check whether the channels exist."""
     mill.away.add("a:1")
     assert [str(shard) for shard in find_shards(clients(mill, "a:1"), ["orders", "nowhere"])] == [
         "orders@a:1",

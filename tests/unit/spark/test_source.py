@@ -31,32 +31,32 @@ def claimed(count: int) -> ClaimedRange:
 
 
 def test_data_source_without_pyarrow_tells_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence with the command to run."""
+    """The error has the command to run."""
     monkeypatch.setattr(source, "find_spec", lambda name: None)
     with pytest.raises(MillraceSparkError, match='needs pyarrow, and this Python has none; run: pip install "pyarrow'):
         MillraceDataSource(OPTIONS)
 
 
 def test_schema_refuses_bad_options_at_once() -> None:
-    """A typing error is told by load(), not by the first action."""
+    """load() reports a misspelt option, not the first action."""
     with pytest.raises(OptionError, match=r"did you mean channels\?"):
         MillraceDataSource(OPTIONS | {"chanels": "orders"}).schema()
 
 
 @pytest.mark.parametrize("option", ["endingSequences", "maxEventsPerTrigger"])
 def test_schema_takes_options_of_batch_reads_and_of_streams(option: str) -> None:
-    """Spark asks for the columns before it says which of them it is."""
+    """Spark requests the columns before it distinguishes batch reads and streams."""
     value = '{"orders": 5}' if option == "endingSequences" else "5"
     assert MillraceDataSource(OPTIONS | {option: value}).schema() is EVENT_SCHEMA
 
 
 def test_readers_refuse_options_of_the_other_kind() -> None:
-    """One sentence that says for what the option is."""
+    """The error says which reads the option is for."""
     with pytest.raises(
         OptionError, match=r"option maxEventsPerTrigger: is for streams; leave it out, or use spark\.readS"
     ):
         MillraceDataSource(OPTIONS | {"MAXEVENTSPERTRIGGER": "5"}).reader(EVENT_SCHEMA)
-    # Spark stops what it was given, and where it was given nothing it says only that.
+    # Spark stops the reader that it received, and without a reader it raises only another error.
     refused = MillraceDataSource(OPTIONS | {"ack": "never"}).streamReader(EVENT_SCHEMA)
     shipped = pickle.loads(pickle.dumps(refused))  # noqa: S301 - made here
     for call in (
@@ -71,7 +71,7 @@ def test_readers_refuse_options_of_the_other_kind() -> None:
 
 
 def test_reader_when_shipped_keeps_its_reader_id() -> None:
-    """Spark makes the source in one process and plans in another; all plans renew one claim."""
+    """All plans of an application use one reader id."""
     made = MillraceDataSource(OPTIONS)
     shipped = pickle.loads(pickle.dumps(made))  # noqa: S301 - made here
     options = shipped.reader(EVENT_SCHEMA)._options
@@ -80,7 +80,7 @@ def test_reader_when_shipped_keeps_its_reader_id() -> None:
 
 
 def test_stream_reader_when_shipped_is_small_and_makes_no_call() -> None:
-    """It goes into every task; what it holds open stays in the process that plans."""
+    """Spark pickles the reader into every task."""
     reader = MillraceDataSource(OPTIONS).streamReader(EVENT_SCHEMA)
     assert isinstance(reader, MillraceStreamReader)
     pickled = pickle.dumps(reader)
@@ -91,7 +91,7 @@ def test_stream_reader_when_shipped_is_small_and_makes_no_call() -> None:
 
 
 def test_partitions_of_claimed_ranges_ask_no_server() -> None:
-    """Ranges that `claim_ranges` fixed are planned the same at each action; an empty one makes no task."""
+    """Claimed ranges are planned equally for each action, and an empty one has no task."""
     options = {"ranges": ranges_to_json([claimed(5), claimed(0)]), "maxEventsPerPartition": "3"}
     partitions = MillraceDataSource(options).reader(EVENT_SCHEMA).partitions()
     parts = [part for part in partitions if isinstance(part, RangePartition)]
@@ -99,14 +99,14 @@ def test_partitions_of_claimed_ranges_ask_no_server() -> None:
 
 
 def test_read_of_spark_s_own_partition_gives_nothing() -> None:
-    """Where there is no partition Spark makes one, which is nobody's range."""
+    """Spark's own partition, in place of none, has no rows."""
     made = MillraceDataSource(OPTIONS)
     for reader in (made.reader(EVENT_SCHEMA), made.streamReader(EVENT_SCHEMA)):
         assert list(reader.read(InputPartition(None))) == []
 
 
 def test_import_brings_neither_grpc_nor_pyarrow() -> None:
-    """Spark imports the module that registers the format in every session; it must be light, and must not fail."""
+    """Spark imports this module in every session, so it must be light and must not fail."""
     script = "import pyspark_millrace, sys; print(sorted({'grpc', 'pyarrow', 'millrace_client'} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""The zip for nodes that do not have the package, and what a task says where the rest is missing."""
+"""The zip for nodes without the package, and errors of tasks without their modules."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from millrace_spark.workers import PACKAGES, _check, pack, require_modules
 
 
 def test_pack_gives_a_zip_that_imports_without_an_installation(tmp_path: Path) -> None:
-    """A Python that knows neither package nor client has both from the zip, with all that reading and writing takes."""
+    """A Python without the packages imports everything for reading and writing from the zip."""
     program = (
         "import sys; sys.path += sys.argv[1:]\n"
         "import millrace_spark.reading.tasks, millrace_spark.reading.stream, millrace_spark.writing.sink\n"
@@ -23,13 +23,13 @@ def test_pack_gives_a_zip_that_imports_without_an_installation(tmp_path: Path) -
         "    assert sys.modules[name].__file__.startswith(sys.argv[1]), sys.modules[name].__file__\n"
     )
     archive = pack(tmp_path / "millrace.zip")
-    # Without the module `site` nothing leads to an editable installation.
+    # Without the module `site`, editable installations are not found.
     installed = [place for place in sys.path if place.endswith("site-packages")]
     subprocess.run([sys.executable, "-S", "-c", program, archive, *installed], cwd=tmp_path, check=True, timeout=60)
 
 
-def test_pack_of_the_same_code_gives_the_same_bytes(tmp_path: Path) -> None:
-    """So whoever keeps the zip sees whether anything changed."""
+def test_pack_of_the_same_code_writes_the_same_bytes(tmp_path: Path) -> None:
+    """The zip changes only with the code."""
     first, second = pack(tmp_path / "first.zip"), pack(str(tmp_path / "second.zip"))
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
@@ -38,13 +38,13 @@ def test_pack_of_the_same_code_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_pack_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
-    """It names the file, and what to do."""
+    """The error names the file and says what to do."""
     with pytest.raises(MillraceSparkError, match="No such file or directory; name a file that can be written"):
         pack(tmp_path / "no-such-folder" / "millrace.zip")
 
 
 def test_pack_on_the_command_line_writes_the_same(tmp_path: Path) -> None:
-    """`millrace-spark pack` says what to do with what it wrote, and where it cannot write, why."""
+    """`millrace-spark pack` prints how to use the zip, or why it cannot be written."""
     done = CliRunner().invoke(app, ["pack", str(tmp_path / "millrace.zip")])
     assert done.exit_code == 0
     assert "use it with spark-submit --py-files" in done.output
@@ -55,13 +55,13 @@ def test_pack_on_the_command_line_writes_the_same(tmp_path: Path) -> None:
 
 
 def test_require_modules_where_all_are_there_is_content() -> None:
-    """Tasks go on."""
+    """No error is raised if all modules exist."""
     require_modules()
 
 
 @pytest.mark.parametrize("module", ["grpc", "google"])
 def test_require_modules_without_one_says_where_and_what_to_do(module: str) -> None:
-    """The sentence comes from a task, so it names the Python and the machine."""
+    """The error names the Python and the machine."""
     program = (
         "import sys, importlib.abc\n"
         "class Hider(importlib.abc.MetaPathFinder):\n"
@@ -82,7 +82,7 @@ def test_require_modules_without_one_says_where_and_what_to_do(module: str) -> N
 
 
 def fake_python(folder: Path, answer: str) -> str:
-    """A program that says what the question to a Python gets."""
+    """Writes a program that prints the result of the probe."""
     program = folder / "python-of-workers"
     program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(0o755)
@@ -98,7 +98,7 @@ def fake_python(folder: Path, answer: str) -> str:
     ],
 )
 def test_check_of_a_python_that_cannot_work_says_why(tmp_path: Path, answer: str, what: str) -> None:
-    """One sentence with the variable to set, and to what."""
+    """The error names the variable to set and its value."""
     with pytest.raises(MillraceSparkError) as refused:
         _check(fake_python(tmp_path, answer))
     assert what in str(refused.value)
@@ -106,12 +106,12 @@ def test_check_of_a_python_that_cannot_work_says_why(tmp_path: Path, answer: str
 
 
 def test_check_of_a_python_that_is_not_there_says_so() -> None:
-    """As it would be on a machine that has no python3."""
+    """A machine may have no python3."""
     with pytest.raises(MillraceSparkError, match="workers run 'no-such-python', which cannot be run"):
         _check("no-such-python")
 
 
 def test_check_of_a_python_that_works_is_silent(tmp_path: Path) -> None:
-    """This one, and another that has the same version and this package."""
+    """This Python passes, and so does another of the same version with this package."""
     _check(sys.executable)
     _check(fake_python(tmp_path, f"echo {sys.version_info[0]}.{sys.version_info[1]} True"))

@@ -22,8 +22,8 @@ def producer_id(**tables: Mapping[str, Any]) -> str:
     return dead_letter_options(config(**tables), QUERY, 3)["producerId"]
 
 
-def test_letter_options_name_the_batch_and_that_none_before_it_comes() -> None:
-    """Most batches have no bad line: a server that remembered each gap would refuse the 10,000th."""
+def test_letter_options_have_rising_batch_numbers() -> None:
+    """Most batches have no bad lines, so gaps in the numbers must be forgotten."""
     options = dead_letter_options(config(), QUERY, 3)
     assert (options["batchNumber"], options["batchNumbersRise"]) == ("3", "true")
     assert (options["endpoints"], options["channel"]) == ("a:1,b:2", "bad")
@@ -43,17 +43,17 @@ def test_letter_options_name_the_batch_and_that_none_before_it_comes() -> None:
     ],
 )
 def test_letter_options_where_other_lines_are_bad_have_another_stamp(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Else a repeated batch's new bad lines would be taken for stored, and be lost."""
+    """Otherwise new bad lines of a repeated batch would be taken for repeats."""
     assert producer_id(**tables) != producer_id()
 
 
 def test_letter_options_where_the_same_lines_are_bad_have_the_same_stamp() -> None:
-    """A repeated batch's letters are known, whatever else was changed."""
+    """The letters of a repeated batch are recognised, whatever other settings change."""
     assert producer_id(spark={"conf": {"spark.driver.memory": "4g"}}, run={"follow": True}) == producer_id()
 
 
 def test_letter_options_follow_the_content_of_a_file_of_columns(tmp_path: Path) -> None:
-    """Its name alone says nothing about what is bad."""
+    """The content of the file decides which lines are bad, not its name."""
     file = tmp_path / "columns.ddl"
     told = set()
     for columns in ("id bigint", "id int", "id bigint"):

@@ -28,7 +28,7 @@ def compactor(folder: Path, storage: CrashingStorage | None = None) -> Compactor
 
 
 def test_compact_merges_each_folder_by_itself(tmp_path: Path) -> None:
-    """Each partition has one file in the end, and the account says what was done."""
+    """Each partition ends with one file, and the counts are right."""
     folder = tmp_path / "web"
     land(folder)
     before = lines_below(folder)
@@ -42,7 +42,7 @@ def test_compact_merges_each_folder_by_itself(tmp_path: Path) -> None:
 
 
 def test_compact_killed_at_each_step_has_each_line_once_after_the_next_start(tmp_path: Path) -> None:
-    """Rows are counted after a recovery from each step, and after the compaction that follows."""
+    """Each line is there once after the recovery from each step, and after the next compaction."""
     for step in itertools.count():
         folder = tmp_path / str(step) / "web"
         land(folder, 3)
@@ -64,7 +64,7 @@ def test_compact_killed_at_each_step_has_each_line_once_after_the_next_start(tmp
 
 
 def test_compact_of_files_that_cannot_be_one_leaves_them_and_goes_on(tmp_path: Path) -> None:
-    """The account says which and why, once."""
+    """The counts name each refusal once, with its reason."""
 
     def merge(files: Sequence[str], staged: str) -> None:
         merge_lines(files, staged)
@@ -85,8 +85,8 @@ def test_compact_of_files_that_cannot_be_one_leaves_them_and_goes_on(tmp_path: P
 
 
 @pytest.mark.parametrize("merges", [0, 1])
-def test_compact_told_to_stop_ends_between_two_merges(tmp_path: Path, merges: int) -> None:
-    """What is done is done, what is not waits for the next time."""
+def test_compact_when_stopping_ends_between_two_merges(tmp_path: Path, merges: int) -> None:
+    """Merges that have not begun are left for the next run."""
     land(tmp_path / "web")
     merging = compactor(tmp_path / "web")
     merging.compact(lambda: merging.totals.files_after == merges)

@@ -24,7 +24,7 @@ def problems(**tables: Mapping[str, Any]) -> list[str]:
 
 
 def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
-    """Two tables suffice: lines as they are, bad ones in a folder beside the target."""
+    """Two tables suffice: lines are text, and bad lines go to a folder beside the target."""
     config = checked()
     assert config.parse.type == "text"
     assert config.bad_lines_path == "/landed/web.bad"
@@ -142,31 +142,31 @@ def test_config_with_what_is_needed_has_defaults_for_the_rest() -> None:
     ],
 )
 def test_config_with_a_mistake_is_refused_by_a_sentence(tables: Mapping[str, Any], problem: str) -> None:
-    """The setting's path, what it was and what is allowed; nothing else is told."""
+    """The error names the setting, its value and the allowed values."""
     [told] = problems(**tables)
     assert problem in told
 
 
-def test_config_with_many_mistakes_tells_all_at_once() -> None:
-    """Nobody has to mend one after the other."""
+def test_config_with_many_mistakes_reports_all() -> None:
+    """All errors are reported together."""
     told = problems(source={"endpoints": ["x"]}, target={"format": "orc"}, run={"grace": 1})
     assert [sentence.split(":")[0] for sentence in sorted(told)] == ["run.grace", "source.endpoints", "target.format"]
 
 
 @pytest.mark.parametrize("time", ["landing", "headers.timestamp", "at"])
 def test_config_takes_times_of_columns_headers_and_landing(time: str) -> None:
-    """Each is a time that rows can be sorted by."""
+    """The time of a row is a column, a header or the landing time."""
     pattern = {"type": "regex", "pattern": "(?P<at>.*)"}
     assert checked(parse=pattern, partitions={"by": ["date"], "time": time}).partitions.needs_time
 
 
 def test_config_of_json_leaves_columns_to_spark() -> None:
-    """Only Spark reads the schema, so its columns are no mistake yet, not even one that may come twice."""
+    """Columns of a JSON schema are not checked before Spark has parsed it."""
     checked(parse={"type": "json", "columns": "at timestamp"}, partitions={"by": ["date", "shop"], "time": "at"})
 
 
 def test_load_config_reads_a_file_and_lets_options_count_instead(tmp_path: Path) -> None:
-    """What the command line says wins; a relative path begins at the working directory."""
+    """The command line overrides the file, and a relative path starts at the working directory."""
     file = tmp_path / "web.toml"
     file.write_text('source = { endpoints = ["a:1"], channels = ["web"] }\ntarget.path = "landed"\n', encoding="utf-8")
     overrides = [("run.follow", True), ("source.channels", ["x"]), ("spark.conf.spark.driver.memory", "4g")]
@@ -181,7 +181,7 @@ def test_load_config_reads_a_file_and_lets_options_count_instead(tmp_path: Path)
     [(b"\xff", "is not UTF-8"), (b"a = ", "is not TOML"), (b"x" * 2_000_000, "is larger than 1048576 bytes")],
 )
 def test_load_config_of_a_file_that_is_none_says_why(tmp_path: Path, content: bytes, problem: str) -> None:
-    """One sentence, with the file's name."""
+    """The error is one sentence with the name of the file."""
     file = tmp_path / "web.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=problem):
@@ -200,18 +200,18 @@ def test_load_config_of_a_file_that_is_none_says_why(tmp_path: Path, content: by
     ],
 )
 def test_parse_override_takes_toml_and_else_text(text: str, parsed: tuple[str, object]) -> None:
-    """Quotes are needed only where text would be something else."""
+    """Quotes are needed only for text that is also a TOML value."""
     assert parse_override(text) == parsed
 
 
 def test_parse_override_without_a_value_is_refused() -> None:
-    """The sentence shows what it should be."""
+    """The error shows the expected form."""
     with pytest.raises(ConfigError, match=r"it must be SETTING=VALUE, such as run\.follow=true"):
         parse_override("run.follow")
 
 
 def test_bad_lines_config_checks_its_path() -> None:
-    """A folder like any other."""
+    """The path is checked like that of the target."""
     assert BadLinesConfig(path="/x/../bad").path is not None
     with pytest.raises(ValueError, match="it must be a folder of its own"):
         BadLinesConfig(path="")

@@ -29,7 +29,7 @@ def groups(pattern: str, line: str) -> dict[str, str | None] | None:
     ],
 )
 def test_access_log_matches_lines_of_both_formats(line: str, expected: dict[str, str | None]) -> None:
-    """Common and combined, quotes behind backslashes, requests that are none."""
+    """Common and combined lines match, also with escaped quotes and invalid requests."""
     found = groups(ACCESS_LOG, line)
     assert found is not None
     assert expected.items() <= found.items()
@@ -48,7 +48,7 @@ def test_access_log_matches_lines_of_both_formats(line: str, expected: dict[str,
     ],
 )
 def test_access_log_does_not_match_other_lines(line: str) -> None:
-    """A line that was cut, or is two, is a bad one."""
+    """Truncated and joined lines do not match."""
     assert groups(ACCESS_LOG, line) is None
 
 
@@ -73,7 +73,7 @@ def test_access_log_does_not_match_other_lines(line: str) -> None:
     ],
 )
 def test_syslog_5424_matches_its_examples(line: str, expected: dict[str, str | None]) -> None:
-    """Those of the RFC, brackets and quotes in structured data, and nothing at all."""
+    """The examples of the RFC match, with brackets and quotes in structured data, and without a message."""
     found = groups(SYSLOG_5424, line)
     assert found is not None
     assert expected.items() <= found.items()
@@ -88,7 +88,7 @@ def test_syslog_5424_matches_its_examples(line: str, expected: dict[str, str | N
     ],
 )
 def test_syslog_3164_matches_what_daemons_write(line: str, expected: dict[str, str | None]) -> None:
-    """With and without priority, tag and process."""
+    """Lines match with and without priority, tag and process id."""
     found = groups(SYSLOG_3164, line)
     assert found is not None
     assert expected.items() <= found.items()
@@ -104,12 +104,12 @@ def test_syslog_3164_matches_what_daemons_write(line: str, expected: dict[str, s
     ],
 )
 def test_patterns_on_long_lines_of_nonsense_end_soon(line: str) -> None:
-    """None of them tries what it has read in another way again and again; pytest's timeout would tell."""
+    """No pattern backtracks catastrophically; otherwise pytest's timeout fails the test."""
     assert [groups(pattern, line) for pattern in (ACCESS_LOG, SYSLOG_5424, SYSLOG_3164)] == [None, None, None]
 
 
 def test_numbered_pattern_takes_names_out_and_leaves_the_rest() -> None:
-    """Groups in sets and behind backslashes are none; both spellings of a name are known."""
+    """Both spellings of named groups are replaced, but not within sets or after a backslash."""
     numbered = numbered_pattern(r"(?P<a_1>x)(y)(?:z)\(?<b>[(?P<c>](?<d>.)(?P=a_1)(?<!q)(?<=r)")
     assert numbered.names == {"a_1": 1, "d": 3}
     assert numbered.text == r"(x)(y)(?:z)\(?<b>[(?P<c>](.)\1(?<!q)(?<=r)"
@@ -119,6 +119,6 @@ def test_numbered_pattern_takes_names_out_and_leaves_the_rest() -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "(?P<a>x)(?P<a>y)", "[", "*"])
 def test_numbered_pattern_of_nonsense_is_refused(pattern: str) -> None:
-    """With what Python says of it."""
+    """The error includes Python's message."""
     with pytest.raises(PatternError, match="is no regular expression: "):
         numbered_pattern(pattern)

@@ -9,7 +9,7 @@ from millrace_spark.landing.storage import StorageError
 
 
 def test_files_finds_all_below_a_folder_in_order(tmp_path: Path) -> None:
-    """With size and time; a folder that is not there has none."""
+    """Files have their size and time; a missing folder has no files."""
     storage = LocalStorage()
     for name in ("b/2", "b/1", "a"):
         storage.write(str(tmp_path / name), "abc")
@@ -21,7 +21,7 @@ def test_files_finds_all_below_a_folder_in_order(tmp_path: Path) -> None:
 
 
 def test_write_replaces_a_file_whole(tmp_path: Path) -> None:
-    """The old text or the new one, with nothing left beside it."""
+    """The file has the old text or the new text, and no temporary file is left."""
     storage = LocalStorage()
     path = str(tmp_path / "x" / "record")
     for text in ("first", "ünd"):
@@ -31,7 +31,7 @@ def test_write_replaces_a_file_whole(tmp_path: Path) -> None:
 
 
 def test_rename_makes_the_folders_above(tmp_path: Path) -> None:
-    """A partition's folder comes with its first file; sync takes it from there."""
+    """A rename creates the folder of a partition, and sync makes it durable."""
     storage = LocalStorage()
     source, target = str(tmp_path / "a"), str(tmp_path / "date=1" / "hour=2" / "b")
     storage.write(source, "x")
@@ -41,7 +41,7 @@ def test_rename_makes_the_folders_above(tmp_path: Path) -> None:
 
 
 def test_sync_goes_above_the_folders_of_a_landing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is above them stays, so each further batch syncs only what it may have made, and each of that once."""
+    """Folders above the landing are synced once, and others once per batch."""
     synced: list[Path] = []
     monkeypatch.setattr(local_storage, "_sync_folder", synced.append)
     target, work = tmp_path / "landed" / "web", tmp_path / "work" / "web.landing"
@@ -63,7 +63,7 @@ def test_sync_goes_above_the_folders_of_a_landing_once(tmp_path: Path, monkeypat
 
 
 def test_create_leaves_a_file_alone_that_is_there(tmp_path: Path) -> None:
-    """The first one counts; sizes are told of files that there are."""
+    """The first file is kept, and only existing files have a size."""
     storage = LocalStorage()
     path = str(tmp_path / "x" / "record")
     assert storage.size_bytes(path) is None
@@ -72,7 +72,7 @@ def test_create_leaves_a_file_alone_that_is_there(tmp_path: Path) -> None:
 
 
 def test_remove_takes_files_folders_and_nothing(tmp_path: Path) -> None:
-    """A repeat does no harm, and what a link points to stays."""
+    """A repeated removal is no error, and the target of a link stays."""
     storage = LocalStorage()
     storage.write(str(tmp_path / "kept" / "a"), "x")
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -83,8 +83,8 @@ def test_remove_takes_files_folders_and_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refusals_are_told_with_the_path(tmp_path: Path) -> None:
-    """One sentence, not a trace."""
+def test_errors_name_the_path(tmp_path: Path) -> None:
+    """The error is one sentence with the path."""
     storage = LocalStorage()
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="none: No such file"):
@@ -98,7 +98,7 @@ def test_refusals_are_told_with_the_path(tmp_path: Path) -> None:
 
 
 def test_check_one_disk_refuses_a_target_on_another(tmp_path: Path) -> None:
-    """A folder that is not there yet lies where it will be made."""
+    """The disk of a missing folder is that of its nearest parent."""
     check_same_disk(str(tmp_path / "work"), str(tmp_path / "a" / "b"), str(tmp_path))
     with pytest.raises(StorageError, match=r"/proc/x: is on another disk than .*; set target\.work_path"):
         check_same_disk(str(tmp_path / "work"), "/proc/x")

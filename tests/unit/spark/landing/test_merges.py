@@ -31,25 +31,25 @@ def sizes(files: list[StoredFile], limits: CompactionConfig = LIMITS) -> list[li
     ],
 )
 def test_plan_merges_takes_small_files_up_to_the_target(found: list[int], merged: list[list[int]]) -> None:
-    """Files of half the size and more are left alone, and so are few small ones, and one alone."""
+    """Files of at least half the target size, too few small files, and a single file are not merged."""
     assert sizes([landed(number, size) for number, size in enumerate(found)]) == merged
 
 
 def test_plan_merges_leaves_a_folder_alone_that_is_not_quiet() -> None:
-    """One new file is enough; other folders are merged."""
+    """One new file postpones its folder, but not other folders."""
     busy = [landed(number, folder="/web/date=2") for number in range(5)] + [landed(9, 10, NOW - 59, "/web/date=2")]
     quiet = [landed(number, 10, NOW - 60) for number in range(5)]
     assert [merge.folder for merge in plan_merges(busy + quiet, LIMITS, NOW)] == ["/web/date=1"]
 
 
 def test_plan_merges_leaves_files_of_others_alone() -> None:
-    """What has another name was put there by somebody else."""
+    """Files with other names are ignored."""
     others = [StoredFile(f"/web/date=1/{name}", 1, 0) for name in ("part-0.parquet", "a.txt", "_SUCCESS", ".x.parquet")]
     assert sizes([*others, landed(1), landed(2)]) == []
 
 
 def test_plan_merges_bounds_what_one_merge_reads() -> None:
-    """However small files are."""
+    """A merge has a maximum number of files."""
     assert [len(group) for group in sizes([landed(number, 0) for number in range(2 * FILES_MAX + 2)])] == [
         FILES_MAX,
         FILES_MAX,
@@ -59,7 +59,7 @@ def test_plan_merges_bounds_what_one_merge_reads() -> None:
 
 @pytest.mark.parametrize("seed", [20_261_122])
 def test_plan_merges_of_random_files_keeps_its_promises(seed: int) -> None:
-    """No file twice, none that is large, no merge above the target, and no endless merging of what was merged."""
+    """No file is merged twice, no large file is merged, and merges respect the target size and end."""
     random_numbers = random.Random(seed)
     for _ in range(200):
         files = [landed(number, random_numbers.randrange(120)) for number in range(random_numbers.randrange(60))]

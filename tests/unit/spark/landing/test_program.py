@@ -35,14 +35,14 @@ def config(**tables: Mapping[str, Any]) -> LandingConfig:
 
 
 def test_import_of_the_connector_brings_nothing_of_the_command_line() -> None:
-    """A notebook that reads channels needs none of it."""
+    """A notebook does not import the packages of the command line."""
     program = "import sys, millrace_spark; print(sorted({'pydantic', 'rich', 'typer'} & set(sys.modules)))"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert finished.stdout == "[]\n"
 
 
 def test_main_without_the_extra_says_how_to_get_it() -> None:
-    """One line and the code for a wrong usage, not a trace."""
+    """The program prints one line and exits with the usage code."""
     program = "import sys; sys.modules['typer'] = None; from millrace_spark.cli import main; main()"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True)
     assert (finished.returncode, finished.stderr.count("\n")) == (ExitCode.USAGE, 1)
@@ -50,14 +50,14 @@ def test_main_without_the_extra_says_how_to_get_it() -> None:
 
 
 def test_help_shows_each_exit_code() -> None:
-    """Scripts' authors find them there."""
+    """The help lists all exit codes."""
     shown = CliRunner().invoke(app, ["--help"]).output
     assert set(MEANINGS) == set(ExitCode)
     assert all(f"{code.value}  {meaning}" in shown for code, meaning in MEANINGS.items())
 
 
 def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
-    """One line each, and the exit code of a wrong usage."""
+    """Each error is one line, and the exit code is that of wrong usage."""
     file = tmp_path / "web.toml"
     file.write_text('[source]\nendpoints = ["x"]\nchannels = ["web"]\n[target]\npth = "y"\n')
     checked = CliRunner().invoke(app, ["check", str(file)])
@@ -76,7 +76,7 @@ def test_check_tells_all_mistakes_with_their_paths(tmp_path: Path) -> None:
     ],
 )
 def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str, told: str) -> None:
-    """With the sentence that `land` has for it."""
+    """The error is the same as that of `land`."""
     file = tmp_path / "web.toml"
     file.write_text('[source]\nendpoints = ["a:1"]\nchannels = ["web"]\n[target]\npath = "y"\n')
     assert CliRunner().invoke(app, ["check", str(file)]).exit_code == ExitCode.OK
@@ -96,14 +96,14 @@ def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str
     ],
 )
 def test_commands_with_wrong_arguments_start_nothing(arguments: list[str], told: str) -> None:
-    """A sentence and the exit code of a wrong usage."""
+    """The error is one sentence with the usage exit code."""
     finished = CliRunner().invoke(app, arguments)
     assert finished.exit_code == ExitCode.USAGE
     assert told in finished.stderr
 
 
 def test_compact_of_a_folder_without_its_records_is_refused(tmp_path: Path) -> None:
-    """Else it could merge what the landing merges at the same time."""
+    """Otherwise it could merge the same files as the landing."""
     compacted = CliRunner().invoke(app, ["compact", str(tmp_path / "web")])
     assert compacted.exit_code == ExitCode.FAILED
     assert "web.landing: does not exist, but the landing into" in compacted.stderr
@@ -111,13 +111,13 @@ def test_compact_of_a_folder_without_its_records_is_refused(tmp_path: Path) -> N
 
 
 def test_delta_without_its_package_is_refused_by_a_sentence() -> None:
-    """Which package, and what else can be done."""
+    """The error names the package and the alternative."""
     with pytest.raises(OptionError, match=r'which needs the package delta-spark; .* or set "parquet"'):
         check_package(config(target={"path": "/x", "format": "delta"}))
 
 
 def test_land_options_become_settings() -> None:
-    """What was not given stays as the file says."""
+    """Omitted options leave the settings of the file."""
     options = {
         "source.endpoints": ["a:1"],
         "source.channels": ["web"],
@@ -135,7 +135,7 @@ def test_land_options_become_settings() -> None:
 
 
 def test_source_options_are_those_of_the_data_source() -> None:
-    """Each setting of the source goes where it belongs; limits of waiting only where it follows."""
+    """Each setting becomes an option, and the limits on waiting apply only with follow."""
     source = {"events_per_batch_min": 5, "lease_seconds": 9.0, "takeover": True}
     options = source_options(config(source=source))
     assert options["endpoints"] == "a:1,b:2"
@@ -151,13 +151,13 @@ def test_source_options_are_those_of_the_data_source() -> None:
 
 
 def test_landing_name_is_the_readers_where_one_is_given() -> None:
-    """Else each target has its own."""
+    """Otherwise the name is derived from the target."""
     assert config(source={"reader_id": "nightly"}).landing_name == "nightly"
     assert config().landing_name.startswith("land-web-")
 
 
 def figures(lag: int) -> dict[str, float]:
-    """What the source tells of a shard."""
+    """Returns the figures of a shard."""
     return {"lag": lag, "position": 1, "first": 1, "next": 1, "rate": 0.5, "reachable": 1}
 
 
@@ -173,12 +173,12 @@ def figures(lag: int) -> dict[str, float]:
     ],
 )
 def test_lag_of_sums_all_shards(progress: Mapping[str, object] | None, lag: int | None) -> None:
-    """Unknown until the query tells."""
+    """The lag is None before the first progress."""
     assert lag_of(progress) == lag
 
 
-def test_columns_of_formats_are_told_on_the_page() -> None:
-    """Whoever writes `partitions.by` finds them there."""
+def test_columns_of_formats_are_documented() -> None:
+    """The documentation lists the columns of each format."""
     page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8")
     for name in ("access_log", "syslog"):
         columns = columns_of(config(parse={"type": name}).parse)
@@ -187,7 +187,7 @@ def test_columns_of_formats_are_told_on_the_page() -> None:
 
 
 def test_settings_on_the_page_are_all_that_there_are() -> None:
-    """Each table of the file with each of its settings, and no other."""
+    """The documentation lists exactly the settings of each table."""
     page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8").partition("## All settings")[2]
     for section in page.split("### ")[1:]:
         table = section.partition("]`")[0].removeprefix("`[")
@@ -201,7 +201,7 @@ def test_settings_on_the_page_are_all_that_there_are() -> None:
 
 
 def test_options_of_flumes_hdfs_sink_are_all_on_the_page() -> None:
-    """Whoever comes from there finds each."""
+    """The documentation covers all options of Flume's HDFS sink."""
     page = (ROOT / "docs" / "landing.md").read_text(encoding="utf-8").partition("## From Flume")[2]
     options = (
         "path filePrefix fileSuffix inUsePrefix inUseSuffix emptyInUseSuffix rollInterval rollSize rollCount "
@@ -214,7 +214,7 @@ def test_options_of_flumes_hdfs_sink_are_all_on_the_page() -> None:
 
 
 def test_folder_lock_held_refuses_a_second_program(tmp_path: Path) -> None:
-    """It names the process that holds it, and is free again afterwards."""
+    """The error names the process that holds the lock, which is released at the end."""
     work = WorkFolder(str(tmp_path / "work"))
     with folder_lock(work), pytest.raises(FolderBusyError, match=f"process {os.getpid()}; stop it"), folder_lock(work):
         pass
@@ -224,8 +224,8 @@ def test_folder_lock_held_refuses_a_second_program(tmp_path: Path) -> None:
         pass
 
 
-def test_stop_signals_ask_once_and_are_given_back() -> None:
-    """The first one asks; what was there before is there again in the end."""
+def test_shutdown_signals_stop_once_and_are_restored() -> None:
+    """The first signal requests a stop, and the former handlers are restored."""
     former = signal.getsignal(signal.SIGTERM)
     signals = ShutdownSignals()
     signals.install()
@@ -238,12 +238,12 @@ def test_stop_signals_ask_once_and_are_given_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == former
 
 
-def test_stop_signals_asked_again_end_at_once_and_say_so() -> None:
-    """One line that takes the fear away, and the code of the table."""
+def test_shutdown_signals_end_at_once_on_a_second_ctrl_c() -> None:
+    """A second Ctrl-C prints one line and exits with the documented code."""
     program = (
         "import os, signal as s; from millrace_spark.landing.commands import ShutdownSignals; "
         "ShutdownSignals().install(); "
-        # As Spark's start does.
+        # Like the start of Spark.
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 2); "
         "s.raise_signal(s.SIGINT); print('asked', flush=True); s.raise_signal(s.SIGINT); print('went on')"
     )
@@ -255,7 +255,7 @@ def test_stop_signals_asked_again_end_at_once_and_say_so() -> None:
 
 
 def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For some seconds Ctrl-C is Spark's own, which raises KeyboardInterrupt."""
+    """Spark's own handler of Ctrl-C raises KeyboardInterrupt during its start."""
     monkeypatch.setattr(program, "land_channels", Mock(side_effect=KeyboardInterrupt))
     finished = CliRunner().invoke(app, ["land", "-e", "a:1", "-c", "web", "--to", "y"])
     assert finished.exit_code == ExitCode.INTERRUPTED
@@ -281,8 +281,8 @@ def test_land_interrupted_while_spark_starts_says_so(monkeypatch: pytest.MonkeyP
         ("x" * 2_000, "x" * 600 + "…"),
     ],
 )
-def test_sentence_of_leaves_traces_out(text: str, told: str) -> None:
-    """The connector's own sentence, else the last cause, else the first line."""
+def test_format_error_leaves_traces_out(text: str, told: str) -> None:
+    """The sentence is the connector's own, else the last cause, else the first line."""
     sentence = format_error(Exception(text))
     assert sentence.startswith(told)
     assert "\n" not in sentence
@@ -300,7 +300,7 @@ def landed() -> LandingState:
 
 
 def test_report_tells_what_was_landed() -> None:
-    """For people, and the same for scripts."""
+    """The report for people and the one for scripts have the same counts."""
     written = StringIO()
     Console(file=written, width=120).print(report_table(landed(), config(), 4.0))
     for told in (
@@ -320,7 +320,7 @@ def test_report_tells_what_was_landed() -> None:
 
 
 def test_shown_bytes_takes_the_unit_that_fits() -> None:
-    """From bytes on."""
+    """Sizes have a unit from bytes on."""
     assert [shown_bytes(size) for size in (0, 1023, 1024, 3 << 40, 1 << 60)] == [
         "0 bytes",
         "1023 bytes",
@@ -330,8 +330,8 @@ def test_shown_bytes_takes_the_unit_that_fits() -> None:
     ]
 
 
-def test_screen_without_a_terminal_writes_a_line_now_and_then() -> None:
-    """Only where something is new, and with the rate of the last seconds."""
+def test_display_without_a_terminal_writes_lines() -> None:
+    """A line is written only after a change, with the recent rate."""
     now = 0.0
     written = StringIO()
     with ProgressDisplay(Console(file=written, width=40), lambda: now) as display:

@@ -19,7 +19,7 @@ LANDED = ["a", "b", "c"]
 
 
 class Place:
-    """A target with its work folder, and what is written to it."""
+    """A target with its work folder, and the lines to write."""
 
     def __init__(self, folder: Path) -> None:
         self.target = folder / "web"
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def crashes(place_of: Iterable[Path], *, is_store: bool) -> Iterable[Place]:
-    """Places at which a batch crashed, one for each step that it takes."""
+    """Yields a crash for each step."""
     for step, folder in zip(itertools.count(), place_of, strict=False):
         place = Place(folder)
         try:
@@ -56,7 +56,7 @@ def crashes(place_of: Iterable[Path], *, is_store: bool) -> Iterable[Place]:
         except CrashError:
             yield place
         else:
-            # A batch syncs, writes its record, renames two files, and removes what is staged.
+            # A batch syncs, writes its record, renames two files, and removes its staging folder.
             assert step >= 6
             return
 
@@ -66,7 +66,7 @@ def folders_below(folder: Path) -> Iterable[Path]:
 
 
 def test_publish_gets_files_into_place_under_names_of_query_and_batch(place: Place) -> None:
-    """Folders of partitions stay, Spark's own marks do not come along, and nothing is left in staging."""
+    """Partition folders are kept, Spark's own files are left out, and staging ends empty."""
     record, is_new = place.publisher(CrashingStorage()).publish(12, place.write)
     assert is_new
     assert record.written == BatchCounts(events=4, rows=3, bad_lines=1)
@@ -78,7 +78,7 @@ def test_publish_gets_files_into_place_under_names_of_query_and_batch(place: Pla
 
 
 def test_publish_repeated_writes_nothing_again(place: Place) -> None:
-    """A batch that is decided is told as it was, and not written."""
+    """A committed batch returns its record without writing."""
     first, _ = place.publisher(CrashingStorage()).publish(0, place.write)
     again, is_new = place.publisher(CrashingStorage()).publish(0, place.write)
     assert (again, is_new) == (first, False)
@@ -88,7 +88,7 @@ def test_publish_repeated_writes_nothing_again(place: Place) -> None:
 
 @pytest.mark.parametrize("is_store", [False, True])
 def test_publish_after_a_crash_at_each_step_lands_each_line_once(tmp_path: Path, *, is_store: bool) -> None:
-    """Whatever step a batch was killed before, its next try ends with all of it, once, and never takes a file back."""
+    """After a crash before any step, the next attempt lands all lines once and withdraws no file."""
     for place in crashes(folders_below(tmp_path), is_store=is_store):
         seen = place.lines()
         assert len(seen) == len(set(seen))
@@ -103,7 +103,7 @@ def test_publish_after_a_crash_at_each_step_lands_each_line_once(tmp_path: Path,
 
 @pytest.mark.parametrize("is_store", [False, True])
 def test_publish_after_a_crash_and_a_compaction_lands_each_line_once(tmp_path: Path, *, is_store: bool) -> None:
-    """What was merged between a crash and the batch's next try is not brought again."""
+    """Files that were merged after a crash are not published again."""
     merged_count = 0
     for place in crashes(folders_below(tmp_path), is_store=is_store):
         older = place.target / "date=1" / "3f2a91c04b7d-b000000777-00000.zstd.parquet"
@@ -117,12 +117,12 @@ def test_publish_after_a_crash_and_a_compaction_lands_each_line_once(tmp_path: P
         merged_count += compactor.totals.files_after
         place.publisher(storage).publish(0, place.write)
         assert place.lines() == sorted([*LANDED, "older"])
-    # Where the crash came after the batch was decided.
+    # The crash came after the commit of the batch.
     assert merged_count >= 4
 
 
 def test_publish_removes_what_other_tries_of_its_query_have_left(place: Place) -> None:
-    """Staged files without a record count for nothing; those of another query are left to it."""
+    """Staged files of earlier attempts are removed, but not those of another query."""
     for name in (f"{QUERY}-4-x", "other-4-x"):
         left = Path(place.work.staging) / name / "rows" / "part-0.parquet"
         left.parent.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_publish_removes_what_other_tries_of_its_query_have_left(place: Place) -
 
 
 def test_publish_keeps_the_record_of_the_last_batch_alone(place: Place) -> None:
-    """Spark repeats no older one, so records do not heap up."""
+    """Records of earlier batches are removed."""
     publisher = place.publisher(CrashingStorage())
     for batch_id in range(12):
         publisher.publish(batch_id, place.write)
@@ -141,14 +141,14 @@ def test_publish_keeps_the_record_of_the_last_batch_alone(place: Place) -> None:
 
 
 def test_publish_of_an_empty_batch_is_decided_too(place: Place) -> None:
-    """A batch without files has a record like any other."""
+    """A batch without files has a record."""
     record, _ = place.publisher(CrashingStorage()).publish(0, lambda staged: BatchCounts())
     assert (record.moves, record.files_bytes) == ((), 0)
     assert place.publisher(CrashingStorage()).publish(0, place.write) == (record, False)
 
 
-def test_record_of_somebody_else_is_refused() -> None:
-    """A file that is no record is told, not taken for one."""
+def test_invalid_record_is_refused() -> None:
+    """An invalid record is an error."""
     for text in ("", "[]", "{}", '{"moves": [["a"]], "written": {}}'):
         with pytest.raises(StorageError, match="was not written by millrace-spark"):
             BatchRecord.from_text(text)
@@ -156,7 +156,7 @@ def test_record_of_somebody_else_is_refused() -> None:
 
 @pytest.mark.parametrize("is_store", [False, True])
 def test_publish_after_a_crash_at_each_step_syncs_each_file_in_its_place(tmp_path: Path, *, is_store: bool) -> None:
-    """Also what was renamed before the crash, and no longer staged: its name may not be on the disk yet."""
+    """Files that were renamed before a crash are synced too."""
     for place in crashes(folders_below(tmp_path), is_store=is_store):
         storage = CrashingStorage(is_store=is_store)
         record, _ = place.publisher(storage).publish(0, place.write)
@@ -164,7 +164,7 @@ def test_publish_after_a_crash_at_each_step_syncs_each_file_in_its_place(tmp_pat
 
 
 def test_publish_after_a_crash_within_an_object_stores_rename_leaves_what_readers_found(tmp_path: Path) -> None:
-    """The copy was whole: it is the source that goes."""
+    """A complete copy stays, and its source is removed."""
     for place in crashes(folders_below(tmp_path), is_store=True):
         storage = CrashingStorage(is_store=True)
         found = {str(path) for path in place.target.rglob("*.parquet")}
@@ -176,7 +176,7 @@ def test_publish_after_a_crash_within_an_object_stores_rename_leaves_what_reader
 def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing(
     place: Place, later_count: int
 ) -> None:
-    """Where there are no locks a landing may write on after its claim was ended; the other may have gone on by then."""
+    """Without locks, a landing whose claim has ended may still write, but must not publish."""
     other = place.publisher(CrashingStorage())
 
     def write(staged: str) -> BatchCounts:
@@ -193,7 +193,7 @@ def test_publish_of_a_batch_that_another_landing_decided_meanwhile_lands_nothing
 
 
 def test_publish_of_which_the_answer_got_lost_lands_its_own_batch(place: Place) -> None:
-    """A record that was written, and then written again by whoever heard no answer, is still this try's own."""
+    """A record that was written twice because an answer was lost still belongs to this attempt."""
 
     class Deaf(CrashingStorage):
         def create(self, path: str, text: str) -> bool:
@@ -205,7 +205,7 @@ def test_publish_of_which_the_answer_got_lost_lands_its_own_batch(place: Place) 
 
 
 def test_finish_all_leaves_records_alone_that_later_ones_follow(place: Place) -> None:
-    """A landing that was late, and killed before it could take its record back, brings no batch again."""
+    """Only the last record of a query is finished."""
     publisher = place.publisher(CrashingStorage())
 
     def write(staged: str) -> BatchCounts:
@@ -227,7 +227,7 @@ def test_finish_all_leaves_records_alone_that_later_ones_follow(place: Place) ->
 
 
 def test_sync_checkpoint_bears_files_that_spark_removes_meanwhile(place: Place) -> None:
-    """The newest are synced at once; one that is gone needs it no more, but one that cannot be synced is told."""
+    """A file that Spark removes meanwhile is skipped, and any other failure is an error."""
 
     class Purging(CrashingStorage):
         def __init__(self, *, is_gone: bool) -> None:

@@ -12,7 +12,7 @@ LINES = ["a", "b", "c"]
 
 
 class Place:
-    """Three files, and one staged that is to replace them."""
+    """Three files, and a staged file that replaces them."""
 
     def __init__(self, folder: Path) -> None:
         self.target = folder / "web"
@@ -41,7 +41,7 @@ def is_clean(place: Place) -> bool:
 def test_swap_after_a_crash_at_each_step_and_one_in_each_step_of_its_recovery_has_each_line_once(
     tmp_path: Path, *, is_store: bool
 ) -> None:
-    """No line is ever missing, and once a recovery has run to its end each is there once."""
+    """No line is ever missing, and after a complete recovery each is there once."""
     folders = (tmp_path / str(number) for number in itertools.count())
     for step, second in itertools.product(range(12), range(12)):
         place = Place(next(folders))
@@ -62,7 +62,7 @@ def test_swap_after_a_crash_at_each_step_and_one_in_each_step_of_its_recovery_ha
 
 
 def test_recover_after_a_crash_at_each_step_syncs_the_merged_file_before_the_others_go(tmp_path: Path) -> None:
-    """Its name may not be on the disk yet, although it was renamed before the crash."""
+    """The merged file is synced before the others are removed, even if it was renamed before the crash."""
 
     class Ordered(CrashingStorage):
         def remove(self, path: str) -> None:
@@ -78,7 +78,7 @@ def test_recover_after_a_crash_at_each_step_syncs_the_merged_file_before_the_oth
 
 
 def test_recover_tells_how_many_swaps_it_finished(tmp_path: Path) -> None:
-    """One that was decided is finished; one that was not leaves the files as they were."""
+    """A swap with an intent is finished, and one without leaves the files unchanged."""
     for step, finished in ((1, 0), (2, 1)):
         place = Place(tmp_path / str(step))
         with pytest.raises(CrashError):
@@ -87,8 +87,8 @@ def test_recover_tells_how_many_swaps_it_finished(tmp_path: Path) -> None:
         assert (place.target / "merged.parquet").exists() == bool(finished)
 
 
-def test_recover_where_somebody_removed_the_merged_file_removes_nothing_else(tmp_path: Path) -> None:
-    """What is left of the old files is the only copy then."""
+def test_recover_without_the_merged_file_removes_nothing_else(tmp_path: Path) -> None:
+    """If the merged file is gone, the remaining files are kept."""
     place = Place(tmp_path)
     with pytest.raises(CrashError):
         swap(CrashingStorage(4), place.work, place.intent)
@@ -99,8 +99,8 @@ def test_recover_where_somebody_removed_the_merged_file_removes_nothing_else(tmp
     assert is_clean(place)
 
 
-def test_intent_of_somebody_else_is_refused() -> None:
-    """A file that is no intent is told, not obeyed."""
+def test_invalid_intent_is_refused() -> None:
+    """An invalid intent is an error."""
     for text in ("", "[]", "{}", '{"staged": "a", "target": "b"}'):
         with pytest.raises(StorageError, match="was not written by millrace-spark"):
             Intent.from_text(text)

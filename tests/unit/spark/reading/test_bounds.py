@@ -21,13 +21,13 @@ ORDERS_A, ORDERS_B, AUDIT = Shard("orders", "a:1"), Shard("orders", "b:2"), Shar
     ],
 )
 def test_sequence_is_that_of_shard_then_of_channel(text: str, sequences: tuple[int, ...]) -> None:
-    """A shard's own bound wins over its channel's; what is not named begins at the oldest."""
+    """The bound of a shard overrides that of its channel, and the default is the oldest event."""
     bounds = parse_bounds(text)
     assert tuple(bounds.sequence(shard, 5, 9) for shard in (ORDERS_A, ORDERS_B, AUDIT)) == sequences
 
 
-def test_refuse_strangers_names_what_is_not_read() -> None:
-    """A typing error in a name would otherwise begin somewhere else in silence."""
+def test_check_names_names_what_is_not_read() -> None:
+    """A misspelt name is an error."""
     Bounds("earliest", {"orders": 7, "orders@b:2": 8}).check_names("startingSequences", [ORDERS_A, ORDERS_B])
     with pytest.raises(OptionError, match=r"names orders@c:3, which is not read; these are read: orders, orders@a:1$"):
         Bounds("earliest", {"orders@c:3": 7}).check_names("startingSequences", [ORDERS_A])
@@ -65,8 +65,8 @@ def cut(**given: str) -> tuple[ClaimedRange, ...]:
         ),
     ],
 )
-def test_bounded_gives_the_range_to_the_event(given: dict[str, str], expected: tuple[int, int]) -> None:
-    """From the start, included, to the end, excluded."""
+def test_cut_ranges_is_exact(given: dict[str, str], expected: tuple[int, int]) -> None:
+    """The start is inclusive, and the end exclusive."""
     [claimed] = cut(**given)
     assert (claimed.first_sequence, claimed.next_sequence) == expected
     assert claimed == replace(CLAIMED, first_sequence=expected[0], next_sequence=expected[1])
@@ -94,8 +94,8 @@ def test_bounded_gives_the_range_to_the_event(given: dict[str, str], expected: t
         ),
     ],
 )
-def test_bounded_beyond_what_is_there_is_refused(given: dict[str, str], sentence: str) -> None:
-    """Never fewer rows than were asked for without a word."""
+def test_cut_ranges_beyond_the_end_is_refused(given: dict[str, str], sentence: str) -> None:
+    """A bound beyond the end is an error instead of fewer rows."""
     with pytest.raises(MillraceSparkError) as refused:
         cut(**given)
     assert sentence in str(refused.value)

@@ -1,4 +1,4 @@
-"""Claims that a driver holds, on servers in memory."""
+"""Claims that a driver holds, on in-memory servers."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from tests.unit.spark.fake_mill import FakeMill
 
 
 class OtherReader:
-    """A channel that another reader has claimed, on a clock that goes on only while somebody pauses."""
+    """A channel that another reader has claimed, with a clock that advances only in pauses."""
 
     def __init__(self, lease_seconds: float, renews_every_seconds: float | None) -> None:
         self.name = "orders"
@@ -51,16 +51,16 @@ def claimed(other: OtherReader, monkeypatch: pytest.MonkeyPatch, *, takeover: bo
     return reclaim(other, options, wait_seconds_max=60.0, pause=other.pause)  # type: ignore[arg-type] # a fake
 
 
-def test_claim_anew_waits_for_a_claim_that_nobody_renews(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is that of a process that was killed; in the end the channel is claimed under a new epoch."""
+def test_reclaim_waits_for_a_claim_that_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim of a killed process expires, then the channel is claimed under a new epoch."""
     other = OtherReader(30.0, renews_every_seconds=None)
     assert claimed(other, monkeypatch) == "claim"
     assert other.now == pytest.approx(80.0)
     assert other.calls[-2:] == [False, True]
 
 
-def test_claim_anew_is_refused_where_the_other_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as it is seen to renew."""
+def test_reclaim_is_refused_if_the_other_claim_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call fails as soon as the other reader renews its claim."""
     other = OtherReader(30.0, renews_every_seconds=1.0)
     with pytest.raises(millrace.ChannelClaimedError):
         claimed(other, monkeypatch)
@@ -68,16 +68,16 @@ def test_claim_anew_is_refused_where_the_other_lives(monkeypatch: pytest.MonkeyP
     assert True not in other.calls
 
 
-def test_claim_anew_does_not_wait_for_a_long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever starts a query is to be told within the time that was asked for."""
+def test_reclaim_does_not_wait_for_a_long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease longer than the limit fails at once."""
     other = OtherReader(61.0, renews_every_seconds=None)
     with pytest.raises(millrace.ChannelClaimedError):
         claimed(other, monkeypatch)
     assert other.now == 50.0
 
 
-def test_claim_anew_with_takeover_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one is ended at once."""
+def test_reclaim_with_takeover_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other claim is ended at once."""
     other = OtherReader(30.0, renews_every_seconds=1.0)
     assert claimed(other, monkeypatch, takeover=True) == "claim"
     assert (other.calls, other.now) == ([True], 50.0)
@@ -106,8 +106,8 @@ def is_kept() -> bool:
     return any(thread.name == f"millrace-claim-{_SHARD}" for thread in threading.enumerate())
 
 
-def test_held_claim_renews_and_removes_only_what_it_is_told_to(mill: FakeMill) -> None:
-    """While the job takes its time nothing is acknowledged; then exactly the range, and in the end it is free."""
+def test_held_claim_renews_and_removes_only_on_acknowledge(mill: FakeMill) -> None:
+    """Only `acknowledge` removes events, exactly those of the range, and `release` ends the claim."""
     state = mill.make("a:1", event_count=5)
     claim = ClaimKeeper(_SHARD, _OPTIONS)
     wait_until(lambda: state.renewals > 3)
@@ -119,8 +119,8 @@ def test_held_claim_renews_and_removes_only_what_it_is_told_to(mill: FakeMill) -
     assert not is_kept()
 
 
-def test_held_claim_that_has_ended_is_not_begun_anew(mill: FakeMill) -> None:
-    """Others may have taken since; whoever acknowledges is told."""
+def test_held_claim_that_has_ended_is_not_claimed_again(mill: FakeMill) -> None:
+    """A lost claim is not renewed, and acknowledging fails."""
     state = mill.make("a:1", event_count=5)
     claim = ClaimKeeper(_SHARD, _OPTIONS)
     state.reader_id = None

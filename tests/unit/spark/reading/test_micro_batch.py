@@ -21,13 +21,13 @@ def planner(
 
 
 def test_next_batch_without_limits_takes_all_there_is() -> None:
-    """Each part begins at its shard's position; a shard that may not be read stays where it is."""
+    """Each range starts at the position of its shard; a shard that may not be read has no events."""
     batch = planner().next_batch(POSITIONS, {A: 15, C: 1}, {})
     assert batch == {A: ShardOffset("id-a", 5, 15), B: ShardOffset("id-b", 7, 7), C: ShardOffset("id-c", 1, 1)}
 
 
 def test_next_batch_within_a_limit_takes_turns() -> None:
-    """With a limit below the number of shards, none is left out twice before the others have been."""
+    """With a limit below the number of shards, each shard has its turn."""
     planning = planner(events_max=2)
     positions = {shard: ShardOffset("id", 1, 1) for shard in (A, B, C)}
     given_out = []
@@ -45,7 +45,7 @@ def test_next_batch_within_a_limit_takes_turns() -> None:
 def test_next_batch_within_bytes_passes_them_by_one_event_at_most(
     there: dict[Shard, tuple[int, float]], bytes_max: int, events_max: int
 ) -> None:
-    """By the mean sizes; and as long as there is something, something goes."""
+    """Batches respect the limit by mean sizes, but hold at least one event."""
     positions = {shard: ShardOffset("id", 1, 1) for shard in there}
     ends = {shard: 1 + count for shard, (count, _) in there.items()}
     sizes = {shard: size for shard, (_, size) in there.items()}
@@ -58,7 +58,7 @@ def test_next_batch_within_bytes_passes_them_by_one_event_at_most(
 
 
 def test_next_batch_of_large_and_small_events_starves_neither() -> None:
-    """An event that is larger than its shard's share of the bytes goes when its turn comes."""
+    """An event above its shard's share is read when its turn comes."""
     planning = planner(bytes_max=1_000)
     positions = {shard: ShardOffset("id", 1, 1) for shard in (A, B)}
     for _ in range(4):
@@ -68,7 +68,7 @@ def test_next_batch_of_large_and_small_events_starves_neither() -> None:
 
 
 def test_is_held_until_there_are_enough() -> None:
-    """Events wait for others, but not longer than they may, and each batch counts anew."""
+    """Few events wait for others up to the delay, which starts over for each batch."""
     planning = planner(events_min=10, delay_seconds_max=5.0)
     assert not planning.is_held(0, now=0.0)
     assert planning.is_held(9, now=100.0)
@@ -79,8 +79,8 @@ def test_is_held_until_there_are_enough() -> None:
     assert planning.is_held(9, now=111.5)
 
 
-def test_all_there_is_knows_no_limit() -> None:
-    """Where Spark gives no limit none holds."""
+def test_unlimited_batch_has_no_limit() -> None:
+    """If Spark passes no limit, all events are read."""
     batch = planner(events_max=1).unlimited_batch(POSITIONS, {A: 15, B: 8, C: 1})
     assert [batch[shard].event_count for shard in (A, B, C)] == [10, 1, 0]
 
@@ -89,16 +89,16 @@ AVAILABLE = st.dictionaries(st.integers(0, 20), st.integers(0, 1_000), max_size=
 
 
 @given(AVAILABLE, st.integers(0, 3_000), st.integers(0, 100))
-def test_shares_give_the_limit_to_the_event(available: dict[int, int], limit: int, turn: int) -> None:
-    """All there is, or exactly the limit; nobody gives what it has not."""
+def test_fair_shares_sum_up_to_the_limit(available: dict[int, int], limit: int, turn: int) -> None:
+    """The shares sum up to the limit or to everything available, and none exceeds what its key has."""
     given_out = fair_shares(available, limit, turn)
     assert sum(given_out.values()) == min(limit, sum(available.values()))
     assert all(0 <= given_out[key] <= available[key] for key in available)
 
 
 @given(AVAILABLE, st.integers(0, 3_000), st.integers(0, 100))
-def test_shares_are_even_among_those_who_have_more(available: dict[int, int], limit: int, turn: int) -> None:
-    """Whoever could give more gives at least as much, but for one, as anybody else does."""
+def test_fair_shares_are_even(available: dict[int, int], limit: int, turn: int) -> None:
+    """The shares of keys with more available differ by at most one."""
     given_out = fair_shares(available, limit, turn)
     least = min((given_out[key] for key in available if given_out[key] < available[key]), default=0)
     hungry = any(given_out[key] < available[key] for key in available)
@@ -106,8 +106,8 @@ def test_shares_are_even_among_those_who_have_more(available: dict[int, int], li
 
 
 @given(st.integers(1, 12), st.integers(1, 30), st.data())
-def test_shares_starve_nobody(count: int, limit: int, data: st.DataObject) -> None:
-    """One who always has something comes in turn within as many turns as there are, whatever the others have."""
+def test_fair_shares_starve_no_key(count: int, limit: int, data: st.DataObject) -> None:
+    """Each key receives a share within as many turns as there are keys."""
     first_turn = data.draw(st.integers(0, 50))
     received = 0
     for turn in range(first_turn, first_turn + count):

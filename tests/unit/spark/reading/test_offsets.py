@@ -16,12 +16,12 @@ OFFSETS = {
 
 
 def test_offsets_through_json_stay_the_same() -> None:
-    """Spark keeps them as text."""
+    """Spark stores offsets as text."""
     assert offsets_from_json(json.loads(json.dumps(offsets_to_json(OFFSETS)))) == OFFSETS
 
 
 def test_offsets_that_are_equal_are_equal_as_text() -> None:
-    """Spark compares texts, so the order in which shards were met must not show."""
+    """Spark compares offsets as text, so the order of shards must not matter."""
     turned = dict(reversed(OFFSETS.items()))
     assert json.dumps(offsets_to_json(OFFSETS)) == json.dumps(offsets_to_json(turned))
     assert json.dumps(offsets_to_json(OFFSETS)) == json.dumps(offsets_to_json(OFFSETS), sort_keys=True)
@@ -38,13 +38,13 @@ def test_offsets_that_are_equal_are_equal_as_text() -> None:
     ],
 )
 def test_offsets_of_another_source_are_refused(told: dict[str, dict[str, object]]) -> None:
-    """A checkpoint that was another query's is told by one sentence."""
+    """The checkpoint of another source is an error."""
     with pytest.raises(MillraceSparkError, match="which this source did not write; use another checkpointLoc"):
         offsets_from_json(told)
 
 
 def test_progress_is_as_its_module_says() -> None:
-    """The example in the documentation is what comes out."""
+    """The documented example is the actual output."""
     example = re.search(r'^    (\{.*"lag".*\})$', offsets.__doc__ or "", re.MULTILINE)
     assert example
     told = asdict(ShardProgress(position=42, first=17, next=99, lag=57, rate=12.5, reachable=True))
@@ -52,7 +52,7 @@ def test_progress_is_as_its_module_says() -> None:
 
 
 def test_rate_is_that_of_the_last_second_or_longer() -> None:
-    """Answers that come faster are gathered; a channel that is quiet comes back to 0, one that is made anew too."""
+    """Frequent answers are combined, and the rate of an idle or re-created channel is 0."""
     times: list[float] = []
     rate = ArrivalRate(lambda: times[-1])
     rates = []

@@ -52,7 +52,7 @@ def claim(**changes: object) -> ClaimOptions:
 
 
 def test_parse_batch_options_with_the_least_takes_defaults() -> None:
-    """Endpoints and channels are enough."""
+    """Only endpoints and channels are required."""
     assert parse_batch_options(LEAST, "somebody") == BatchOptions(
         source=claim(),
         partitions=PartitionLimits(events_max=50_000, count_min=1),
@@ -64,7 +64,7 @@ def test_parse_batch_options_with_the_least_takes_defaults() -> None:
 
 
 def test_parse_stream_options_with_the_least_takes_defaults() -> None:
-    """Endpoints and channels are enough; the process that claims makes the reader's name."""
+    """Only endpoints and channels are required; the claiming process chooses the reader id."""
     assert parse_stream_options(LEAST) == StreamOptions(
         claim=claim(reader_id="", lease_seconds=30.0),
         partitions=PartitionLimits(events_max=50_000, count_min=1),
@@ -76,7 +76,7 @@ def test_parse_stream_options_with_the_least_takes_defaults() -> None:
 
 
 def test_parse_batch_options_with_all_takes_them() -> None:
-    """Each option arrives, whatever the case of its name and the spaces around its value."""
+    """Each option is parsed, whatever the case of its name and the spaces around its value."""
     options = CaseInsensitiveDict(
         {
             "EndPoints": "a:1, [::1]:7070 ,b.example:2",
@@ -111,7 +111,7 @@ def test_parse_batch_options_with_all_takes_them() -> None:
 
 
 def test_parse_stream_options_with_limits_takes_them() -> None:
-    """What a micro-batch may and must hold."""
+    """The limits of a micro-batch are parsed."""
     options = parse_stream_options(
         LEAST
         | {
@@ -128,7 +128,7 @@ def test_parse_stream_options_with_limits_takes_them() -> None:
 
 
 def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
-    """What `claim_ranges` gave comes back whole."""
+    """The ranges of `claim_ranges` are parsed without loss."""
     options = parse_batch_options({"ranges": ranges_to_json([RANGE]), "maxeventsperpartition": "2"}, "somebody")
     assert (options.source, options.partitions.events_max) == ((RANGE,), 2)
 
@@ -186,23 +186,23 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
     ],
 )
 def test_check_options_that_are_not_allowed_is_refused(options: dict[str, str], sentence: str) -> None:
-    """The sentence names the option, what it was, and what is allowed."""
+    """The error names the option, its value and the allowed values."""
     with pytest.raises(OptionError) as refused:
         check_options(options)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_options_tell_of_each_option() -> None:
-    """What is documented is what is understood."""
+def test_options_document_each_option() -> None:
+    """The documented options are exactly the supported ones."""
     for name in OPTIONS:
         with pytest.raises(OptionError) as refused:
             check_options({name: "?"})
         assert "unknown" not in str(refused.value)
 
 
-def test_options_tell_for_what_each_option_is() -> None:
-    """Those that are for streams or batch reads only are refused by the other, and say so in the table."""
+def test_options_document_streams_and_batch_reads() -> None:
+    """Options for streams only or batch reads only say so, and are refused elsewhere."""
     for name, text in OPTIONS.items():
         is_stream_only, is_batch_only = text.startswith("streams: "), text.startswith("batch: ")
         for is_refused, parse in (
@@ -218,23 +218,23 @@ def test_options_tell_for_what_each_option_is() -> None:
             assert ("is for streams" in told or "is for batch reads" in told) == is_refused, name
 
 
-def test_readme_tells_of_each_option() -> None:
-    """The README's table is the one that `OPTIONS` holds."""
+def test_readme_documents_each_option() -> None:
+    """The README's table is that of `OPTIONS`."""
     readme = (Path(__file__).resolve().parents[4] / "spark_connector" / "README.md").read_text()
     section = readme.partition("## Options of reading")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
     assert {name: text.replace("`", "") for name, text in rows} == dict(OPTIONS)
 
 
-def test_reader_id_tells_user_machine_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is refused by a claim sees where to look."""
+def test_reader_id_names_user_machine_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default reader id identifies the process that holds a claim."""
     monkeypatch.setattr(getpass, "getuser", lambda: "ann")
     monkeypatch.setattr(platform, "node", lambda: "mill-1")
     assert reader_id_of(42) == "spark-ann@mill-1-42"
 
 
 def test_reader_id_of_a_user_without_name_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Containers run under numbers that have no name."""
+    """In containers, a user id may have no name."""
 
     def fail() -> str:
         raise KeyError("uid not found: 1234")
@@ -244,7 +244,7 @@ def test_reader_id_of_a_user_without_name_is_still_one(monkeypatch: pytest.Monke
 
 
 def test_reader_id_of_odd_names_is_allowed_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has 1 to 128 printable ASCII characters, and keeps its end, which tells processes apart."""
+    """The id has 1 to 128 printable ASCII characters and ends with the process id."""
     monkeypatch.setattr(getpass, "getuser", lambda: "jörg müller")
     monkeypatch.setattr(platform, "node", lambda: "h" * 300)
     reader_id = reader_id_of(42)

@@ -14,7 +14,7 @@ VIEW = ShardView(channel_id="id", lease_seconds=30.0, epoch=1, first_sequence=10
 
 @pytest.mark.parametrize("sequence", [10, 15, 20])
 def test_position_that_is_there_stays(sequence: int) -> None:
-    """The oldest, one in the middle, and one past the newest."""
+    """Positions at the oldest event, in the middle and at the end are kept."""
     offset = ShardOffset("id", 3, sequence)
     assert DataLossPolicy(is_fatal=True).position(SHARD, offset, VIEW) is offset
 
@@ -35,10 +35,10 @@ def test_position_that_is_there_stays(sequence: int) -> None:
         ),
     ],
 )
-def test_position_that_is_gone_is_told(
+def test_position_that_is_gone_is_reported(
     offset: ShardOffset, sentence: str, instead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The query ends with a sentence that says what to do, or goes on from what is there, with one warning."""
+    """The query fails with advice, or goes on with one warning."""
     with pytest.raises(
         DataLossError, match=f"^channel orders@a:1: .*{sentence}.*set the option failOnDataLoss to false"
     ):
@@ -62,7 +62,7 @@ def test_position_that_is_gone_is_told(
     ],
 )
 def test_readable_part_of_a_repeated_batch_is_what_is_there(offset: ShardOffset, there: tuple[int, int]) -> None:
-    """A logged range is read exactly, or not without a word."""
+    """A logged range is read completely, or its loss is reported."""
     readable = DataLossPolicy(is_fatal=False).readable(SHARD, offset, VIEW)
     assert (readable.from_sequence, readable.to_sequence) == there
     strict = DataLossPolicy(is_fatal=True)

@@ -28,7 +28,7 @@ def claimed(first_sequence: int, next_sequence: int) -> ClaimedRange:
     st.integers(1, 20),
 )
 def test_split_covers_each_range_once(ranges: list[tuple[int, int]], events_max: int, count_min: int) -> None:
-    """The parts follow each other without hole or overlap, none is too large, and there are as many as asked for."""
+    """The parts have no gaps or overlaps, respect the maximum size, and are as many as requested."""
     full = [claimed(first, first + count) for first, count in ranges]
     parts = split_among_tasks(full, events_max, count_min)
     for whole in full:
@@ -55,14 +55,14 @@ def test_split_covers_each_range_once(ranges: list[tuple[int, int]], events_max:
     ],
 )
 def test_split_makes_no_more_parts_than_it_must(counts: list[int], count_min: int, part_counts: list[int]) -> None:
-    """Each more task costs Spark; where more are asked for, the larger ranges are cut."""
+    """There are as few parts as possible, and additional parts come from larger ranges."""
     full = [claimed(7, 7 + count) for count in counts]
     parts = split_among_tasks(full, 50_000, count_min)
     assert [sum(part.claimed is whole for part in parts) for whole in full if whole.event_count] == part_counts
 
 
 def test_partitions_when_shipped_stay_the_same() -> None:
-    """Spark pickles a partition to bring it to its task."""
+    """Spark pickles partitions for tasks."""
     [part] = claimed(1, 9).split(1)
     shipped = pickle.loads(pickle.dumps(part))  # noqa: S301 - made here
     assert (shipped.claimed, shipped.from_sequence, shipped.to_sequence) == (claimed(1, 9), 1, 9)

@@ -43,7 +43,7 @@ def make_stream(mill: FakeMill) -> Iterator[MakeStream]:
 
 
 def next_batch(stream: Stream, start: OffsetJson, *, is_limited: bool = True) -> OffsetJson:
-    """The next micro-batch, once there is one."""
+    """Returns the next micro-batch."""
     give_up = time.monotonic() + _WAIT_SECONDS_MAX
     while (end := stream.next_offset(start, is_limited=is_limited)) is start:
         assert time.monotonic() < give_up
@@ -62,7 +62,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_next_offset_acknowledges_what_spark_has_done(mill: FakeMill, make_stream: MakeStream) -> None:
-    """What lies before the start is removed on each server; what is being read is not."""
+    """Events before the start are removed on each server, but not those of the current batch."""
     a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=3)
     stream = make_stream()
     first = next_batch(stream, stream.initial_offset())
@@ -77,7 +77,7 @@ def test_next_offset_acknowledges_what_spark_has_done(mill: FakeMill, make_strea
 
 
 def test_next_offset_without_events_waits_and_gives_the_start_itself(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Spark compares offsets, and asks again at once; events that come meanwhile are seen at once."""
+    """Without events the call waits and returns the start; new events end the wait."""
     a = mill.make("a:1")
     mill.make("b:1")
     stream = make_stream()
@@ -92,7 +92,7 @@ def test_next_offset_without_events_waits_and_gives_the_start_itself(mill: FakeM
 
 
 def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Each time the same; nothing that is not there yet, or not any more."""
+    """The start is the same on each call, and lies within the channel."""
     a, b = mill.make("a:1", event_count=9), mill.make("b:1", event_count=9)
     a.first = 3
     stream = make_stream(startingSequences='{"orders": 5, "orders@b:1": 10}')
@@ -102,10 +102,10 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
     assert stream.initial_offset() == start
     first = last = next_batch(stream, start)
     assert {name: part["from"] for name, part in first.items()} == {"orders@a:1": 5, "orders@b:1": 10}
-    # One claim may hear of what is new before the other does.
+    # One claim may see its new events before the other.
     while {part["to"] for part in last.values()} != {20}:
         last = next_batch(stream, start)
-    # What is left out is not removed before something is done.
+    # Skipped events are removed only once a batch is done.
     assert (a.acknowledged, b.acknowledged) == ([], [])
     stream.close()
     with pytest.raises(OptionError, match="is 21 for orders@a:1, whose next event will be 20; set it to that or less"):
@@ -117,7 +117,7 @@ def test_initial_offset_is_where_the_options_say(mill: FakeMill, make_stream: Ma
 
 
 def test_start_at_latest_is_a_micro_batch_of_its_own(mill: FakeMill, make_stream: MakeStream) -> None:
-    """At once, empty, so that Spark logs where the query began; a restart reads what has come since."""
+    """An empty first batch logs the start, so a restart reads the events since then."""
     a = mill.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", startingSequences="latest")
     start = stream.initial_offset()
@@ -131,14 +131,14 @@ def test_start_at_latest_is_a_micro_batch_of_its_own(mill: FakeMill, make_stream
     restarted = make_stream(endpoints="a:1", startingSequences="latest")
     first = next_batch(restarted, began)
     assert ranges(first) == {"orders@a:1": (10, 110)}
-    # What is left out is not removed before something is done.
+    # Skipped events are removed only once a batch is done.
     assert a.acknowledged == []
     assert restarted.next_offset(first, is_limited=True) is first
     assert a.first == 110
 
 
 def test_start_at_latest_in_part_reads_the_rest_at_once(mill: FakeMill, make_stream: MakeStream) -> None:
-    """The first micro-batch holds what there is, as the trigger `once` has no second one."""
+    """The first batch holds the events of other shards, since the trigger `once` has no second batch."""
     mill.make("a:1", event_count=9)
     mill.make("b:1", event_count=9)
     stream = make_stream(startingSequences='{"orders@b:1": "latest"}')
@@ -147,7 +147,7 @@ def test_start_at_latest_in_part_reads_the_rest_at_once(mill: FakeMill, make_str
 
 
 def test_batches_of_a_channel_with_holes_end_at_events(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Consumers have left a hole; what is acknowledged up to it is lost neither for the next nor for a restart."""
+    """A gap at the end of a batch does not look like a loss to the next batch or a restart."""
     a = mill.make("a:1", event_count=20)
     a.holes = [range(10, 15)]
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="9")
@@ -164,7 +164,7 @@ def test_batches_of_a_channel_with_holes_end_at_events(mill: FakeMill, make_stre
 
 
 def test_start_in_a_hole_is_at_the_event_behind_it(mill: FakeMill, make_stream: MakeStream) -> None:
-    """What another shard's first batch has acknowledged before it must not look like a loss."""
+    """A start in a gap does not look like a loss after another shard's first batch."""
     a = mill.make("a:1", event_count=20)
     a.holes = [range(10, 15)]
     start = make_stream(endpoints="a:1", startingSequences='{"orders": 12}').initial_offset()
@@ -172,7 +172,7 @@ def test_start_in_a_hole_is_at_the_event_behind_it(mill: FakeMill, make_stream: 
 
 
 def test_shard_that_does_not_tell_where_its_next_event_is_waits(mill: FakeMill, make_stream: MakeStream) -> None:
-    """The others go on; a run with a fixed end is not over before it has told."""
+    """Other shards go on, and a run with a fixed end waits for the answer."""
     mill.make("a:1", event_count=20)
     mill.make("b:1", event_count=2)
     stream = make_stream(maxEventsPerTrigger="10")
@@ -192,7 +192,7 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(mill: FakeMill, 
 def test_shard_that_does_not_tell_for_too_long_ends_the_query(
     mill: FakeMill, make_stream: MakeStream, refusal: millrace.MillraceError, retry_seconds: str
 ) -> None:
-    """Its events must not be left out for ever without a word; what does not pass is told at once."""
+    """A shard that does not answer for too long, or has a permanent error, ends the query."""
     mill.make("a:1", event_count=20)
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="10", retrySeconds=retry_seconds)
     start = stream.initial_offset()
@@ -206,7 +206,7 @@ def test_shard_that_does_not_tell_for_too_long_ends_the_query(
 def test_next_offset_respects_limits_unless_spark_knows_none(
     mill: FakeMill, make_stream: MakeStream, *, is_limited: bool
 ) -> None:
-    """Trigger.Once takes all there is."""
+    """Trigger.Once reads everything."""
     mill.make("a:1", event_count=50)
     mill.make("b:1", event_count=2)
     stream = make_stream(maxEventsPerTrigger="10")
@@ -216,14 +216,14 @@ def test_next_offset_respects_limits_unless_spark_knows_none(
 
 
 def test_next_offset_within_bytes_counts_the_mean_size(mill: FakeMill, make_stream: MakeStream) -> None:
-    """A channel's bytes are told by what it holds."""
+    """The mean size comes from the contents of the channel."""
     mill.make("a:1", event_count=50).body_bytes = 5_000
     stream = make_stream(endpoints="a:1", maxBytesPerTrigger="1000")
     assert ranges(next_batch(stream, stream.initial_offset())) == {"orders@a:1": (1, 11)}
 
 
 def test_next_offset_within_bytes_leaves_a_shard_of_unknown_size_out(mill: FakeMill, make_stream: MakeStream) -> None:
-    """It goes when its server has told, and the size that was told last holds on."""
+    """A shard waits until its size is known, and the last known size is kept."""
     mill.make("a:1", event_count=50).body_bytes = 5_000
     mill.make("b:1", event_count=2).body_bytes = 20
     stream = make_stream(maxBytesPerTrigger="1000")
@@ -241,7 +241,7 @@ def test_next_offset_within_bytes_leaves_a_shard_of_unknown_size_out(mill: FakeM
 
 
 def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStream) -> None:
-    """They go together with others, or when they have waited long enough."""
+    """Few events wait for others, or for the maximum delay."""
     a = mill.make("a:1", event_count=3)
     stream = make_stream(endpoints="a:1", minEventsPerTrigger="10", maxTriggerDelay="60s")
     start = stream.initial_offset()
@@ -256,7 +256,7 @@ def test_next_offset_holds_few_events_back(mill: FakeMill, make_stream: MakeStre
 
 
 def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: MakeStream) -> None:
-    """What comes later is for another run, and the last call has removed the last batch when it returns."""
+    """Later events are left for another run, and the last call acknowledges the last batch."""
     a = mill.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1", minEventsPerTrigger="100")
     stream.fix_end()
@@ -267,10 +267,10 @@ def test_fixed_end_is_reached_and_acknowledged(mill: FakeMill, make_stream: Make
     assert (a.first, a.next) == (6, 9)
 
 
-def test_fixed_end_that_cannot_be_acknowledged_is_told(
+def test_fixed_end_that_cannot_be_acknowledged_is_logged(
     mill: FakeMill, make_stream: MakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run ends all the same, and the log names the channel whose events the next start removes."""
+    """The run ends, and the log names the channel with events to remove."""
     a, b = mill.make("a:1", event_count=5), mill.make("b:1", event_count=5)
     stream = make_stream()
     stream.fix_end()
@@ -285,7 +285,7 @@ def test_fixed_end_that_cannot_be_acknowledged_is_told(
 
 
 def test_fixed_end_waits_for_a_server_that_is_away(mill: FakeMill, make_stream: MakeStream) -> None:
-    """The run is not over while a server holds events of it."""
+    """The run does not end while an unreachable server has unread events."""
     mill.make("a:1", event_count=5)
     mill.make("b:1", event_count=5)
     stream = make_stream()
@@ -300,7 +300,7 @@ def test_fixed_end_waits_for_a_server_that_is_away(mill: FakeMill, make_stream: 
 
 
 def test_server_that_is_away_too_long_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
-    """With the sentence that the client has for it."""
+    """The error is that of the client."""
     mill.make("a:1")
     stream = make_stream(endpoints="a:1", retrySeconds="0.2")
     start = stream.initial_offset()
@@ -309,8 +309,8 @@ def test_server_that_is_away_too_long_ends_the_query(mill: FakeMill, make_stream
         next_batch(stream, start)
 
 
-def test_claim_whose_lease_ran_out_is_begun_anew(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Where nobody has taken anything, the query goes on under a new epoch."""
+def test_claim_whose_lease_expired_is_claimed_again(mill: FakeMill, make_stream: MakeStream) -> None:
+    """If no other reader has claimed the channel, the query goes on under a new epoch."""
     a = mill.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1")
     first = next_batch(stream, stream.initial_offset())
@@ -325,7 +325,7 @@ def test_claim_whose_lease_ran_out_is_begun_anew(mill: FakeMill, make_stream: Ma
 
 @pytest.mark.parametrize("reader_id", ["me", "another"])
 def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: MakeStream, reader_id: str) -> None:
-    """Neither another query nor another run of this one is fought; the sentence names it."""
+    """The error names the other reader, which may be another run of this query."""
     a = mill.make("a:1")
     stream = make_stream(endpoints="a:1")
     start = stream.initial_offset()
@@ -338,7 +338,7 @@ def test_claim_that_was_taken_over_ends_the_query(mill: FakeMill, make_stream: M
 
 
 def test_fault_of_a_claims_thread_ends_the_query(mill: FakeMill, make_stream: MakeStream) -> None:
-    """A thread that ends in silence would leave the query idle for ever, and a run with a fixed end in a loop."""
+    """Otherwise the query would stay idle forever."""
     mill.make("a:1", event_count=3)
     stream = make_stream(endpoints="a:1")
     start = stream.initial_offset()
@@ -349,8 +349,8 @@ def test_fault_of_a_claims_thread_ends_the_query(mill: FakeMill, make_stream: Ma
         next_batch(stream, next_batch(stream, start))
 
 
-def test_channel_that_is_made_anew_under_the_query_is_told(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Its sequences begin again; going on in silence would leave events out, and acknowledge others."""
+def test_channel_that_is_created_again_under_the_query_is_reported(mill: FakeMill, make_stream: MakeStream) -> None:
+    """Its sequences start over, so going on would skip events."""
     mill.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1")
     first = next_batch(stream, stream.initial_offset())
@@ -359,16 +359,16 @@ def test_channel_that_is_made_anew_under_the_query_is_told(mill: FakeMill, make_
         next_batch(stream, first)
     stream.close()
     lenient = make_stream(endpoints="a:1", failOnDataLoss="false")
-    anew = mill.make("a:1", event_count=9)
+    created_again = mill.make("a:1", event_count=9)
     assert ranges(next_batch(lenient, first)) == {"orders@a:1": (1, 10)}
-    assert anew.acknowledged == []
+    assert created_again.acknowledged == []
 
 
 @pytest.mark.parametrize(("ack_mode", "acknowledged"), [("commit", [5]), ("never", [])])
 def test_ack_modes_remove_when_they_say(
     mill: FakeMill, make_stream: MakeStream, ack_mode: str, acknowledged: list[int]
 ) -> None:
-    """Asking for more removes nothing; Spark's commit does, or nothing does."""
+    """With `commit`, Spark's commit removes events, and with `never`, nothing does."""
     a = mill.make("a:1", event_count=5)
     stream = make_stream(endpoints="a:1", ackMode=ack_mode)
     first = next_batch(stream, stream.initial_offset())
@@ -384,7 +384,7 @@ def test_ack_modes_remove_when_they_say(
 def test_channel_that_comes_joins_by_itself(
     mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its oldest event; one that another reader holds does not end the query."""
+    """A new channel is read from its oldest event, and a claimed one does not end the query."""
     monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
     mill.make("a:1", "orders-1")
     stream = make_stream(endpoints="a:1", channels="orders-*")
@@ -400,10 +400,10 @@ def test_channel_that_comes_joins_by_itself(
     assert ranges(next_batch(stream, end))["orders-2@a:1"] == (1, 3)
 
 
-def test_claim_that_is_granted_after_close_is_given_back(
+def test_claim_that_is_granted_after_close_is_released(
     mill: FakeMill, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream was just joining a channel; nobody would end that claim."""
+    """A claim that is granted during a close is released."""
     monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
     mill.make("a:1", "orders-1")
     is_granted, is_closing = threading.Event(), threading.Event()
@@ -426,7 +426,7 @@ def test_claim_that_is_granted_after_close_is_given_back(
 
 
 def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: MakeStream) -> None:
-    """It is looked at once; drained it stays in the checkpoint, else the sentence says what is unread."""
+    """A removed shard stays in the checkpoint if it is empty; otherwise its unread events are reported."""
     mill.make("a:1", event_count=1)
     b = mill.make("b:1", event_count=5)
     stream = make_stream()
@@ -446,7 +446,7 @@ def test_shard_that_is_left_out_must_be_drained(mill: FakeMill, make_stream: Mak
 
 
 def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Whatever Spark gives as the start; a shard that is not claimed is told."""
+    """The start that Spark passes is ignored, and an unclaimed shard is an error."""
     a = mill.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", maxEventsPerPartition="2")
     logged: OffsetJson = {"orders@a:1": {"from": 4, "id": a.channel_id, "to": 7}}
@@ -459,7 +459,7 @@ def test_partitions_read_what_the_end_says_under_the_held_claim(mill: FakeMill, 
 
 
 def test_progress_tells_how_far_each_shard_is(mill: FakeMill, make_stream: MakeStream) -> None:
-    """Position, what is there, lag, and whether the server answers."""
+    """Progress has the position, the range, the lag and the state of the server."""
     mill.make("a:1", event_count=9)
     stream = make_stream(endpoints="a:1", maxEventsPerTrigger="4")
     next_batch(stream, stream.initial_offset())
@@ -468,7 +468,7 @@ def test_progress_tells_how_far_each_shard_is(mill: FakeMill, make_stream: MakeS
 
 
 def test_close_frees_all_channels(mill: FakeMill, make_stream: MakeStream) -> None:
-    """At once, and twice is fine; so does a start that fails half-way."""
+    """All claims are released, even on a second close or after a failed start."""
     a, b = mill.make("a:1"), mill.make("b:1")
     stream = make_stream()
     assert (a.reader_id, b.reader_id) == ("me", "me")
@@ -482,7 +482,7 @@ def test_close_frees_all_channels(mill: FakeMill, make_stream: MakeStream) -> No
 
 
 def test_idle_claims_are_renewed(mill: FakeMill, make_stream: MakeStream) -> None:
-    """While a batch takes its time nobody asks for offsets, and the claims live on; also where events wait."""
+    """Claims are renewed during a long batch, even if events are waiting."""
     a, b = mill.make("a:1", event_count=5), mill.make("b:1")
     make_stream(leaseSeconds="0.1")
     wait_until(lambda: a.renewals > 3 and b.renewals > 3)

@@ -11,7 +11,7 @@ from millrace_spark.schema import EVENT_SCHEMA
 
 
 class NotedStream:
-    """Notes what is asked of it."""
+    """Records its calls."""
 
     def __init__(self, _options: StreamOptions, calls: list[str]) -> None:
         self._calls = calls
@@ -34,7 +34,7 @@ class NotedStream:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is asked of the streams that are opened."""
+    """Returns the calls of opened streams."""
     noted: list[str] = []
     monkeypatch.setattr(stream, "Stream", lambda options: NotedStream(options, noted))
     monkeypatch.setattr(MillraceStreamReader, "_release_on_sigterm", lambda _reader: None)
@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_prepare_for_available_now_claims_nothing_yet(calls: list[str]) -> None:
-    """Spark stops no source of a query that fails here, so the end is fixed with the first offset."""
+    """Spark does not stop sources of a query that fails here, so the end is fixed with the first offset."""
     options = parse_stream_options({"endpoints": "a:1", "channels": "orders"})
     reader = MillraceStreamReader(options, EVENT_SCHEMA)
     reader.prepareForTriggerAvailableNow()
@@ -65,17 +65,17 @@ logging.getLogger("millrace_spark").debug("a detail")
 
 
 def told(before: str = "") -> str:
-    """What a process writes to its standard error."""
+    """Returns the standard error of a process."""
     command = [sys.executable, "-c", _SCRIPT.format(before=before)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
 
 
 def test_show_log_lines_has_them_come_out_once() -> None:
-    """With their time, in a process where nobody has set up logging."""
+    """Lines have a time, in a process without a logging configuration."""
     [line] = told().splitlines()
     assert line.endswith(" INFO millrace_spark: a line")
 
 
 def test_show_log_lines_leaves_logging_that_is_set_up() -> None:
-    """Whoever has said where lines go is not overruled."""
+    """An existing logging configuration is kept."""
     assert told("logging.basicConfig(level=logging.ERROR)") == ""

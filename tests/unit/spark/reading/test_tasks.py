@@ -73,21 +73,21 @@ def rows(server: ShakyServer, monkeypatch: pytest.MonkeyPatch, retry_seconds: fl
 
 
 def test_read_partition_goes_on_behind_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the connection breaks, each event comes once, in order, all under the claim's epoch."""
+    """After any number of disconnects, each event is read once, in order, under the same epoch."""
     server = ShakyServer(2, millrace.UnavailableError("broken"))
     assert rows(server, monkeypatch) == list(range(2, 21))
     assert server.reads == [(2, 7), (8, 7), (14, 7), (20, 7)]
 
 
 def test_read_partition_from_a_server_that_stays_away_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time that was asked for, with a sentence."""
+    """The read fails with an error after the retry time."""
     server = ShakyServer(0, millrace.UnavailableError("cannot reach a:1"))
     with pytest.raises(MillraceSparkError, match=r"^channel orders at a:1: cannot reach a:1$"):
         rows(server, monkeypatch, retry_seconds=0.01)
 
 
 def test_read_partition_that_is_refused_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeat cannot help."""
+    """A permanent error is not retried."""
     server = ShakyServer(1, millrace.StaleEpochError("a newer claim has begun"))
     with pytest.raises(MillraceSparkError, match="a newer one has begun"):
         rows(server, monkeypatch)

@@ -44,13 +44,13 @@ def converted(rows: pa.RecordBatch) -> list[tuple[dict[str, str], bytes]]:
 
 @given(ROWS)
 def test_event_columns_hold_what_the_rows_hold(rows: list[Row]) -> None:
-    """Whatever headers come, constant, sparse, null or none, each row becomes its event, in order."""
+    """With constant, sparse, null or missing headers, each row becomes its event, in order."""
     assert converted(arrow_rows(rows)) == expected(rows)
 
 
 @given(ROWS, st.data())
 def test_event_columns_of_a_slice_are_those_of_its_rows(rows: list[Row], data: st.DataObject) -> None:
-    """A slice of a larger batch, which shares its buffers, gives its own rows only."""
+    """A slice, which shares the buffers of a larger batch, has only its own rows."""
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
     assert converted(arrow_rows(rows).slice(start, stop - start)) == expected(rows[start:stop])
@@ -58,7 +58,7 @@ def test_event_columns_of_a_slice_are_those_of_its_rows(rows: list[Row], data: s
 
 @given(ROWS)
 def test_event_columns_read_again_are_the_same_rows(rows: list[Row]) -> None:
-    """What reading makes of the messages is what was written."""
+    """Messages read back equal the written rows."""
     schema = pa.schema([("headers", HEADER_TYPE), ("body", pa.binary())])
     messages = [(1, message) for message in event_columns.event_columns(arrow_rows(rows))]
     read = [row for batch in record_batches(messages, schema, {}) for row in batch.to_pylist()]
@@ -69,7 +69,7 @@ def test_event_columns_read_again_are_the_same_rows(rows: list[Row]) -> None:
     st.lists(st.tuples(st.lists(st.tuples(KEYS, st.text(max_size=3)), max_size=6), st.binary(max_size=3)), min_size=1)
 )
 def test_event_columns_of_keys_that_come_twice_take_the_last(rows: list[tuple[list[tuple[str, str]], bytes]]) -> None:
-    """A map that has a key twice, as other programs may write, becomes one header."""
+    """A duplicate key of a map becomes one header."""
     batch = pa.RecordBatch.from_arrays(
         [pa.array([row[1] for row in rows], pa.binary()), pa.array([row[0] for row in rows], HEADER_TYPE)],
         names=["body", "headers"],
@@ -88,7 +88,7 @@ def test_event_columns_of_keys_that_come_twice_take_the_last(rows: list[tuple[li
     ],
 )
 def test_event_columns_of_other_types_are_the_same(body_type: pa.DataType) -> None:
-    """Text, large types and dictionaries are written as the same bytes."""
+    """Text, large types and dictionaries are stored as the same bytes."""
     header_type = pa.map_(pa.large_string(), pa.large_string())
     rows: list[Row] = [({"a": "x", "b": None}, "größe".encode()), (None, b""), ({"b": "y"}, b"x")]
     assert converted(arrow_rows(rows, body_type, header_type)) == expected(rows)
@@ -109,14 +109,14 @@ def test_event_columns_without_headers_have_bodies_only() -> None:
 
 
 def test_event_columns_of_a_constant_header_say_it_once() -> None:
-    """A value that all events share travels and is stored once."""
+    """A value that all events share is stored once."""
     (message,) = event_columns.event_columns(arrow_rows([({"host": "mill", "id": str(i)}, b"x") for i in range(100)]))
     sizes = {header.key: len(header.sizes) for header in message.headers}
     assert sizes == {"host": 1, "id": 100}
 
 
 def test_event_columns_of_null_maps_with_hidden_entries_have_none_of_them() -> None:
-    """What lies in the buffers below a null map is not looked at."""
+    """Entries in the buffers of a null map are ignored."""
     keys, values = pa.array(["a", "b", "c"]), pa.array(["1", "2", "3"])
     whole = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), keys, values)
     headers = pa.Array.from_buffers(
@@ -135,7 +135,7 @@ def _entries(maps: pa.MapArray) -> pa.StructArray:
 
 
 def test_event_columns_with_too_many_keys_are_several_messages() -> None:
-    """More different header keys than columns may have end up in several messages, and no event is lost."""
+    """Too many header keys are split among messages, without losing an event."""
     rows: list[Row] = [({f"key-{index}": "x", f"other-{index}": "y"}, b"%d" % index) for index in range(500)]
     messages = list(event_columns.event_columns(arrow_rows(rows)))
     assert max(len(message.headers) for message in messages) <= 256
@@ -143,7 +143,7 @@ def test_event_columns_with_too_many_keys_are_several_messages() -> None:
 
 
 def test_event_columns_with_sparse_headers_bound_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of keys and events that would be too large is cut."""
+    """A table of keys and events that is too large is split."""
     monkeypatch.setattr(event_columns, "HEADER_CELLS_MAX", 20)
     rows: list[Row] = [({f"key-{index % 4}": "x"}, b"%d" % index) for index in range(40)]
     messages = list(event_columns.event_columns(arrow_rows(rows)))
@@ -152,7 +152,7 @@ def test_event_columns_with_sparse_headers_bound_their_cells(monkeypatch: pytest
 
 
 def test_event_columns_above_bytes_max_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages keep to their size; an event that is larger goes alone."""
+    """Messages respect their maximum size, and a larger event has its own message."""
     monkeypatch.setattr(event_columns, "MESSAGE_BYTES_MAX", 1_000)
     rows: list[Row] = [*[({}, b"x" * 100)] * 30, ({}, b"y" * 5_000), ({}, b"z")]
     messages = list(event_columns.event_columns(arrow_rows(rows)))
@@ -170,7 +170,7 @@ def test_event_columns_above_rows_max_are_several_messages(monkeypatch: pytest.M
 
 
 def test_event_columns_with_a_null_body_are_refused() -> None:
-    """A null is no body, and is not made one behind the user's back."""
+    """A null body is an error."""
     rows = pa.RecordBatch.from_arrays([pa.array([b"1", None])], names=["body"])
     with pytest.raises(MillraceSparkError, match=r"column body: is null in a row; .* coalesce\(body, ''\)"):
         list(event_columns.event_columns(rows))
@@ -190,7 +190,7 @@ def test_event_columns_of_a_row_with_too_many_headers_are_refused() -> None:
     ],
 )
 def test_event_columns_with_headers_that_are_not_utf8_are_refused(key: bytes, value: bytes, sentence: str) -> None:
-    """Spark's strings may hold any bytes; a header may not."""
+    """Spark's strings may hold any bytes, but headers are UTF-8."""
     keys, values = (pa.Array.from_buffers(pa.string(), 1, pa.array([word]).buffers()) for word in (key, value))
     headers = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), keys, values)
     rows = pa.RecordBatch.from_arrays([pa.array([b"1"]), headers], names=["body", "headers"])

@@ -33,7 +33,7 @@ class Servers:
 
     @contextmanager
     def connect(self, endpoint: str, *, timeout_seconds: float, wait_for_ready: bool = False) -> Iterator[Any]:
-        """Stands in for `millrace_client.connect`."""
+        """Replaces `millrace_client.connect`."""
         assert not wait_for_ready
         self.timeouts.append(timeout_seconds)
         self.open_count += 1
@@ -41,7 +41,7 @@ class Servers:
         self.open_count -= 1
 
     def renew(self, endpoint: str, txn_id: str) -> None:
-        """Counts, then does what the server does."""
+        """Counts the call, then acts like the server."""
         with self.changed:
             self.renewals[endpoint, txn_id] += 1
             self.changed.notify_all()
@@ -87,7 +87,7 @@ def keeper_of(lease_seconds: float, *shards: Shard, txn_count: int = 1) -> Lease
 
 
 def test_keeper_with_a_server_away_renews_at_the_others(servers: Servers) -> None:
-    """A server that is away is asked once in a round, not once for each transaction; the others keep theirs."""
+    """An unreachable server is called once per round, and the others renew all transactions."""
 
     def answer(endpoint: str) -> None:
         if endpoint == AWAY.endpoint:
@@ -101,7 +101,7 @@ def test_keeper_with_a_server_away_renews_at_the_others(servers: Servers) -> Non
 
 
 def test_keeper_with_ended_transactions_renews_the_others(servers: Servers) -> None:
-    """A server that answers is asked for all of its transactions, whatever became of one."""
+    """An ended transaction does not prevent the renewal of others."""
 
     def answer(_endpoint: str) -> None:
         raise millrace.TxnNotFoundError("there is none")
@@ -113,12 +113,12 @@ def test_keeper_with_ended_transactions_renews_the_others(servers: Servers) -> N
 
 
 def test_stop_during_a_renewal_waits_for_that_one_alone(servers: Servers) -> None:
-    """A task that gives up does not wait until all its transactions were renewed."""
+    """A stop waits for the current renewal only."""
     goes_on = threading.Event()
     servers.answer = lambda _endpoint: assert_set(goes_on)
     keeper = keeper_of(0.03, HERE, txn_count=50)
     servers.wait_until(lambda: servers.renewals.total() == 1)
-    # Meanwhile another one may begin.
+    # Another renewal may begin meanwhile.
     keeper.add(HERE, "later")
     stopping = threading.Thread(target=keeper.stop, kwargs={"is_for_commit": False})
     stopping.start()
@@ -136,7 +136,7 @@ def assert_set(event: threading.Event) -> None:
 
 @pytest.mark.parametrize(("lease_seconds", "count"), [(0.000_001, 3), (600.0, 0)])
 def test_stop_for_a_commit_renews_what_has_waited(servers: Servers, lease_seconds: float, count: int) -> None:
-    """The commit finds whole leases; what was renewed just now is not renewed again. All calls are short ones."""
+    """Before a commit, transactions are renewed unless they were renewed recently, with short deadlines."""
     keeper = LeaseKeeper(lease_seconds)
     keeper._is_stopped.set()
     for number in range(3):

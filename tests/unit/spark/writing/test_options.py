@@ -17,7 +17,7 @@ def parsed(options: dict[str, str], *, is_streaming: bool = False) -> WriteOptio
 
 
 def test_parse_write_options_with_the_least_takes_defaults() -> None:
-    """Endpoints are enough; their order says nothing."""
+    """Only endpoints are required, and their order has no meaning."""
     assert parse_write_options({"endpoints": "b:1, a:1"}, is_streaming=True) == WriteOptions(
         endpoints=("a:1", "b:1"),
         channel="",
@@ -31,7 +31,7 @@ def test_parse_write_options_with_the_least_takes_defaults() -> None:
 
 
 def test_parse_write_options_with_all_takes_them() -> None:
-    """Each option arrives, whatever the case of its name and the spaces around its value."""
+    """Each option is parsed, whatever the case of its name and the spaces around its value."""
     options = CaseInsensitiveDict(
         {
             "ENDPOINTS": "a:1",
@@ -57,12 +57,12 @@ def test_parse_write_options_with_all_takes_them() -> None:
 
 
 def test_parse_write_options_of_a_save_lets_lower_numbers_come() -> None:
-    """Whoever numbers saves by hand has not said in which order they come."""
+    """Saves with explicit numbers may come in any order by default."""
     assert not parsed({"producerId": "x", "batchNumber": "7"}).batch_numbers_increase
 
 
 def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
-    """Spark gives its own options along; they are none of the connector's."""
+    """Spark's own options are ignored."""
     of_spark = {"checkpointlocation": "/x", "queryName": "q", "asyncProgressTrackingEnabled": "false"}
     assert parsed(of_spark, is_streaming=True) == parsed({}, is_streaming=True)
 
@@ -96,7 +96,7 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
     ],
 )
 def test_parse_write_options_that_are_wrong_says_why(options: dict[str, str], sentence: str) -> None:
-    """One sentence: which option, what it was, what is allowed."""
+    """The error names the option, its value and the allowed values."""
     with pytest.raises(OptionError, match=f"^{sentence}"):
         parsed(options)
 
@@ -110,7 +110,7 @@ def test_parse_write_options_that_are_wrong_says_why(options: dict[str, str], se
     ],
 )
 def test_parse_write_options_wrong_for_a_stream_says_why(options: dict[str, str], sentence: str) -> None:
-    """What would break a stream's promise is refused."""
+    """Options that would break exactly-once streams are refused."""
     with pytest.raises(OptionError, match=f"^{sentence}"):
         parsed(options, is_streaming=True)
 
@@ -129,7 +129,7 @@ TYPES: dict[str, DataType] = {
 
 
 def routing_of(columns: str, options: dict[str, str]) -> WriteRouting | None:
-    """What comes of columns such as `body:binary key:string`."""
+    """Returns the routing for columns such as `body:binary key:string`."""
     fields = [StructField(name, TYPES[kind]) for name, kind in (column.split(":") for column in columns.split())]
     return options_for(StructType(fields), parsed(options)).routing
 
@@ -146,7 +146,7 @@ def routing_of(columns: str, options: dict[str, str]) -> WriteRouting | None:
 def test_options_for_good_columns_choose_the_routing(
     columns: str, options: dict[str, str], routing: WriteRouting | None
 ) -> None:
-    """With a column key rows go by it, unless the option says otherwise; what reading gives can be written."""
+    """The column key decides by default, and all columns of a read can be written."""
     assert routing_of(columns, options) == (routing or WriteRouting.ROUND_ROBIN)
 
 
@@ -169,13 +169,13 @@ def test_options_for_good_columns_choose_the_routing(
     ],
 )
 def test_options_for_wrong_columns_say_why(columns: str, options: dict[str, str], sentence: str) -> None:
-    """One sentence: which column, what it was, what is allowed."""
+    """The error names the column, its type and the allowed types."""
     with pytest.raises(OptionError, match=f"^{sentence}"):
         routing_of(columns, options)
 
 
-def test_readme_tells_of_each_option_of_writing() -> None:
-    """The README's table is the one that `WRITE_OPTIONS` holds."""
+def test_readme_documents_each_write_option() -> None:
+    """The README's table is that of `WRITE_OPTIONS`."""
     readme = (Path(__file__).resolve().parents[4] / "spark_connector" / "README.md").read_text()
     section = readme.partition("### Options of writing")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)

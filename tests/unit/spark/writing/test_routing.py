@@ -24,7 +24,7 @@ def options_to(endpoints: str = SERVERS, channel: str = "", routing: WriteRoutin
 
 
 def batch_of(rows: Sequence[tuple[int, str | None, str]], key_type: pa.DataType = TEXT) -> pa.RecordBatch:
-    """Rows of number, key and channel; the number becomes the body, and a header."""
+    """Returns rows of number, key and channel; the number is the body and a header."""
     columns = [
         pa.array([row[1] for row in rows], pa.string()).cast(key_type),
         pa.array([b"%d" % row[0] for row in rows], pa.binary()),
@@ -35,7 +35,7 @@ def batch_of(rows: Sequence[tuple[int, str | None, str]], key_type: pa.DataType 
 
 
 def routed(options: WriteOptions, batch: pa.RecordBatch, turn: int = 0) -> dict[Shard, list[int]]:
-    """For each shard the numbers of its rows."""
+    """Returns the numbers of the rows of each shard."""
     found: dict[Shard, list[int]] = {}
     for shard, events in RowRouter(options, turn).route(batch):
         assert events.schema.names == ["body", "headers"]
@@ -55,7 +55,7 @@ def home_of(key: str) -> str:
     st.integers(0, 5),
 )
 def test_route_by_key_shares_rows_out_as_a_producer_does(rows: list[tuple[str | None, str]], turn: int) -> None:
-    """Each row goes where its key and its channel say, once, in order; without a key to the server of this turn."""
+    """Each row is routed once, in order, by key and channel; rows without a key go to the server of this turn."""
     expected: dict[Shard, list[int]] = {}
     for number, (key, channel) in enumerate(rows):
         endpoint = SERVERS.split(",")[turn % 3] if key is None else home_of(key)
@@ -65,7 +65,7 @@ def test_route_by_key_shares_rows_out_as_a_producer_does(rows: list[tuple[str | 
 
 
 def test_route_by_key_when_a_server_comes_moves_keys_to_it_only() -> None:
-    """A key that does not move to the new server stays where it was."""
+    """Keys that do not move to the new server stay."""
     batch = batch_of([(number, f"key-{number}", "x") for number in range(500)])
     homes = {
         endpoints: {
@@ -85,7 +85,7 @@ def test_route_by_key_of_another_type_goes_to_the_same_server(key_type: pa.DataT
 
 
 def test_route_round_robin_takes_one_server_by_turns() -> None:
-    """All rows of a turn go to one server; the option channel wins over the column."""
+    """All rows of a turn go to one server, and the option channel overrides the column."""
     batch = batch_of([(0, "k", "x"), (1, "l", "y")])
     options = options_to(channel="orders", routing=WriteRouting.ROUND_ROBIN)
     assert [routed(options, batch, turn) for turn in range(4)] == [
@@ -94,20 +94,20 @@ def test_route_round_robin_takes_one_server_by_turns() -> None:
 
 
 def test_route_to_one_server_needs_no_key() -> None:
-    """With one server nothing is looked up."""
+    """With one server, keys are not hashed."""
     batch = batch_of([(0, None, "x"), (1, "l", "x")])
     assert routed(options_to("a:1"), batch) == {Shard("x", "a:1"): [0, 1]}
 
 
 def test_route_of_a_row_without_a_channel_is_refused() -> None:
-    """A null channel is nowhere."""
+    """A null channel is an error."""
     batch = batch_of([(0, "k", "x")]).set_column(2, "channel", pa.array([None], pa.string()))
     with pytest.raises(MillraceSparkError, match="column channel: is null in a row; fill it in, or set the option"):
         routed(options_to(), batch)
 
 
 def test_route_gives_rows_of_their_own() -> None:
-    """The rows for one shard does not keep in memory what goes to the others."""
+    """The rows of one shard do not keep those of others in memory."""
     batch = batch_of([(number, "k", "rare" if number == 0 else "usual") for number in range(10_000)])
     by_channel = {shard.channel: events for shard, events in RowRouter(options_to("a:1"), 0).route(batch)}
     assert by_channel["rare"].num_rows == 1

@@ -28,8 +28,8 @@ def options_to(endpoints: str, *columns: str) -> WriteOptions:
     return options_for(strings(*columns or ("body", "key")), parsed)
 
 
-def test_gathered_puts_of_all_tasks_keep_their_order() -> None:
-    """A shard's transactions stand in the order of the tasks; failed tasks have none."""
+def test_puts_by_shard_keep_the_order_of_tasks() -> None:
+    """Transactions are in the order of the tasks, without failed tasks."""
     messages: list[WriterCommitMessage | None] = [
         TaskPuts("p", (ShardPuts(THERE, ("t1",), 1), ShardPuts(HERE, ("t2", "t3"), 5))),
         None,
@@ -41,7 +41,7 @@ def test_gathered_puts_of_all_tasks_keep_their_order() -> None:
 
 
 def test_stamp_producer_id_differs_where_shares_may() -> None:
-    """A server's share of a batch depends on the servers only where rows go by key to several of them."""
+    """The stamp depends on the set of servers only with routing by key."""
     assert stamp_producer_id("p", options_to("a:1")) == "p"
     assert stamp_producer_id("p", options_to("a:1,b:1", "body")) == "p"
     by_key = {stamp_producer_id("p", options_to(endpoints)) for endpoints in ("a:1,b:1", "b:1,a:1", "a:1,b:1,c:1")}
@@ -50,7 +50,7 @@ def test_stamp_producer_id_differs_where_shares_may() -> None:
 
 
 class _Task:
-    """What Spark tells a task of itself."""
+    """A fake task context."""
 
     def __init__(self, number: int = 0, properties: Mapping[str, str] = MappingProxyType({})) -> None:
         self._number = number
@@ -65,7 +65,7 @@ class _Task:
 
 @pytest.fixture
 def run_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[_Task], None]:
-    """Has what follows believe that it runs in a task; what it puts goes nowhere, and is told as it is."""
+    """Replaces the task context, and records puts instead of sending them."""
 
     def run(task: _Task) -> None:
         monkeypatch.setattr(TaskContext, "get", lambda: task)
@@ -79,14 +79,14 @@ def run_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[_Task], None]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[BatchCommit]:
-    """What is committed, instead of committing it."""
+    """Records commits instead of sending them."""
     said: list[BatchCommit] = []
     monkeypatch.setattr(driver, "commit_all", lambda _puts, commit: said.append(commit))
     return said
 
 
 def saved_at(options: WriteOptions, run_in: Callable[[_Task], None], task_count: int) -> set[str]:
-    """Where the tasks of a save put rows without a key."""
+    """Returns where the tasks of a save put rows without a key."""
     writer = MillraceWriter(options)
     servers = set()
     for number in range(task_count):
@@ -98,7 +98,7 @@ def saved_at(options: WriteOptions, run_in: Callable[[_Task], None], task_count:
 def test_write_of_a_save_by_key_puts_rows_where_its_repeat_does(
     run_in: Callable[[_Task], None], commits: list[BatchCommit]
 ) -> None:
-    """Rows without a key of all tasks go to one server, and to the same one where the save is repeated as advised."""
+    """Rows without a key of all tasks go to one server, which is the same for a repeated save."""
     options = options_to("a:1,b:1,c:1")
     for _ in range(10):
         writer = MillraceWriter(options)
@@ -116,7 +116,7 @@ def test_write_of_a_save_by_key_puts_rows_where_its_repeat_does(
 def test_commit_of_a_save_tells_the_id_that_a_repeat_is_given(
     run_in: Callable[[_Task], None], commits: list[BatchCommit]
 ) -> None:
-    """Saving again under the advised id has the stamp of the first save; the ids of one-off saves are passing ones."""
+    """The advised id repeats the stamp of the first save, and generated ids have their own prefix."""
     run_in(_Task())
     options = options_to("a:1,b:1")
     for options_of_save in (options, replace(options, producer_id="nightly", batch_number=3)):
@@ -132,7 +132,7 @@ def test_commit_of_a_save_tells_the_id_that_a_repeat_is_given(
 
 @pytest.mark.parametrize("missing", ["sql.streaming.queryId", "streaming.sql.batchId"])
 def test_write_of_a_stream_that_spark_does_not_name_is_refused(missing: str, run_in: Callable[[_Task], None]) -> None:
-    """Without the query's id or the batch's number its batches would be taken for repeats of others, and be lost."""
+    """Without the query's id or batch number, batches would be taken for repeats."""
     properties = {"sql.streaming.queryId": "7f", "streaming.sql.batchId": "5"}
     run_in(_Task(properties=properties))
     assert MillraceStreamWriter(options_to("a:1")).write(iter(())).producer_id == "spark-7f"
@@ -142,7 +142,7 @@ def test_write_of_a_stream_that_spark_does_not_name_is_refused(missing: str, run
 
 
 def test_writers_of_empty_batches_ask_no_server() -> None:
-    """A batch without rows is committed and aborted without a call; nobody listens at these addresses."""
+    """A batch without rows is committed and aborted without a call."""
     options = options_to("127.0.0.1:1")
     message = TaskPuts("p", ())
     MillraceWriter(options).commit([message])
@@ -163,7 +163,7 @@ def test_writers_of_empty_batches_ask_no_server() -> None:
     ],
 )
 def test_planned_to_overwrite_is_refused(kind: type[MillraceWriter | MillraceStreamWriter], sentence: str) -> None:
-    """A channel is not overwritten, and its content not replaced."""
+    """Channels do not support overwrite."""
     with pytest.raises(OptionError) as refused:
         kind.planned({"endpoints": "127.0.0.1:1"}, strings("body"), is_overwrite=True)
     assert str(refused.value).startswith(sentence)
