@@ -22,7 +22,7 @@ WAIT_SECONDS_MAX = 20.0
 made_sources: list["TestSource"] = []
 """All that were made in a test, in their order; see `agent_on`."""
 made_sinks: list["TestSink"] = []
-"""Likewise."""
+"""All sinks that were created in a test, in order."""
 
 
 class TestSourceConfig(SourceConfig):

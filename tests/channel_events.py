@@ -107,12 +107,12 @@ async def take(channel: Channel, txn_id: str, events_max: int = 0) -> list[bytes
 
 
 def queued(channel: Channel) -> list[bytes]:
-    """The bodies of all events that nobody has taken."""
+    """The bodies of all events that are not taken."""
     return bodies_of(channel._contents.queue)
 
 
 def check_accounts(channel: Channel) -> None:
-    """Asserts that a channel's accounts are what counting everything anew gives.
+    """Asserts that a channel's counters equal a fresh count.
 
     The queue is in order; events and bytes in the room are those queued and those taken; and whatever is open is
     counted.

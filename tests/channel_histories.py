@@ -143,7 +143,7 @@ class Story:
         return outcomes
 
     def expect(self, together: Sequence[calls.Call]) -> tuple[list[Any], int]:
-        """Has the account make calls.
+        """Makes calls on the expected account.
 
         Returns:
             What they answer; and the index of the last state that is to last then, 0 where there is none.
@@ -197,7 +197,7 @@ class Story:
             self.answered = self.synced = len(self.states) - 1
 
     def mark(self) -> None:
-        """Has the log mark its end."""
+        """Makes the log mark its end."""
         self.opened.mark()
 
     async def stop(self) -> None:
@@ -238,7 +238,7 @@ class Steps:
     chance: random.Random
     configs: Sequence[FileChannelConfig]
     is_plain: bool = False
-    """Whether there is one process, and nobody reads but by takes."""
+    """Whether there is a single process, which reads only with takes."""
     _steps: list[Callable[[], Any]] = field(init=False)
 
     def __post_init__(self) -> None:

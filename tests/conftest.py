@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnOneWorker | None:
-    """Has workers take files in the order of their collection, in which the many small ones come last."""
+    """Schedules files in the order of their collection, in which the many small ones come last."""
     if config.getvalue("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False

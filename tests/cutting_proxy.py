@@ -1,4 +1,4 @@
-"""A network that loses replies: a proxy that cuts a connection just when an answer comes back over it."""
+"""A network that loses replies: a proxy that cuts a connection when a response arrives through it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,7 @@ _HEADERS_FRAME = 1
 
 
 class CuttingProxy:
-    """Passes bytes on, until it is told to lose an answer.
+    """Forwards bytes until it is asked to lose a response.
 
     A server sends the headers of its answer when the call has had its effect. So whoever sees the connection cut just
     then cannot know that the call was done.

@@ -136,7 +136,7 @@ class FileChannel:
         return opened
 
     async def close(self) -> None:
-        """Ends the log's thread, and what else would go on by itself."""
+        """Stops the log's thread and all background work."""
         await self.checkpointing.stop()
         self.journal.close()
         self.channel.claims.forget()
@@ -228,7 +228,7 @@ def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, read_o
 
 @asynccontextmanager
 async def file_channel(disk: Disk, **limits: Any) -> AsyncIterator[FileChannel]:
-    """A channel on a disk, until the end of the block. Nothing may go wrong where nobody waits for it."""
+    """A channel on a disk, until the end of the block. Background work must not fail."""
     troubles: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
     opened = await FileChannel.opened(disk, **limits)
@@ -246,7 +246,7 @@ async def story_on(disk: SimulatedDisk, **limits: Any) -> Story:
 
 
 async def held_append(gate: Gate, channel: Channel, *bodies: bytes) -> "asyncio.Future[Receipt]":
-    """Has the log's thread wait in the sync of an append; what comes now goes into one group behind it."""
+    """Blocks the log's thread in the sync of an append; later commits form one group behind it."""
     gate.close()
     appending = asyncio.ensure_future(append(channel, *bodies))
     await gate.reached()

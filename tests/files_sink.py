@@ -87,7 +87,7 @@ class SinkBench:
 
     async def until_settled(self) -> None:
         """Waits until the channel is empty."""
-        while self.unsettled:  # noqa: ASYNC110 - a channel tells nobody that it is empty
+        while self.unsettled:  # noqa: ASYNC110 - a channel sends no notification when it is empty
             await asyncio.sleep(0.005)
 
     async def drain(self) -> None:
@@ -126,7 +126,7 @@ def unfinished_below(root: Path) -> list[Path]:
 
 
 def _below(root: Path) -> list[Path]:
-    # Unlike a glob, a walk goes on where a directory is removed meanwhile.
+    # Unlike a glob, a walk continues if a directory is removed in the meantime.
     return sorted(Path(directory, name) for directory, _, names in os.walk(root) for name in names)
 
 

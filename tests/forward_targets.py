@@ -31,7 +31,7 @@ STORED = Answer(first_sequence=1, last_sequence=1)
 
 
 class EndOfStreamError(Exception):
-    """Has a stream end with a code, as gRPC itself ends it; without one in order."""
+    """Ends a stream with a status code, as gRPC itself does; without one, it ends normally."""
 
     def __init__(self, code: grpc.StatusCode | None = None, details: str = "") -> None:
         super().__init__(details)

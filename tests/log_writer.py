@@ -103,7 +103,7 @@ class Log:
         self._live.rename(self._next_name())
         self.rename_count += 1
         if self._chance.random() < 0.5:
-            # Until it was told to open its file anew.
+            # Programs write to the old file until they are asked to reopen it.
             self._write()
         self._file.close()
         self._file = self._open()

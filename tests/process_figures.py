@@ -40,7 +40,7 @@ def _status(pid: int, field: str) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, one that has ended and that nobody has asked about left out."""
+    """Whether a process exists; one that has ended but was not waited for does not count."""
     try:
         return _status(pid, "State") != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -39,7 +39,7 @@ class Frame:
 
 
 class RawConnection:
-    """A connection that sends whatever it is told to."""
+    """A connection that sends arbitrary frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -86,7 +86,7 @@ class Rpc:
         return answer.put_count
 
     async def take(self, txn_id: str, **fields: Any) -> channel_service_pb2.TakeResponse:
-        """Takes; does not wait unless told to."""
+        """Takes events; does not wait by default."""
         fields.setdefault("wait", NO_WAIT)
         request = channel_service_pb2.TakeRequest(txn_id=txn_id, **fields)
         answer: channel_service_pb2.TakeResponse = await self.channels.Take(request, timeout=TIMEOUT_SECONDS)
@@ -157,7 +157,7 @@ class Rpc:
             channel_id=channel.channel_id, config=channel.config, gauges=channel.gauges, claim=channel.claim
         )
         stable.claim.ClearField("remaining")
-        # A log sets space aside, and marks what it has synced, when nobody asks it to.
+        # A log also reserves space and marks what it has synced on its own initiative.
         stable.gauges.ClearField("log_bytes")
         return stable.SerializeToString(deterministic=True), await self.peek(name)
 

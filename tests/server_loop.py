@@ -10,7 +10,7 @@ import uvloop
 def new_server_loop() -> asyncio.AbstractEventLoop:
     """A loop in which a test that takes too long fails.
 
-    uvloop logs what a signal's handler raises, and goes on: pytest's timeout would be lost, and the test would hang.
+    uvloop logs an exception of a signal handler and continues: pytest's timeout would be lost, and the test would hang.
     """
     loop = uvloop.new_event_loop()
     loop.set_exception_handler(_heed_timeout)

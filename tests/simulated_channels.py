@@ -109,7 +109,7 @@ async def _at_once(function: Callable[..., Any], *arguments: Any, **options: Any
 
 
 def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has logs be small, and everything happen on the event loop's thread."""
+    """Makes logs small, and runs everything on the event loop's thread."""
     make_small(monkeypatch)
     monkeypatch.setattr(log, "LogWriter", TurnWriter)
     monkeypatch.setattr(asyncio, "to_thread", _at_once)
@@ -132,7 +132,7 @@ class _Here(ThreadPoolExecutor):
 
 
 class _SimulatedDirectories(ChannelDirectories):
-    """Directories that nobody else could use."""
+    """Directories that no other server can use."""
 
     def __init__(self, data_dirs: Sequence[Path], checkpoint_dir: Path) -> None:
         self.identity = _IDENTITY
@@ -209,14 +209,14 @@ class SimulatedChannel:
     channel: Channel
     directory: TxnDirectory
     changes: list[str] = field(default_factory=list)
-    """What was told of its health."""
+    """The reported changes of its health."""
 
     async def checkpoint(self) -> None:
         """Makes a checkpoint, where anything has changed."""
         await self.store._checkpointing.make()
 
     def mark(self) -> None:
-        """Has the log mark its end, as it does after a while without a commit."""
+        """Makes the log mark its end, as it does after a while without a commit."""
         writer = self.store._files.log._writer
         assert writer is not None
         if writer._failure is None and writer._sync_point_position < writer._synced_position:
@@ -227,7 +227,7 @@ class SimulatedChannel:
         await self.store.close()
 
     def abandon(self) -> None:
-        """Has nothing more happen to it: its process was killed."""
+        """Stops all background work, as if the process had been killed."""
         task = self.store._checkpointing._task
         assert task is not None
         task.cancel()

@@ -324,7 +324,7 @@ class SimulatedDisk:
     # What goes wrong.
 
     def fail(self, kind: str, nth: int, error_number: int, count: int = 1) -> None:
-        """Has calls of a kind fail: the nth from now on, and those behind it if there are to be several."""
+        """Makes the nth call of a kind from now on fail, and the calls after it up to `count`."""
         for number in range(self._counts[kind] + nth, self._counts[kind] + nth + count):
             self._refusals[kind, number] = error_number
 
@@ -366,7 +366,7 @@ class SimulatedDisk:
         names.shown[path.name] = names.durable[path.name] = _Content(path.name, bytearray(content), bytearray(content))
 
     def remove(self, path: Path) -> None:
-        """Has a file never have been there."""
+        """Removes a file as if it had never existed."""
         names = self._directories[path.parent]
         del names.shown[path.name], names.durable[path.name]
 

@@ -41,7 +41,7 @@ def bodies_in(registry: ChannelRegistry, name: str = "lines") -> list[bytes]:
 
 
 async def take(registry: ChannelRegistry, events_max: int, name: str = "lines") -> list[bytes]:
-    """Takes some events for good; waits until there is one."""
+    """Takes and commits some events; waits until there is one."""
     channel = registry.get(name)
     delivery = await channel.deliveries.deliver_while(
         TakeLimits(events_max=events_max, body_bytes_max=1 << 30), lambda: True

@@ -43,7 +43,7 @@ class Flow:
     checkpoint: str | None = None
     """Where a streaming query keeps what it has done; a batch job has none."""
     is_continuous: bool = False
-    """Whether the streaming query goes on when it has done all that there was."""
+    """Whether the streaming query continues after it has processed all available events."""
     hold: str | None = None
     """A file that the first task to come by writes its process's number into, and then waits until it is killed."""
 
@@ -59,7 +59,7 @@ class Plan:
     """Whether the executors get the package from the driver."""
 
     def save(self, path: Path) -> None:
-        """Writes the plan where a driver is told to find it."""
+        """Writes the plan to the place where a driver expects it."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
@@ -111,7 +111,7 @@ def _held(events: DataFrame, flow: Flow) -> DataFrame:
 
 
 def passes(hold: str, sequence: int) -> bool:
-    """Lets an event pass; but whoever is first to come so far waits to be killed, with a part of its work done."""
+    """Lets an event pass; the first worker to get this far waits to be killed with its work partly done."""
     if sequence % _HELD_EVERY == _HELD_EVERY - 1:
         try:
             with open(hold, "x", encoding="utf-8") as file:  # noqa: PTH123 - goes to the workers without its imports

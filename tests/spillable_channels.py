@@ -21,7 +21,7 @@ def _sequences(channel: Channel, *, in_log: bool) -> list[int]:
 
 
 def check_share(channel: Channel) -> None:
-    """Asserts that a channel's accounts are what counting everything anew gives; nothing may be under way."""
+    """Asserts that a channel's counters equal a fresh count; no call may be in progress."""
     check_accounts(channel)
     assert isinstance(channel._core.committer, SpillableCommitter)
     share, contents = channel._core.committer.tier, channel._contents

@@ -35,7 +35,7 @@ class Facts:
     in_log: dict[int, bytes] = field(default_factory=dict)
     in_memory: dict[int, bytes] = field(default_factory=dict)
     removed: frozenset[int] = frozenset()
-    """Sequences that have left the log, or memory, for good."""
+    """Sequences that have left the log, or memory, permanently."""
     next_sequence: int = 1
     stamped: tuple[Stamped, ...] = ()
     removing: frozenset[int] = frozenset()
@@ -130,7 +130,7 @@ class History:
             stamped=tuple(one for one in self._facts.stamped if not one.sequences & lost and one.sequences - gone),
         )
         accepted = Held.by(self._channel).stamps.get("p", frozenset())
-        # What was consumed out of memory since the last checkpoint may be stored anew.
+        # Stamps of events that were consumed from memory since the last checkpoint may be accepted again.
         self._next_number = min([self._next_number, *set(range(self._next_number)) - accepted])
         known = Stamped(accepted, frozenset())
         self._facts = replace(self._facts, stamped=(*self._facts.stamped, known))

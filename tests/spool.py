@@ -17,7 +17,7 @@ def spool_config(directory: Path, **settings: Any) -> SpooldirSourceConfig:
 
 
 def put(directory: Path, name: str, content: bytes = b"", *, modified_seconds: float | None = None) -> Path:
-    """Puts a file there whole, as whoever uses a spool directory should."""
+    """Puts a complete file into a spool directory with a single rename."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.parent / f".{path.name}"

@@ -1,4 +1,4 @@
-"""Servers that forward to each other, each at an address of its own, so that it can be killed and come back there."""
+"""Servers that forward to each other, each at a fixed address, so that it can be killed and restarted there."""
 
 import json
 import socket
@@ -133,7 +133,7 @@ class Tier:
 
 @contextmanager
 def tiers(folder: Path, *names: str) -> Iterator[list[Tier]]:
-    """Servers that are not started yet; all are killed in the end."""
+    """Servers that are not started yet; all are killed at the end."""
     with ExitStack() as running:
         made = [Tier(folder, name) for name in names]
         for tier in made:
@@ -178,7 +178,7 @@ class Load:
         self._thread.start()
 
     def _send(self) -> None:
-        # At 2,000 a second, on a machine that has nothing else to do.
+        # At 2,000 a second, on an otherwise idle machine.
         while self.count < self._count_max and not self._is_ending.wait(0.005):
             for _ in range(10):
                 self._producer.send(self._body(self.count), key="all in one order")

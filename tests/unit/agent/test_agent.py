@@ -63,7 +63,7 @@ async def test_start_of_a_part_that_cannot_be_made_leaves_the_others_alone(
 
 
 async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:
-    """With an equal configuration the same objects go on, without interruption."""
+    """With an equal configuration the same objects continue, without interruption."""
     flows = flows_of({"app": source_of("orders")}, {"out": sink_of("orders")})
     same = flows_of({"app": source_of("orders")}, {"out": sink_of("orders")})
     async with agent_on(registry_with("orders"), tmp_path) as agent:
@@ -78,7 +78,7 @@ async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:
 
 
 async def test_change_of_one_part_leaves_the_others_at_work(tmp_path: Path) -> None:
-    """One is restarted, one removed, one added, and one goes on untouched."""
+    """One source is restarted, one removed, one added, and one continues unchanged."""
     registry = registry_with("orders", "bills")
     former = flows_of(
         {"kept": source_of("orders"), "changed": source_of("orders"), "gone": source_of("bills")},

@@ -266,7 +266,7 @@ async def test_deliver_of_a_batch_that_cannot_be_cut_has_it_read_again_in_smalle
 
 
 async def test_offer_of_a_batch_that_cannot_be_cut_is_refused() -> None:
-    """The batch is wrong: the source goes on."""
+    """The batch is wrong: the source continues."""
     registry, component = registry_of(a=memory(capacity=4)), component_of()
     writer = writer_of(registry, ["a"], component=component)
     writer.report_running()

@@ -61,7 +61,7 @@ STEPS = st.one_of(
 
 
 class FakeRegistry:
-    """Channels that come to be others when they are opened anew."""
+    """Channels that are replaced when they are opened again."""
 
     def __init__(self) -> None:
         self.opened: dict[str, SimulatedChannel] = {}
@@ -88,7 +88,7 @@ class World:
     disks: dict[str, SimulatedDisk] = field(default_factory=lambda: {n: SimulatedDisk([DATA], n == "b") for n in NAMES})
     taken: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in NAMES})
     pending: tuple[EventTable, Stamp] | None = None
-    """The batch that the source tries to store, until it reads anew."""
+    """The batch that the source tries to store, until it reads again."""
     writer: ChannelWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class World:
         self.starts = starts
 
     async def open(self) -> None:
-        """Opens the channels as they are on their disks, and has the source begin anew."""
+        """Opens the channels from their disks, and restarts the source."""
         for name in NAMES:
             opened = await open_simulated_channel(self.disks[name], small_limits(capacity=CAPACITY))
             opened.channel.name = name
@@ -107,7 +107,7 @@ class World:
         await self.begin_run()
 
     async def begin_run(self) -> None:
-        """The source is run again, and asks where it goes on."""
+        """The source runs again, and asks the channels where to continue."""
         self.pending = None
         with suppress(MillraceError):
             await self.writer.wait_open()
@@ -176,7 +176,7 @@ class World:
         await self.begin_run()
 
     async def empty(self, name: str) -> None:
-        """A sink takes all that a channel holds; not while a fault is due, when nobody would know what is left."""
+        """A sink takes all that a channel holds, except while a fault is due: the rest would then be unknown."""
         channel = self.registry.get(name)
         await settle()
         if self.disks[name]._refusals or channel._core.committer.fault is not None:

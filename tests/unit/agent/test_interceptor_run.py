@@ -101,7 +101,7 @@ def test_resume_when_nothing_that_is_there_is_refused_says_so(reasons: dict[int,
 
 
 def test_resume_when_abandoned_stops() -> None:
-    """A slow batch must not go on for minutes after its source has ended."""
+    """A slow batch must not run for minutes after its source has ended."""
     run = run_of(RefuseFirst())
     refuse, refused = RefuseFirst.intercept, []
 
@@ -162,7 +162,7 @@ def test_refuse_failing_events_when_the_interceptor_cannot_work_now_refuses_none
 
 @pytest.mark.usefixtures("quick_tries")
 async def test_deliver_when_an_interceptor_always_raises_on_an_event_dead_letters_it() -> None:
-    """After some attempts the others go on, and the dead letter names the step and its error."""
+    """After some attempts the other events pass, and the dead letter names the step and its error."""
     registry, component, failing = registry_of(a=memory(), dead=memory()), component_of(), FailingOn(b"2")
     writer = writer_of(registry, ["a"], failing, component=component, dead_letter_channel="dead")
     await writer.deliver(table_of(b"1", b"2", b"3"), batch_stamp(0, 9))

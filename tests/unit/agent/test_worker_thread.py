@@ -47,7 +47,7 @@ async def test_submit_of_several_functions_runs_them_one_after_another() -> None
 
 
 async def test_submit_cancelled_before_its_start_is_skipped() -> None:
-    """A call that has started goes on."""
+    """A call that has started continues."""
     thread, go, seen = WorkerThread("app"), threading.Event(), []
 
     def begin() -> None:

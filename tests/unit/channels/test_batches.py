@@ -29,7 +29,7 @@ def _encoded(one: Window, form: Form) -> event_pb2.EventBatch:
 
 
 def test_stored_columns_of_a_request_know_its_sizes() -> None:
-    """Bytes and the largest body are told without touching an event."""
+    """The number of bytes and the largest body are known without touching an event."""
     columns = stored(b"a", b"", b"cccc", b"dd")
     assert (columns.count, columns.body_bytes, columns.largest_body_bytes) == (4, 7, 4)
 

@@ -44,7 +44,7 @@ def test_admits_what_shrinks_though_the_limits_are_passed() -> None:
 
 @pytest.mark.parametrize(("event_count", "body_bytes"), [(-9, 0), (0, -91)])
 def test_change_below_nothing_is_a_bug(event_count: int, body_bytes: int) -> None:
-    """The accounts never go below zero without somebody hearing of it."""
+    """A counter that goes below zero raises an error."""
     with pytest.raises(AssertionError):
         room_with(8, 90).change(event_count, body_bytes)
 

@@ -1,4 +1,4 @@
-"""An append in parts, as whoever appends to several channels needs it."""
+"""An append in parts, as needed to append to several channels."""
 
 import asyncio
 import errno
@@ -58,7 +58,7 @@ async def test_refuse_unstorable_looks_at_single_events_only() -> None:
 
 
 async def test_append_of_no_events_has_its_stamp_last(disk: SimulatedDisk) -> None:
-    """The log keeps it: a source asks the channel where it goes on, and other channels count on it."""
+    """The log keeps the stamp: a source asks the channel where to continue, and other channels rely on it."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a", stamp=Stamp("p", 0, 9))
         assert await opened.channel.transactions.append([], Stamp("p", 10, 19)) == Receipt()
@@ -119,7 +119,7 @@ async def test_settled_when_what_was_on_its_way_found_no_room_is_settled(disk: S
 
 
 async def test_settled_when_the_log_has_failed_says_so(disk: SimulatedDisk) -> None:
-    """Nobody knows what is stored before it is opened anew."""
+    """What is stored is unknown until the channel is opened again."""
     async with file_channel(disk) as opened:
         disk.fail("sync", 1, errno.EIO)
         with pytest.raises(ChannelLogFailedError):

@@ -39,7 +39,7 @@ async def channel() -> Channel:
 
 
 async def make_room(channel: Channel, event_count: int = 1) -> None:
-    """Takes events away for good."""
+    """Takes and commits events."""
     await channel.transactions.commit([await begin_with_takes(channel, event_count)], None)
 
 
@@ -405,7 +405,7 @@ async def test_commit_without_events_keeps_its_stamp() -> None:
 
 
 async def test_update_to_more_is_at_once(channel: Channel) -> None:
-    """Commits that wait go on."""
+    """Waiting commits continue."""
     call = await started(append(channel, b"d"))
     assert await channel.update(limits_of(capacity=4, body_bytes_max=20)) == ""
     assert await call.answer() == Receipt(4, 4)
@@ -476,7 +476,7 @@ async def test_update_to_less_than_an_open_transaction_took_refuses_only_more() 
 
 
 async def test_update_below_what_an_open_transaction_put_makes_its_commit_impossible() -> None:
-    """It is told so at once, and may roll back."""
+    """The commit is refused at once, and the transaction can roll back."""
     channel = open_channel(capacity=10)
     txn_id = begin_with_puts(channel, b"1", b"2", b"3")
     assert await channel.update(limits_of(capacity=2)) == ""

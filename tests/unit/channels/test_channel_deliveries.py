@@ -63,7 +63,7 @@ async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) ->
 
 
 async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channel) -> None:
-    """Whoever holds many small deliveries has one open transaction, and one commit."""
+    """A consumer with many small deliveries has one open transaction and one commit."""
     first, second = [await channel.deliveries.deliver(TakeLimits(events_max=2)) for _ in range(2)]
     channel.deliveries.join(first, second)
     assert channel.open_transactions == 1
@@ -128,7 +128,7 @@ async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
 
 
 async def test_claim_while_a_delivery_is_out_is_refused(channel: Channel) -> None:
-    """It may come back."""
+    """The delivery may be returned to the queue."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     with pytest.raises(TxnsOpenError):
         await channel.claim("r", None, takeover=True)
@@ -181,7 +181,7 @@ async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
 
 
 async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
-    """One that waits is told too; what is out may still be settled."""
+    """A waiting call is refused too; open deliveries can still be settled."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))

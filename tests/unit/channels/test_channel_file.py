@@ -77,7 +77,7 @@ def test_make_gives_each_channel_an_id_of_its_own() -> None:
     ],
 )
 def test_read_when_it_is_no_channel_file_says_that_it_is_damaged(tmp_path: Path, content: bytes, why: str) -> None:
-    """What cannot be understood is told with the file's name, and stays as it is."""
+    """The error names the file, which stays as it is."""
     (tmp_path / CHANNEL_FILE).write_bytes(content)
     with pytest.raises(DirectoryError, match=f"{CHANNEL_FILE} is damaged: {why}"):
         ChannelFile.read(tmp_path)
@@ -86,7 +86,7 @@ def test_read_when_it_is_no_channel_file_says_that_it_is_damaged(tmp_path: Path,
 
 @pytest.mark.parametrize("version", [0, 2, None, "1", "x" * 1000])
 def test_read_of_another_version_refuses_whatever_else_it_holds(tmp_path: Path, version: object) -> None:
-    """Another version may define all but the format's name anew."""
+    """Another version may define everything differently except the name of the format."""
     (tmp_path / CHANNEL_FILE).write_text(json.dumps({"format": "millrace channel", "version": version}))
     with pytest.raises(DirectoryError, match=r"its version is .*, and this server knows version 1 only") as refusal:
         ChannelFile.read(tmp_path)
@@ -136,7 +136,7 @@ def test_read_of_every_truncation_finds_it(tmp_path: Path) -> None:
     ],
 )
 def test_read_of_a_field_that_is_not_allowed_names_it(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """A right checksum does not make what somebody wrote by hand right."""
+    """A valid checksum does not make a file valid that was edited by hand."""
     write(tmp_path, **changes)
     with pytest.raises(DirectoryError, match=f"not described as it must be: '{next(iter(changes))}'"):
         ChannelFile.read(tmp_path)
@@ -153,7 +153,7 @@ def test_read_of_a_link_does_not_follow_it(tmp_path: Path) -> None:
 
 
 def test_read_of_a_directory_says_so(tmp_path: Path) -> None:
-    """What cannot be read is told in a sentence, with the operating system's reason as its cause."""
+    """The error is a sentence; its cause is the error of the operating system."""
     (tmp_path / CHANNEL_FILE).mkdir()
     with pytest.raises(DirectoryError, match="Is a directory") as refusal:
         ChannelFile.read(tmp_path)

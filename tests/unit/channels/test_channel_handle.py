@@ -67,7 +67,7 @@ async def store(host: Host, commits: FakeCommits) -> FakeStore:
 
 
 async def test_channel_that_is_not_open_yet_is_replaying(host: Host) -> None:
-    """Whoever wants it is told how far it is and to come back; its configuration is known."""
+    """Calls are refused with the progress and a delay; the configuration is known."""
     hosted = host.channel
     hosted.progress.bytes_done, hosted.progress.bytes_total = 1, 4
     assert (hosted.state, hosted.trouble, hosted.replayed_fraction) == (ChannelState.REPLAYING, "", 0.25)
@@ -104,7 +104,7 @@ async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
 async def test_channel_that_cannot_be_opened_says_so(
     host: Host, error: Exception, state: ChannelState, reason: str
 ) -> None:
-    """The server's log is told why, callers what; paths and keys are no business of theirs."""
+    """The server's log has the reason with paths and keys, which clients do not see."""
     with structlog.testing.capture_logs() as logs:
         host.channel.mark_failed(error)
     assert logs[0]["error"] == str(error)
@@ -137,7 +137,7 @@ async def test_channel_whose_log_fails_says_so(host: Host, commits: FakeCommits,
 
 
 async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host: Host, commits: FakeCommits) -> None:
-    """It is told as a fault, and its end as news."""
+    """The stall is reported as a fault, and its end as information."""
     hosted = host.channel
     commits.is_stalled = True
     assert (hosted.state, hosted.fault) == (ChannelState.STALLED, None)

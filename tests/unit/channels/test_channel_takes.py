@@ -315,7 +315,7 @@ async def test_take_that_waits_when_a_claim_comes_is_told_at_once() -> None:
 
 
 async def test_take_that_waits_when_the_channel_drains_answers_at_once() -> None:
-    """It is told to go elsewhere, which an empty answer would not say; a take that does not wait gets that one."""
+    """The error sends the consumer elsewhere, which an empty response would not; a take that does not wait gets one."""
     channel = open_channel()
     txn_id = begin(channel)
     call = await started(channel.transactions.take(txn_id, TakeLimits(), 60, None))

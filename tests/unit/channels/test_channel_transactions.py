@@ -76,7 +76,7 @@ async def test_begin_with_a_lease_grants_it(channel: Channel) -> None:
 
 
 async def test_begin_with_the_id_of_an_open_transaction_returns_it(channel: Channel) -> None:
-    """A repeat opens nothing, keeps what was put, and starts the lease anew."""
+    """A repeated call opens nothing, keeps what was put, and restarts the lease."""
     txn_id = begin(channel, "mine", 10)
     channel.transactions.put(txn_id, [stored(b"a")], None)
     await asyncio.sleep(9)
@@ -162,7 +162,7 @@ async def test_begin_with_an_id_that_was_refused_is_free() -> None:
 
 
 async def test_put_is_invisible_until_commit(channel: Channel) -> None:
-    """Nobody can take it, and it has no room yet."""
+    """The event cannot be taken, and occupies no room yet."""
     txn_id = begin_with_puts(channel, b"a")
     other = begin(channel)
     assert await take(channel, other) == []
@@ -413,7 +413,7 @@ async def test_calls_on_an_unknown_transaction_find_none(channel: Channel, call:
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_calls_on_a_deleted_channel_find_none(channel: Channel, call: str) -> None:
-    """Whoever still holds the channel is told that it is gone."""
+    """Calls on a handle of the channel are refused, since the channel is gone."""
     txn_id = begin(channel)
     channel.delete()
     with pytest.raises(ChannelNotFoundError):
@@ -519,7 +519,7 @@ async def test_lease_that_runs_out_rolls_back(channel: Channel) -> None:
 
 
 async def test_lease_does_not_run_while_a_take_waits(channel: Channel) -> None:
-    """Behind the wait it starts anew."""
+    """The lease restarts after the wait."""
     txn_id = begin(channel, lease_seconds=5)
     assert await channel.transactions.take(txn_id, TakeLimits(), 60, None) == ([], 0)
     assert now() == 60
@@ -630,7 +630,7 @@ async def test_commit_waits_no_longer_than_the_keep_alive_in_force(channel: Chan
 
 
 async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
-    """What nobody may ever commit is bounded too, and the end of one transaction makes room for another."""
+    """Events that may never be committed are bounded too; the end of one transaction makes room for another."""
     channel = open_channel(body_bytes_max=10)
     first, second = begin(channel, "first"), begin(channel, "second")
     channel.transactions.put(first, [stored(b"123456")], None)
@@ -646,7 +646,7 @@ async def test_put_beside_transactions_that_hold_too_much_is_refused() -> None:
 
 
 async def test_put_beyond_what_open_transactions_may_hold_together_is_refused(channel: Channel) -> None:
-    """Bytes that nobody may ever commit are bounded as those that are committed; the transaction stays usable."""
+    """Bytes that may never be committed are bounded like committed ones; the transaction stays usable."""
     first, second = begin_with_puts(channel, b"a" * 60), begin_with_puts(channel, b"b" * 30)
     with pytest.raises(BytesFullError, match="open transactions hold 90 body bytes, and 11 more") as refused:
         channel.transactions.put(second, [stored(b"c" * 11)], None)

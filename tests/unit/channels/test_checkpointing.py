@@ -68,7 +68,7 @@ async def test_make_twice_at_once_makes_one_after_the_other(disk: SimulatedDisk)
 
 @pytest.mark.parametrize("kind", ["create", "write", "rename"])
 async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDisk, kind: str) -> None:
-    """The channel goes on, and so does the checkpoint that there was."""
+    """The channel continues, and the previous checkpoint remains valid."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         await opened.checkpointing.make()
@@ -94,7 +94,7 @@ async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDis
 async def test_make_that_finds_a_fault_of_ours_is_logged_and_tried_again(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were it to end the making of checkpoints, the log would grow, and nobody would know."""
+    """If the error ended checkpointing, the log would grow unnoticed."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         with monkeypatch.context() as broken, structlog.testing.capture_logs() as logs:
@@ -125,7 +125,7 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
 
 
 async def fill_and_drain(opened: FileChannel) -> None:
-    """Has a checkpoint between the two, so that it needs segments with nothing in them any more."""
+    """Makes a checkpoint between the two, so that it needs segments that hold nothing any more."""
     for _ in range(3):
         await append(opened.channel, b"x" * 1000)
     await opened.checkpointing.make()
@@ -156,7 +156,7 @@ async def test_make_where_the_checkpoint_before_holds_segments_back_makes_anothe
 
 
 async def test_checkpoints_on_a_disk_without_room_free_at_once_what_was_consumed(disk: SimulatedDisk) -> None:
-    """Nobody waits an interval for what the checkpoint before holds back."""
+    """The next checkpoint does not wait for the interval while the previous one holds back room."""
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
         await drain_without_room(opened)
         opened.checkpointing.start()
@@ -209,7 +209,7 @@ async def test_checkpoints_come_at_intervals_and_with_new_segments(disk: Simulat
 
 
 async def test_stop_while_one_is_made_waits_for_its_end(disk: SimulatedDisk) -> None:
-    """Afterwards nobody writes checkpoints any more."""
+    """No checkpoint is written afterwards."""
     async with file_channel(disk, checkpoint_interval_seconds=0.01) as opened:
         gate = Gate(disk)
         gate.close()
@@ -227,7 +227,7 @@ async def test_stop_while_one_is_made_waits_for_its_end(disk: SimulatedDisk) -> 
 
 
 async def test_checkpoints_of_a_log_that_failed_are_made_no_more(disk: SimulatedDisk) -> None:
-    """Nobody knows what it holds."""
+    """What the log holds is unknown."""
     async with file_channel(disk, checkpoint_interval_seconds=0.02) as opened:
         disk.fail("sync", 1, errno.EIO)
         with pytest.raises(ChannelLogFailedError):

@@ -81,7 +81,7 @@ async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimRegistry)
 
 
 async def test_grant_to_the_same_reader_renews(desk: ClaimRegistry) -> None:
-    """The epoch stays; the lease begins anew, as long as is asked for now."""
+    """The epoch stays; the lease restarts with the duration of the new call."""
     await asyncio.sleep(LEASE - 1)
     claim = await desk.grant("r", 5, takeover=False)
     assert (claim.epoch, claim.lease.seconds, claim.lease.remaining_seconds) == (1, 5, 5)
@@ -145,7 +145,7 @@ async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimRegis
 
 
 async def test_calls_of_a_claim_keep_it_alive(desk: ClaimRegistry) -> None:
-    """Read and Acknowledge start its lease anew."""
+    """Read and Acknowledge restart its lease."""
     for _ in range(3):
         await asyncio.sleep(LEASE - 1)
         await read(desk)
@@ -171,7 +171,7 @@ async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: Claim
 
 
 async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> None:
-    """Whoever comes first has ended it."""
+    """The first call has ended it."""
     desk.end()
     desk.end()
     desk.forget()
@@ -179,7 +179,7 @@ async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> 
 
 
 async def test_calls_without_any_claim_are_refused(contents: Contents) -> None:
-    """Nobody has ever claimed the channel."""
+    """The channel was never claimed."""
     with pytest.raises(NotClaimedError):
         open_desk(contents).release("r", None)
     with pytest.raises(NotClaimedError):
@@ -324,7 +324,7 @@ async def test_read_whose_claim_ends_meanwhile_fails_at_the_next_batch(
 
 @pytest.mark.parametrize("epoch", [0, 1, 3, (1 << 64) - 1])
 async def test_calls_with_another_epoch_are_refused(desk: ClaimRegistry, epoch: int) -> None:
-    """The newest claim has epoch 2; no other is right, whoever calls."""
+    """The newest claim has epoch 2; any other epoch is refused."""
     await desk.grant("r", LEASE, takeover=True)
     for call in (
         lambda: read(desk, epoch=epoch),
@@ -352,14 +352,14 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRe
 async def test_acknowledge_of_what_is_not_there_yet_is_refused(
     desk: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
-    """Otherwise events would be lost that nobody has read."""
+    """Otherwise events would be lost that were never read."""
     with pytest.raises(SequenceGoneError, match="is not there yet; the newest is 6"):
         await desk.acknowledge("r", None, through_sequence)
     assert contents.queue.event_count == 6
 
 
 async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, contents: Contents) -> None:
-    """A read that is under way ends likewise."""
+    """A read in progress ends with the same error."""
     batches = desk.read("r", None, 0, 0)
     await anext(batches)
     contents.close()

@@ -28,10 +28,10 @@ class FakeCommitter:
         """Nothing depends on it."""
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
-        """Nobody asks."""
+        """Never called."""
 
     def record_claim(self, _claim: ClaimRecord) -> None:
-        """Nobody asks."""
+        """Never called."""
 
     def submit(self, commit: Commit) -> None:
         if self.error:

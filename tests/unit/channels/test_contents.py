@@ -316,7 +316,7 @@ async def test_wait_for_room_while_somebody_else_commits_it_ends(contents: Conte
 
 
 async def test_wait_for_room_that_became_impossible_fails_at_once(contents: Contents) -> None:
-    """An error of the plan is the answer, and the next in the line goes on."""
+    """The caller gets the error of the plan, and the next caller in the line continues."""
     filled(contents)
     large = await started(put_when_room(contents, b"e", b"f", b"g"))
     small = await started(put_when_room(contents, b"h"))
@@ -386,7 +386,7 @@ async def test_resize_that_is_cancelled_lets_others_have_the_room(contents: Cont
 
 
 async def test_put_back_of_taken_events_returns_them_to_their_places(contents: Contents) -> None:
-    """Whatever the order, and whoever else took and committed meanwhile; one who waits is woken."""
+    """The order of the calls and takes of others in between make no difference; a waiting caller wakes up."""
     filled(contents)
     first, second, third = take(contents, 1), take(contents, 1), take(contents, 2)
     woken = list[bool]()
@@ -420,7 +420,7 @@ async def purge(contents: Contents) -> int:
 
 
 async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) -> None:
-    """Taken events stay with their transactions; nobody is said to have had the others."""
+    """Taken events stay with their transactions; the others count as never delivered."""
     filled(contents)
     taken = take(contents, 1)
     commit = await started(put_when_room(contents, b"e", b"f"))
@@ -494,7 +494,7 @@ def test_change_of_windows_counts_them() -> None:
 
 
 async def test_load_of_what_is_in_memory_gives_it_as_it_is(contents: Contents) -> None:
-    """Nobody waits."""
+    """No call waits."""
     batches = list(filled(contents).queue)
     await contents.prefetch(
         AnswerLimits(events_max=1, body_bytes_max=1 << 30, answer_bytes_max=1 << 30, form=Form.COLUMNS)
@@ -512,7 +512,7 @@ async def test_held_batches_are_those_queued_and_those_taken(contents: Contents)
 
 
 def test_restore_of_a_queue_charges_its_room() -> None:
-    """As what was committed before the restart; sequences go on behind it."""
+    """Restored events count as events committed before the restart; sequences continue after them."""
     contents = Contents("orders", Capacity(1, 1), next_sequence=9)
     queue, ledger = EventQueue(), StampLedger()
     queue.append(StoredBatch(5, window(b"aa", b"b")))

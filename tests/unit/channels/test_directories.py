@@ -169,7 +169,7 @@ def test_open_directories_of_another_channel_of_this_process_refuses(a: Path, b:
 
 
 def test_open_directories_of_another_process_refuses_until_it_is_killed(a: Path) -> None:
-    """The second server is refused and told the first one's process; a killed one leaves no lock behind."""
+    """The error names the process of the first server; a killed server leaves no lock behind."""
     program = (
         "import sys, pathlib; from millrace_server.channels.directories import open_directories as o; "
         "a = pathlib.Path(sys.argv[1]); d = o('orders', [a], a); "
@@ -215,7 +215,7 @@ def test_lock_directory_on_a_full_disk_still_locks(a: Path, monkeypatch: pytest.
 
 
 def test_lock_directory_while_the_file_is_removed_refuses(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of a file without a name would keep nobody out."""
+    """A lock on a file without a name would keep no other server out."""
     a.mkdir(parents=True)
     flock = fcntl.flock
 
@@ -276,7 +276,7 @@ def test_open_directories_without_one_of_them_refuses(a: Path, b: Path, c: Path)
 
 
 def test_open_directories_with_a_copy_of_one_refuses(a: Path, b: Path, c: Path) -> None:
-    """Of two directories that say the same, nobody knows which counts."""
+    """If two directories claim the same identity, it is unknown which one is valid."""
     made(a, b)
     c.mkdir(parents=True)
     (c / CHANNEL_FILE).write_bytes((b / CHANNEL_FILE).read_bytes())
@@ -350,7 +350,7 @@ def outcome_of(path: Path, checkpoint_dir: Path) -> DirectoryError | None:
 
 
 def fail_nth(nth: int, patch: pytest.MonkeyPatch, number: int) -> None:
-    """Has the nth call that changes the disk fail, counted from 0."""
+    """Makes the nth call that changes the disk fail, counted from 0."""
     left = itertools.count(nth, -1)
 
     def count(real: Callable[..., object]) -> Callable[..., object]:
@@ -368,7 +368,7 @@ def fail_nth(nth: int, patch: pytest.MonkeyPatch, number: int) -> None:
 def test_open_directories_below_a_directory_that_may_not_be_read_works(
     a: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever made the directory for us need not let us look at the one above."""
+    """The owner of the directory need not grant access to its parent."""
     a.mkdir(parents=True)
     open_file = os.open
 
@@ -397,7 +397,7 @@ def test_remove_leaves_nothing(a: Path, b: Path, c: Path) -> None:
 
 
 def test_remove_leaves_what_is_not_ours(a: Path, b: Path) -> None:
-    """Files that nobody promised to be ours stay, and a link to a directory stays too."""
+    """Files that the server did not create stay, and so does a link to a directory."""
     a.mkdir(parents=True)
     b.parent.mkdir()
     (b.parent / "target").mkdir()
@@ -462,7 +462,7 @@ def test_mark_deleted_when_the_disk_is_full_takes_everything_back(
 
 
 def fail_in(directory: Path, patch: pytest.MonkeyPatch, number: int, call: str, *, after: int = 0) -> None:
-    """Has a call fail in one directory, behind so many that succeed."""
+    """Makes a call in one directory fail after so many that succeed."""
     real = getattr(os, call)
     left = after
 
@@ -497,7 +497,7 @@ def test_mark_deleted_when_a_mark_cannot_be_taken_back_says_that_nobody_knows(
 def test_mark_deleted_when_a_name_is_not_synced_says_that_nobody_knows(
     a: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mark that has its name and may not be on the disk is neither there nor not."""
+    """It is unknown whether a mark exists that has its name and may not be on the disk."""
     with closing(opened(a)) as directories:
         with monkeypatch.context() as patch:
             fail_in(a, patch, errno.EIO, "fsync")
@@ -626,7 +626,7 @@ def test_open_directories_after_a_crash_while_some_are_added_opens(
 def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_has_all(
     disk: CrashingOs, source: random.Random, *, is_thorough: bool
 ) -> None:
-    """After a crash at any point of a deletion the channel is there whole, or made anew; never a part of it."""
+    """After a crash at any point of a deletion the channel is complete or new, never partial."""
     a, b = disk.root / "a", disk.root / "b"
     old: list[ChannelIdentity] = []
     is_marked: list[bool] = []

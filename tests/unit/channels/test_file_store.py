@@ -25,7 +25,7 @@ HAS_THREADS = True
 
 
 class RefusingDisk(OsDisk):
-    """Refuses to make files while it is told to."""
+    """Refuses to create files while `error_number` is set."""
 
     def __init__(self) -> None:
         self.error_number = 0
@@ -90,7 +90,7 @@ async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
 
 
 async def test_open_after_a_close_reads_next_to_nothing(stores: Stores) -> None:
-    """The last checkpoint says all; it is the same channel, whose epochs go on above all former ones."""
+    """The last checkpoint is complete; it is the same channel, and its epochs continue above all former ones."""
     store, channel = await stores.open()
     await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
     claim = await channel.claim("r", None, takeover=False)
@@ -199,7 +199,7 @@ async def test_open_with_encryption_needs_the_keys(stores: Stores, tmp_path: Pat
 
 
 async def test_close_of_a_log_that_has_failed_writes_no_checkpoint(stores: Stores, tmp_path: Path) -> None:
-    """Nobody knows what is in it; the next opening does."""
+    """The content of the log is unknown until the next opening."""
     store, channel = await stores.open()
     await append(channel, b"a")
     store._journal._fail("for the test")
@@ -211,7 +211,7 @@ async def test_close_of_a_log_that_has_failed_writes_no_checkpoint(stores: Store
 
 
 async def test_remove_of_a_marked_channel_leaves_nothing(stores: Stores) -> None:
-    """Made anew it is another one."""
+    """A channel that is created again is another one."""
     store, channel = await stores.open()
     await append(channel, b"a")
     await store.mark_deleted()

@@ -218,7 +218,7 @@ async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_stat
 
 
 async def test_segment_with_a_large_state_has_as_much_of_commits(disk: SimulatedDisk) -> None:
-    """Else each commit would begin one in the end, with all stamps and transactions in it once more."""
+    """Otherwise each commit would finally begin a new segment that repeats all stamps and transactions."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         for number in range(200):
             await append(opened.channel, b"", stamp=Stamp(f"producer {number}", 1, 1))
@@ -274,7 +274,7 @@ async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk
 
 @pytest.mark.parametrize("kind", ["create", "truncate"])
 async def test_segment_that_finds_no_room_has_the_full_one_go_on(disk: SimulatedDisk, kind: str) -> None:
-    """For a while: takes and even puts go on where there is room in it, and then it is tried again."""
+    """Takes, and puts for which there is room, continue in the full segment; after a while a new one is tried again."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
         await append(channel, b"x" * 2000)
@@ -360,7 +360,7 @@ async def test_journal_that_is_closed_syncs_no_more_by_itself(disk: SimulatedDis
 
 
 async def test_snapshot_describes_the_place_in_the_log_and_nothing_behind_it(disk: SimulatedDisk) -> None:
-    """A commit that comes while it is synced is not in it, one before it is; the channel goes on meanwhile."""
+    """A commit during the sync is not in the snapshot, one before it is; the channel continues in the meantime."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         held = await held_append(gate, channel, b"a")
@@ -441,7 +441,7 @@ async def test_enforce_of_another_configuration_is_in_force_at_once(disk: Simula
 
 
 async def test_claim_while_an_acknowledgement_is_under_way_may_be_refused_for_a_while(disk: SimulatedDisk) -> None:
-    """What is being removed may come back, so that a new reader would not know where to begin."""
+    """Events that are being removed may return to the queue, so a new reader would not know where to begin."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")

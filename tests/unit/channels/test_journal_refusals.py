@@ -81,7 +81,7 @@ async def test_changes_without_room_are_undone_the_last_first(disk: SimulatedDis
 
 
 async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) -> None:
-    """Whatever repeats it, it was never stored: nobody is told that it was."""
+    """The commit was never stored, so a repetition must not report success."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         held = await held_append(gate, channel, b"x")
@@ -131,7 +131,7 @@ async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk:
 
 
 async def test_commit_of_takes_that_is_crowded_out_twice_is_refused(disk: SimulatedDisk) -> None:
-    """A disk that gives no room to anything is told of; the transaction stays open with its events."""
+    """A disk without any room is reported; the transaction stays open with its events."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a")
@@ -274,7 +274,7 @@ async def test_delivery_whose_acknowledgement_found_no_room_returns(disk: Simula
 
 
 async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: SimulatedDisk) -> None:
-    """Nothing is written; takes, rollbacks, claims and checkpoints go on."""
+    """Nothing is written; takes, rollbacks, claims and checkpoints continue."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
@@ -307,7 +307,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
 
 
 async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: SimulatedDisk) -> None:
-    """Puts and commits are LOG_FAILED, takes and rollbacks go on in memory; it is told once."""
+    """Puts and commits fail with LOG_FAILED, takes and rollbacks continue in memory; the failure is logged once."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a", b"b", b"c")
@@ -346,7 +346,7 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
 
 
 async def test_claims_of_a_log_that_fails_begin_no_more_and_may_end(disk: SimulatedDisk) -> None:
-    """The one that lives goes on: it is released, or read under."""
+    """The existing claim continues: it can be released or used for reading."""
     async with file_channel(disk) as opened:
         channel = opened.channel
         await append(channel, b"a")
@@ -364,7 +364,7 @@ async def test_claims_of_a_log_that_fails_begin_no_more_and_may_end(disk: Simula
 
 
 async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(disk: SimulatedDisk) -> None:
-    """Neither an event nor an error that nobody hears; nor where the log fails."""
+    """Neither an event nor an error that is never retrieved remains, even if the log fails."""
     async with file_channel(disk) as opened:
         for error_number in (FULL, errno.EIO):
             gate = Gate(disk, "write")
@@ -384,7 +384,7 @@ async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(dis
 async def test_disk_that_does_not_answer_is_told_of_until_it_does(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits wait and are made at last; whoever watches is told of both moments, once."""
+    """Commits wait and finally succeed; both moments are reported once."""
     monkeypatch.setattr(journal, "STALL_SECONDS", 0.05)
     monkeypatch.setattr(journal, "_STALL_CHECK_SECONDS_MIN", 0.01)
     async with file_channel(disk) as opened:

@@ -51,7 +51,7 @@ async def test_renew_with_another_length_runs_that_long(seconds: float, expires_
 
 
 async def test_paused_while_a_call_waits_does_not_run() -> None:
-    """A call may wait for much longer than the lease; behind it the lease starts anew."""
+    """A call may wait for much longer than the lease; the lease restarts after it."""
     watched = Watched(5)
     await asyncio.sleep(4)
     with watched.lease.paused():
@@ -63,7 +63,7 @@ async def test_paused_while_a_call_waits_does_not_run() -> None:
 
 
 async def test_paused_by_two_calls_runs_when_both_are_back() -> None:
-    """The first to come back does not start it while the other waits."""
+    """The end of the first call does not start the lease while the other one waits."""
     watched = Watched(5)
     with watched.lease.paused():
         with watched.lease.paused():
@@ -110,7 +110,7 @@ async def test_remaining_seconds_as_time_passes_count_down() -> None:
 
 
 async def test_lease_without_an_end_never_expires_and_may_be_paused_and_cancelled() -> None:
-    """It lasts as long as whoever has it."""
+    """It lasts as long as its owner."""
     watched = Watched(math.inf)
     await asyncio.sleep(10_000)
     with watched.lease.paused():

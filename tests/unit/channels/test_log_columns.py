@@ -25,7 +25,7 @@ def in_memory(opened: FileChannel) -> list[bool]:
 
 
 def forget(opened: FileChannel) -> None:
-    """Has columns be on the disk only, as after a restart."""
+    """Leaves columns on the disk only, as after a restart."""
     for batch in opened.channel._contents.queue:
         batch.window.stored.forget()
 
@@ -81,7 +81,7 @@ async def test_load_that_has_to_wait_for_the_disk_holds_nobody_up(disk: Simulate
 
 
 async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: SimulatedDisk) -> None:
-    """Where nobody has loaded it before."""
+    """The columns were not loaded before."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         forget(opened)
@@ -150,7 +150,7 @@ async def test_load_of_what_was_consumed_long_ago_is_no_damage(disk: SimulatedDi
 
 
 async def test_load_of_a_segment_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
-    """The disk gave it back once and no more, and nobody knows what is in it."""
+    """The disk returned it only once, so its content is unknown."""
     async with file_channel(disk, segment_bytes_max=500) as opened:
         await append(opened.channel, b"x" * 1000)
         await opened.checkpointing.make()

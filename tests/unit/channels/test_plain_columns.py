@@ -1,4 +1,4 @@
-"""Columns that are counted without protobuf: the usual ones are, and none that protobuf would not count likewise."""
+"""Columns that are counted without protobuf: the usual ones, with the same result as protobuf."""
 
 from collections.abc import Iterator
 from typing import Any

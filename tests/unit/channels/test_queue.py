@@ -105,7 +105,7 @@ def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: AnswerLi
 
 
 def test_take_of_a_first_event_above_the_bytes_gives_it_alone(queue: EventQueue) -> None:
-    """Otherwise nobody with that limit would ever get past it."""
+    """Otherwise a consumer with that limit would never get past it."""
     queue.take(portion(events_max=3))
     assert bodies_of(queue.take(portion(body_bytes_max=3))) == [b"dddd"]
 
@@ -228,7 +228,7 @@ def test_first_of_batches_one_of_which_fits_in_part_ends_there() -> None:
 
 
 class QueueModel(RuleBasedStateMachine):
-    """A queue beside a plain list, with takes that come back in any order."""
+    """A queue beside a plain list, with takes that are returned in any order."""
 
     @initialize()
     def begin(self) -> None:
@@ -296,7 +296,7 @@ def _first_within(events: list[tuple[int, bytes]], events_max: int, body_bytes_m
 
 
 def test_queue_driven_at_random_is_a_sorted_list() -> None:
-    """Takes come back in any order, or never; reads and removals see what a sorted list would show."""
+    """Takes are returned in any order, or never; reads and removals see what a sorted list would show."""
     run_state_machine_as_test(QueueModel)
 
 

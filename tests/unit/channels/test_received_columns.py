@@ -77,7 +77,7 @@ def test_received_columns_that_lie_are_refused(raw: bytes, complaint: str) -> No
         b"\x00" + large_columns(),
         # A key that is no UTF-8.
         large_columns() + field_head(HEADERS, 3) + field_head(1, 1) + b"\xff",
-        # A head that protobuf cannot read: whoever fetches the events could not either.
+        # A header that protobuf cannot parse: a consumer could not parse it either.
         event_pb2.EventColumns(count=1, body_sizes=[len(LARGE)]).SerializeToString()
         + b"\x9a\x80\x80\x80\x80\x00"
         + field_head(BODIES, len(LARGE))[1:]

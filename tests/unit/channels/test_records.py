@@ -148,7 +148,7 @@ def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
 
 
 def test_state_of_a_new_channel_knows_of_nothing() -> None:
-    """No claim is not a claim of nobody."""
+    """A state without a claim differs from a claim without an owner."""
     state = state_of()
     assert (state.next_sequence, state.HasField("claim")) == (7, False)
     kind, (payload,) = state_record(state)

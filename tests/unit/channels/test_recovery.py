@@ -189,7 +189,7 @@ async def test_recover_of_what_was_kept_finds_it_in_its_place(disk: SimulatedDis
 async def test_recover_of_records_that_contradict_each_other_is_refused(
     disk: SimulatedDisk, segments: list[list[Record]], complaint: str
 ) -> None:
-    """Whole records that no server can have written in this order are damage, told with their place."""
+    """Complete records that no server can have written in this order are damage, reported with their position."""
     await write(disk, *segments)
     with pytest.raises(LogCorruptError, match=complaint):
         recovered_from(disk)
@@ -310,7 +310,7 @@ async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: Sim
 
 
 async def test_recover_of_a_living_claim_gives_it_a_whole_lease(disk: SimulatedDisk) -> None:
-    """Its reader goes on under its epoch; later ones get later epochs."""
+    """Its reader continues with its epoch; later readers get later epochs."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a", b"b")
         assert (await opened.channel.claim("r", 100, takeover=False)).epoch == 1
@@ -334,7 +334,7 @@ async def test_recover_of_a_living_claim_gives_it_a_whole_lease(disk: SimulatedD
 
 
 async def test_recover_of_a_newest_checkpoint_whose_segment_is_missing_is_refused(disk: SimulatedDisk) -> None:
-    """Nobody knows whether events went with it; one before the newest that is older than the log is passed over."""
+    """Events may be missing; a checkpoint before the newest that is older than the log is ignored."""
     async with file_channel(disk, segment_bytes_max=300, backup_checkpoint=False) as opened:
         await append(opened.channel, b"a" * 300)
         await opened.checkpointing.make()

@@ -69,7 +69,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def test_create_of_a_file_channel_opens_it_in_the_background(server: Server) -> None:
-    """Nobody waits for the disk; until it is open it is replaying, and so may be any transaction's channel."""
+    """No call waits for the disk; until the channel is open it is replaying, and may own any transaction."""
     gate = Gate(server.disk)
     gate.close()
     hosted = server.registry.create("orders", file_limits())
@@ -94,7 +94,7 @@ async def test_create_of_a_file_channel_opens_it_in_the_background(server: Serve
 
 
 async def test_channel_of_a_transaction_is_sure_once_every_channel_is_known(server: Server) -> None:
-    """Whoever watches may ask as soon as it is told that one cannot be opened."""
+    """A watcher can ask as soon as it is notified that a channel cannot be opened."""
     answers = list[type[Exception]]()
 
     def ask(_name: str) -> None:
@@ -140,7 +140,7 @@ async def test_create_after_a_close_finds_the_channel_and_its_transactions(serve
 
 
 async def test_log_that_fails_changes_the_state_once(server: Server) -> None:
-    """Whoever watches is told once; other channels go on, and the next opening decides what there is."""
+    """Watchers are notified once; other channels continue, and the next opening determines what is stored."""
     channel, other = await server.open(), await server.open("bills")
     await append(channel, b"a")
     server.told.clear()
@@ -165,7 +165,7 @@ def damage(server: Server, body: bytes) -> None:
 
 
 async def test_create_of_a_damaged_channel_is_corrupt_and_can_be_deleted(server: Server) -> None:
-    """By force, since nobody knows what is in it; made anew it is another channel."""
+    """Deletion needs force, since the content is unknown; a channel that is created again is another one."""
     channel = await server.open()
     await append(channel, b"damaged")
     await append(channel, b"b")
@@ -188,7 +188,7 @@ async def test_create_of_a_damaged_channel_is_corrupt_and_can_be_deleted(server:
 async def test_create_of_a_channel_that_another_has_open_is_refused_and_harms_nothing(
     server: Server, tmp_path: Path
 ) -> None:
-    """The first goes on; the second can neither be used nor deleted."""
+    """The first server continues; the second can neither use nor delete the channel."""
     channel = await server.open()
     second = Server(server.base, server.disk)
     with pytest.raises(ChannelLogFailedError, match="cannot be opened; the server's log tells why"):
@@ -201,7 +201,7 @@ async def test_create_of_a_channel_that_another_has_open_is_refused_and_harms_no
 
 
 async def test_delete_of_a_file_channel_removes_its_files(server: Server) -> None:
-    """With what is open in it; once it is marked it never comes back, whatever crashes."""
+    """Open transactions go too; a channel that is marked never returns, even after a crash."""
     channel = await server.open()
     await append(channel, b"a")
     begin_with_puts(channel, b"b")

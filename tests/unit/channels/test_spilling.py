@@ -135,7 +135,7 @@ async def test_append_while_the_log_holds_events_goes_behind_them_there(opened: 
 
 
 async def test_append_once_the_log_holds_nothing_goes_to_memory_again(opened: Opened) -> None:
-    """Taken events count as held: they may come back."""
+    """Taken events count as held: they may be returned."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     taker = await begin_with_takes(channel, 3)
@@ -221,7 +221,7 @@ async def test_commit_of_memory_behind_one_of_the_log_keeps_the_order(opened: Op
 async def test_commit_of_memory_behind_one_of_the_log_needs_no_sync(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for that of the other, and has nothing to be synced itself."""
+    """It waits for the other commit, and needs no sync of its own."""
     # So that each commit is a group of its own.
     monkeypatch.setattr("millrace_server.wal.writer.GROUP_BYTES_MAX", 1)
     channel = await opened.open(memory_capacity=2)
@@ -325,7 +325,7 @@ async def test_open_after_one_that_failed_finds_what_the_log_has(opened: Opened)
 
 
 async def test_update_of_the_memorys_capacity_is_in_force_at_once(opened: Opened) -> None:
-    """A smaller one has what is in memory stay, and what comes go to the log."""
+    """With a smaller capacity, events in memory stay and new ones go to the log."""
     channel = await opened.open(memory_capacity=1)
     await append(channel, b"a")
     assert not await channel.update(small_spillable_limits(memory_capacity=3))
@@ -354,7 +354,7 @@ async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
 
 
 async def test_append_with_a_full_disk_goes_on_in_memory_until_that_is_full_too(opened: Opened) -> None:
-    """Then it is DISK_FULL; takes go on, and make room."""
+    """Then puts fail with DISK_FULL; takes continue, and make room."""
     channel = await opened.open(memory_capacity=2, min_free_bytes=1 << 41)
     await append(channel, b"a", b"b")
     with pytest.raises(DiskFullError):
@@ -378,7 +378,7 @@ async def test_append_with_a_full_disk_goes_to_memory_behind_the_log(opened: Ope
 
 
 async def test_append_that_the_disk_refused_goes_to_memory_when_it_comes_again(opened: Opened) -> None:
-    """Where nobody could have known before: a quota, or a disk that others fill."""
+    """The shortage could not be foreseen: a quota, or a disk that other programs fill."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     opened.disk.fail("write", 1, errno.ENOSPC, count=1_000)
@@ -424,7 +424,7 @@ async def test_commit_of_memory_behind_one_that_is_refused_is_made_again(opened:
 
 
 async def fail_log(opened: Opened, channel: Channel) -> None:
-    """Has the sync of a commit that spills fail."""
+    """Makes the sync of a commit that spills fail."""
     opened.disk.fail("sync", 1, errno.EIO)
     with pytest.raises(ChannelLogFailedError):
         await append(channel, *[b"x"] * 50)
@@ -470,7 +470,7 @@ async def test_take_after_the_log_has_failed_ends_where_memory_ends(opened: Open
 async def test_appends_to_memory_reserve_sequences_ahead_of_their_use(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With half of the reserve used, more is reserved, while commits go on; none is given that is not reserved."""
+    """Once half of the reserve is used, more is reserved during commits; only reserved sequences are assigned."""
     monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await opened.open(memory_capacity=3, transaction_capacity=1)
     assert isinstance(channel._core.committer, SpillableCommitter)
@@ -555,7 +555,7 @@ async def test_stop_right_after_a_checkpoint_takes_the_reserve_back(opened: Open
 
 
 async def test_stop_keeps_what_is_left_of_a_request(opened: Opened) -> None:
-    """Its columns are written once and whole; what has left the channel does not come back."""
+    """Its columns are written once and completely; events that have left the channel do not return."""
     channel = await opened.open(memory_capacity=9)
     await append(channel, b"a", b"b", b"c", b"d", b"e")
     first, second = await begin_with_takes(channel, 1), await begin_with_takes(channel, 1)
@@ -589,7 +589,7 @@ async def test_stop_of_large_memory_writes_it_in_portions(opened: Opened, monkey
 
 
 async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Opened) -> None:
-    """What such a commit consumes is neither written nor told to be lost; it may wait behind one for the disk."""
+    """Events that such a commit consumes are neither written nor reported as lost, even if it waits for the disk."""
     channel = await opened.open(memory_capacity=10)
     await append(channel, b"consumed")
     await append(channel, b"stays")
@@ -646,7 +646,7 @@ async def test_stop_without_time_is_not_held_up_by_what_is_in_memory(
 
 
 async def test_commit_while_the_channel_is_closed_is_refused(opened: Opened) -> None:
-    """It would come too late to be written; whoever asks goes elsewhere."""
+    """It would be too late to be written; the error sends the producer elsewhere."""
     channel = await opened.open(memory_capacity=3)
     await append(channel, b"a")
     await opened.now.close()

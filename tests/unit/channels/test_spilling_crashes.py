@@ -99,7 +99,7 @@ async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Cr
 
 @pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
 async def test_crash_gives_no_sequence_twice(crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of lost events either: whoever has read them must not take others for them."""
+    """Sequences of lost events are not reused either: a consumer must not confuse them with others."""
     monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
     given: set[int] = set()
@@ -144,7 +144,7 @@ async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> N
 
 @pytest.mark.parametrize("is_whole", [False, True])
 async def test_checkpoint_tells_stamps_of_what_has_left_memory(crashing: Crashing, *, is_whole: bool) -> None:
-    """A commit is true for good once its last event was consumed; until then a crash undoes all of it."""
+    """A commit is permanent once its last event was consumed; until then a crash undoes all of it."""
     channel = await crashing.open(memory_capacity=5)
     stamp = Stamp("p", 1, 1) if is_whole else Stamp("p", 1, 2)
     await append(channel, b"1", b"2", stamp=stamp)
@@ -186,7 +186,7 @@ async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkp
 
 
 async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(crashing: Crashing) -> None:
-    """Its caller is not told that it is committed; where its events are in the log, it is."""
+    """The caller does not learn that it is committed; if its events are in the log, it is."""
     channel = await crashing.open(memory_capacity=2)
     lost, kept = begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b", b"c")
     await channel.transactions.commit([lost], None)
@@ -259,7 +259,7 @@ async def test_claim_after_a_crash_goes_on_behind_what_is_lost(crashing: Crashin
 
 
 async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crashing: Crashing) -> None:
-    """Memory takes what it can where the disk is full; what comes in later goes on behind."""
+    """Memory takes what it can while the disk is full; later events follow behind."""
     channel = await crashing.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))

@@ -150,7 +150,7 @@ def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch
 
 
 def test_accept_of_many_passing_producers_forgets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may choose a key for each request must not have a file's lines stored twice."""
+    """A client that chooses a key for each request must not cause the lines of a file to be stored twice."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 3)
     ledger = StampLedger()
     ledger.accept(Stamp("file", 1, 1))
@@ -311,7 +311,7 @@ def test_without_any_stamps_a_ledger_is_as_if_they_had_never_been(
 
 
 def test_without_stamps_of_a_producer_that_was_forgotten_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be accepted anew."""
+    """It may be accepted again."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 1)
     ledger = StampLedger()
     forgotten = ledger.accept(Stamp("a", 1, 5))

@@ -23,7 +23,7 @@ async def test_next_batch_of_what_was_offered_comes_in_order() -> None:
 
 
 async def test_next_batch_when_there_is_none_waits_for_it() -> None:
-    """Each time anew."""
+    """Each call waits."""
     subscriber = Subscriber()
     for sequence in (1, 2):
         call = await started(seen(subscriber))
@@ -45,7 +45,7 @@ async def test_next_batch_after_too_many_says_how_many_were_missed(monkeypatch: 
 
 
 async def test_next_batch_after_too_many_bytes_says_how_many_were_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes are bounded likewise, but the newest batch is always kept."""
+    """Bytes are bounded too, but the newest batch is always kept."""
     monkeypatch.setattr(contents, "_SUBSCRIBER_BODY_BYTES_MAX", 10)
     subscriber = Subscriber()
     for sequence, body in enumerate((b"a" * 6, b"b" * 4, b"c" * 4), start=1):

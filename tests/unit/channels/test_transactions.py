@@ -54,7 +54,7 @@ async def test_end_of_a_transaction_drops_what_it_held() -> None:
 
 
 async def test_lease_of_a_transaction_that_runs_out_names_it() -> None:
-    """Whoever opened it is told which one expired, once."""
+    """The owner learns once which transaction has expired."""
     expiries = Expiries()
     txn = Transaction("t", 30, expiries)
     await asyncio.sleep(1000)
@@ -149,7 +149,7 @@ def test_ended_txns_beyond_the_limit_forget_the_oldest(monkeypatch: pytest.Monke
 
 
 async def test_limit_when_reached_refuses_until_one_ends() -> None:
-    """The maximum is asked for anew each time: it may change."""
+    """The maximum is read at each call, since it may change."""
     maximum = 2
     limit = TxnLimit("channel 'a'", lambda: maximum)
     limit.refuse_if_reached()

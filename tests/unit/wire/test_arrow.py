@@ -114,7 +114,7 @@ def test_record_batches_with_a_hole_keep_their_sequences() -> None:
 
 
 def test_record_batches_of_some_columns_have_only_these_in_their_order() -> None:
-    """A user's own schema may leave columns out, order them anew, and write their names in another case."""
+    """A user's schema may omit columns, reorder them, and spell their names in another case."""
     schema = pa.schema([SCHEMA.field("body").with_name("Body"), SCHEMA.field("sequence")])
     batches = list(record_batches(column_batches([[({"host": "a"}, b"x")]]), schema, CONSTANTS))
     assert [batch.to_pylist() for batch in batches] == [[{"Body": b"x", "sequence": 1}]]

@@ -71,7 +71,7 @@ def test_columns_from_events_with_sparse_headers_keep_the_table_small() -> None:
 
 
 def test_add_with_too_many_headers_adds_nothing() -> None:
-    """An event that no batch can hold is refused, and the builder goes on as before."""
+    """An event that no batch can hold is refused, and the builder continues as before."""
     builder = ColumnsBuilder()
     builder.add({"a": "1"}, b"x")
     with pytest.raises(ColumnsError, match="headers: an event has 257 headers; at most 256 are allowed"):

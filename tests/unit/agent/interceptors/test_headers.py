@@ -56,7 +56,7 @@ def test_host_tells_the_machine_s_name_or_address() -> None:
 
 
 def test_own_address_where_nothing_can_be_reached_is_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a network still has its events come in."""
+    """A machine without a network still receives events."""
 
     def refuse(*_: object) -> None:
         raise OSError("network is unreachable")

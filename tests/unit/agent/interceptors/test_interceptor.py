@@ -76,7 +76,7 @@ def test_own_interceptor_that_cannot_be_found_is_refused(factory: str, problem: 
 
 
 def test_own_module_that_ends_the_program_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a user's module does while it is imported, the check goes on."""
+    """The check continues, whatever a user's module does while it is imported."""
     (tmp_path / "leaving_module.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert problem_with(type="custom", factory="leaving_module:x") == (

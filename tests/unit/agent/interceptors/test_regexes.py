@@ -97,7 +97,7 @@ def test_search_replace_in_a_header_that_no_event_has_does_nothing() -> None:
 
 @pytest.mark.parametrize("replacement", ["0123456789" * 20, r"\g<0>\g<0>" * 10])
 def test_search_replace_that_makes_a_text_too_long_refuses_that_event(replacement: str) -> None:
-    """Memory is bounded, whatever pattern and body come together; the others go on at the next try."""
+    """Memory is bounded for any pattern and body; the other events pass at the next attempt."""
     table = table_of(b"1", b"x" * 100_000, b"2")
     with pytest.raises(EventsRefusedError) as caught:
         interceptor(type="search_replace", pattern="x|x+$", replacement=replacement).intercept(table)
@@ -200,7 +200,7 @@ def test_regex_extractor_of_a_header_looks_there() -> None:
 def test_regex_extractor_of_a_time_without_zone_takes_the_configured_one(
     time_zone: str, text: bytes, millis: str | None
 ) -> None:
-    """A time that cannot be read makes no header; the event goes on."""
+    """A time that cannot be parsed sets no header; the event passes."""
     [(headers, _)] = intercepted(
         table_of(text),
         type="regex_extractor",
@@ -258,7 +258,7 @@ def test_regex_extractor_that_does_not_fit_together_is_refused(table: dict[str, 
 @pytest.mark.parametrize("kind", ["regex_filter", "search_replace", "regex_extractor", "remove_header"])
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "[", r"(?P<1>a)"])
 def test_a_pattern_that_is_none_is_refused(kind: str, pattern: str) -> None:
-    """With the configuration, where somebody looks."""
+    """The check of the configuration reports it."""
     more = {"replacement": ""} if kind == "search_replace" else {}
     problem = problem_with(type=kind, pattern=pattern, **more)
     assert problem.startswith("pattern: is ")

@@ -66,5 +66,5 @@ def test_feed_of_a_line_on_which_the_pattern_takes_for_ever_counts_it_as_no_matc
 
 
 def test_feed_of_lines_that_are_not_utf_8_matches_them_all_the_same() -> None:
-    """A broken character matches as U+FFFD, and goes on as it came."""
+    """An invalid character matches as U+FFFD and is passed on unchanged."""
     assert joined(b"\xff 1", b" 2", "é 3".encode(), pattern=r"^\w") == [b"\xff 1\n 2", "é 3".encode()]

@@ -161,7 +161,7 @@ def test_feed_of_broken_utf_8_follows_the_policy(errors: str, expected: list[byt
 
 
 def test_feed_of_broken_text_in_another_charset_keeps_its_bytes() -> None:
-    """What cannot be converted goes on as it is."""
+    """A line that cannot be converted is passed on unchanged."""
     assert bodies_of(splitter(charset="shift_jis").feed(b"\x83e\n\x83\x0a")) == ["テ".encode(), b"\x83"]
 
 

@@ -452,7 +452,7 @@ async def test_run_where_settling_fails_does_not_send_again(scene: Scene, monkey
 
 
 async def test_run_with_others_taking_from_the_channel_names_exactly_what_it_sends(scene: Scene) -> None:
-    """A key has the exact sequences; events that another consumer had taken are not assumed to be sent."""
+    """A key has the exact sequences; events that another consumer took are not assumed to be sent."""
     await fill(scene.channel, 2, 2, 2)
     delivery = await scene.channel.deliveries.deliver(TakeLimits(events_max=2))
     sink, reader = scene.sink(), reader_of(scene.registry)

@@ -146,7 +146,7 @@ async def test_deliver_all_into_a_full_channel_reads_no_more(written: Input) -> 
 
 
 async def test_deliver_all_that_is_cancelled_keeps_what_it_has_read(written: Input, log: list[Any]) -> None:
-    """Cancelled anywhere, it goes on with the very line; what was being stored is stored once."""
+    """After a cancellation at any point the stream continues with the next line; a pending batch is stored once."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     lines = stream()
     delivering = await started(lines.deliver_all(writer, written.read))

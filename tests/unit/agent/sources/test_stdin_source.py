@@ -232,7 +232,7 @@ async def test_run_after_a_failure_stores_what_was_read_ahead(
 async def test_run_with_a_pattern_that_takes_for_ever_keeps_nobody_waiting(
     tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes on beside it, and the line counts as one that does not match."""
+    """The server continues, and the line counts as one that does not match."""
     monkeypatch.setattr("millrace_server.agent.interceptors.regexes.MATCH_SECONDS_MAX", 0.5)
     registry = registry_with("lines")
     multiline = {"pattern": EVIL_PATTERN}

@@ -35,7 +35,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_store(tmp_path: Path, out: Path) -> Iterator[MakeStore]:
-    """Opens a store with these settings, for files below `out` unless a path is given; closes all in the end."""
+    """Opens a store with these settings, by default for files below `out`; closes all files at the end."""
     with ExitStack() as opened:
 
         def open_one(path: str = "", **settings: Any) -> EventFiles:
@@ -78,7 +78,7 @@ def test_finished_file_is_named_after_its_events(open_store: MakeStore, out: Pat
 
 
 def test_finish_beside_a_file_of_the_same_name_takes_another(open_store: MakeStore, out: Path) -> None:
-    """A file is never overwritten, whoever created it."""
+    """A file is never overwritten, even if another program created it."""
     taken = out / f"{SINK}-{CHANNEL_ID[:12]}-000000000001-000000000002.txt"
     taken.write_text("mine\n")
     store = open_store()

@@ -28,7 +28,7 @@ class Flow:
         self._store: EventFiles | None = None
 
     def run(self, *later: range) -> None:
-        """Brings all events that are not settled into files, and settles them; more of them in the end."""
+        """Writes all unsettled events, and later ones, to files and settles them."""
         store = self._store = make_event_files(self._config, self.state)
         store.open()
         left = [numbers for numbers in (*DELIVERIES, *later) if not self.settled.issuperset(numbers)]

@@ -40,7 +40,7 @@ class HoardingWriter(TextWriter):
 
 @pytest.fixture
 def files() -> Iterator[OpenFiles]:
-    """No open files yet; those that there are in the end are closed."""
+    """No open files yet; those that are open at the end are closed."""
     made = OpenFiles(LIMITS, lambda file: TextWriter(file, "none", append_newline=False))
     yield made
     made.discard()

@@ -45,7 +45,7 @@ def _lines(*numbers: int) -> list[bytes]:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110 - what files there are is told by the disk only
+    while not is_so():  # noqa: ASYNC110 - only the disk shows which files there are
         await asyncio.sleep(0.005)
 
 

@@ -54,7 +54,7 @@ def ranges(encoded: list[Request]) -> list[tuple[int, int]]:
 
 
 async def take_away(channel: Channel, event_count: int) -> None:
-    """Has somebody else take events, for good."""
+    """Takes and commits events as another consumer."""
     delivery = await channel.deliveries.deliver(TakeLimits(events_max=event_count))
     _ = channel.deliveries.settle(delivery)
 

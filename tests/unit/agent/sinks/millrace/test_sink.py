@@ -93,7 +93,7 @@ async def empty(channel: Channel) -> None:
 
 @asynccontextmanager
 async def running(sink: ForwardingSink, reader: ChannelReader) -> AsyncIterator[None]:
-    """Has the sink work inside, and end in order; one that gives up ends the test."""
+    """Runs the sink inside the block and stops it at the end; a sink that gives up fails the test."""
     async with asyncio.TaskGroup() as working:
         working.create_task(sink.run(reader))
         yield
@@ -170,7 +170,7 @@ async def test_run_whose_reader_closes_waits_for_the_answers(scene: Scene) -> No
 
 
 async def test_run_cancelled_leaves_what_was_not_answered(scene: Scene) -> None:
-    """It comes again, in its place, to whoever runs next; what was stored of it is dropped there by its name."""
+    """The next run sends it again, in its place; the target drops by its stamp what it has stored."""
     scene.target.answer = Held()
     bodies = await fill(scene.channel, 100)
     work = asyncio.create_task(scene.sink().run(scene.reader))
@@ -240,7 +240,7 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
 
 
 async def test_run_to_a_channel_for_smaller_commits_sends_smaller_ones(scene: Scene) -> None:
-    """It asks before it sends, and where that has changed meanwhile it finds out; nobody has to wait for it."""
+    """The sink asks before it sends, and notices later changes; no call waits for that."""
     assert scene.target.found is not None
     scene.target.found.config.transaction_capacity = 7
 
@@ -336,7 +336,7 @@ async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again
 
 
 async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Scene) -> None:
-    """The target ends the stream and does not say which it was: the sink goes on one by one until it knows."""
+    """The target ends the stream without naming the event: the sink sends one at a time until it knows."""
     there = registry_with("orders", capacity=1_000, transaction_capacity=1_000)
     scene.reader = reader_of(scene.registry, dead_letter_channel="rejected", deliveries_max=1)
     for number in range(40):
@@ -353,7 +353,7 @@ async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Sc
 
 
 async def test_run_to_a_channel_that_forgot_what_it_had_stored_goes_on(scene: Scene) -> None:
-    """Deleted and made anew, it knows no condition that holds: the next stream begins without one."""
+    """A channel that was deleted and created again has stored nothing: the next stream begins without a condition."""
     bodies = await fill(scene.channel, 100)
 
     async def answer(request: Request) -> Answer:
@@ -389,7 +389,7 @@ async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
 
 
 async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:
-    """A connection that nobody serves is not waited for without end."""
+    """A sink does not wait without limit for a connection that is not served."""
     # The kernel takes the connection, as it does for a process that is stopped.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
@@ -437,7 +437,7 @@ async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) ->
 async def test_run_whose_answers_are_late_says_so_until_they_come(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever looks at the sink learns that it does not get on long before it gives up."""
+    """The sink's state shows that it makes no progress long before it gives up."""
     monkeypatch.setattr(pipeline, "SLOW_SECONDS", 0.05)
     held = scene.target.answer = Held()
     await fill(scene.channel, 10)
@@ -525,7 +525,7 @@ async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatc
 
 
 async def test_run_of_a_server_that_answers_too_much_says_so(scene: Scene) -> None:
-    """Whoever counts otherwise is not to be trusted with what comes next."""
+    """A server that counts responses wrongly is not trusted with further events."""
     scene.target.answers_each = 2
     await fill(scene.channel, 10)
     await scene.give_up("has answered a request that was not sent")

@@ -14,7 +14,7 @@ from tests.agent_parts import until
 from tests.process_figures import is_running
 
 LONG_SECONDS = 60.0
-"""Longer than any test goes on."""
+"""Longer than any test takes."""
 
 
 def job(script: str, *, grace_seconds: float = LONG_SECONDS, **changes: Any) -> Job:
@@ -141,7 +141,7 @@ async def test_end_of_a_command_lets_what_it_left_behind_finish() -> None:
 
 
 async def test_wait_that_is_cancelled_may_follow_once_more() -> None:
-    """A source that is stopped waits for its command in the end."""
+    """A source that is stopped finally waits for its command."""
     command = await start(job("exec >&- 2>&-; exec sleep 1000"))
     assert await rest_of(command) == b""
     waiting = asyncio.create_task(command.wait())
@@ -153,7 +153,7 @@ async def test_wait_that_is_cancelled_may_follow_once_more() -> None:
 
 
 async def test_kill_of_the_guard_ends_the_command() -> None:
-    """Somebody may kill whatever has our name."""
+    """An operator may kill all processes with the server's name."""
     command = await start(job("sleep 1000 & echo $!; wait"))
     pids = [command.pid, *await pids_from(command, 1)]
     os.kill(command._guard.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ async def test_kill_of_the_guard_ends_the_command() -> None:
 
 
 async def test_kill_of_the_guard_ends_what_the_command_has_started() -> None:
-    """Also what writes on and on: the output of the command has an end."""
+    """Processes that write without end are included: the output of the command ends."""
     command = await start(job("yes & wait"))
     assert await next_line(command) == b"y\n"
     os.kill(command._guard.pid, signal.SIGKILL)

@@ -217,7 +217,7 @@ async def test_kill_of_the_guard_restarts_the_command(tmp_path: Path) -> None:
 
 
 async def test_lines_of_several_that_are_one_event_are_stored_without_a_further_one(tmp_path: Path) -> None:
-    """An event that might go on waits for a while, and no longer."""
+    """An event that may have further lines waits for a limited time."""
     registry = registry_with("lines")
     multiline = {"pattern": "^ ", "role": "continues", "timeout_seconds": 0.05}
     config = shell("printf 'one\\n more\\ntwo\\n'; sleep 1000", multiline=multiline, linger_seconds=0.01)

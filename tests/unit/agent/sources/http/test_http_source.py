@@ -161,7 +161,7 @@ async def test_post_of_many_events_stores_them_in_batches() -> None:
 async def test_post_that_channels_refuse_is_told_whether_to_come_again(
     error: Exception, status: int, retry_after: str | None
 ) -> None:
-    """The answer has the reason and, where it helps, when to come again; then it is stored."""
+    """The response has the reason and, if a repetition can succeed, a delay; the repeated request is stored."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [error]
     async with running(made, channel_writer):
@@ -275,7 +275,7 @@ async def test_post_of_what_is_wrong_is_refused_and_harms_nobody(
 
 
 async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() -> None:
-    """Who asks first whether to go on need not send it at all."""
+    """A client that sends `Expect: 100-continue` need not send the body at all."""
     made, channel_writer = make_source(body_bytes_max=1_024), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(10**15, {"Expect": "100-continue"}))
@@ -378,7 +378,7 @@ async def test_request_for_something_else_is_refused(method: str, path: str, sta
 
 
 async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> None:
-    """A bug of somebody's is no reason to fall silent, nor to fill the log; callers see no internals."""
+    """Despite a bug in an interceptor each request gets a response without internals, and the log is not flooded."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [RuntimeError("secret") for _ in range(10)]
     channel_writer.refusals += [InternalError("secret")]

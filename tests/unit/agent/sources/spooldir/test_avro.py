@@ -167,7 +167,7 @@ def test_chunks_of_a_block_that_is_too_large_call_the_file_bad(tmp_path: Path, m
 
 
 def test_chunks_of_a_container_whose_codec_is_not_installed_blame_no_file(tmp_path: Path) -> None:
-    """It is to be read once somebody has installed the library."""
+    """The file is read once the library is installed."""
     snappy = container(RECORDS, codec="deflate").replace(b"\x0edeflate", b"\x0csnappy")
     with pytest.raises(ComponentError, match="you need to install"):
         chunks_of(put(tmp_path, "a.avro", snappy))

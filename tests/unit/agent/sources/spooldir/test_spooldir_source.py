@@ -37,7 +37,7 @@ def log() -> Iterator[list[Any]]:
 
 
 async def store(registry: ChannelRegistry, name: str, path: Path, first: int, last: int) -> None:
-    """Has a channel store these bytes of a file, as an earlier run of the source would have had."""
+    """Stores these bytes of a file in a channel, as an earlier run of the source would have."""
     file = opened(path)
     stamp = Stamp(file.producer_id("lines"), first, last)
     lines = file.read(last + 1)[first:].splitlines()
@@ -266,7 +266,7 @@ def refuse_to_open(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> N
 async def test_run_with_a_file_that_cannot_be_read_now_tries_again_and_sets_it_aside(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk may come back; a file that never can be read must not hold up the others for ever."""
+    """A disk may recover; a file that can never be read must not block the others."""
     monkeypatch.setattr(source_module, "_ATTEMPTS_MAX", 2)
     put(spool, "broken", b"x\n", modified_seconds=10.0)
     put(spool, "good", b"good\n", modified_seconds=20.0)

@@ -45,7 +45,7 @@ def send_datagrams(address: tuple[str, int], *datagrams: bytes) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Returns once it is so."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110 - what is waited for is inside the source, and tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition is inside the source, which sends no notification
             await asyncio.sleep(0.01)
 
 
@@ -252,7 +252,7 @@ async def test_run_again_after_a_failure_stores_what_was_under_way_and_keeps_the
 
 
 async def test_run_with_broken_framing_keeps_the_beginning_and_closes_the_connection() -> None:
-    """Where the next message begins is not guessed; other connections go on."""
+    """The source does not guess where the next message begins; other connections continue."""
     made, channel_writer = make_source(framing="octet_counting"), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (reader, writer), sender(made) as (_, other):
         writer.write(b"2 okbroken\n")
@@ -311,7 +311,7 @@ async def test_run_with_senders_that_reset_their_connections_stores_their_messag
 
 
 async def test_run_with_too_many_connections_closes_those_that_come_last() -> None:
-    """The others go on; one that ends makes room."""
+    """The other connections continue; one that ends makes room."""
     made, channel_writer = make_source(connections_max=2), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (_, first):
         async with sender(made) as (_, second):

@@ -6,7 +6,7 @@ from millrace_server.agent.sources.taildir.file_scheduler import POLL_SECONDS_MA
 
 
 class SlowRegister(SimpleNamespace):
-    """Has no files, and needs some time to find that out; the time is what it makes of it."""
+    """A register without files whose scans take some time of a fake clock."""
 
     def __init__(self, scan_seconds: float) -> None:
         super().__init__(files={}, now=0.0, saves_at=[])

@@ -1,4 +1,4 @@
-"""What is known of files after the source, or the whole process, was started anew."""
+"""What the source knows of files after it, or the whole process, was restarted."""
 
 import random
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Files that are renamed, copied, cut short, written anew and deleted. Numbers are those of Flume's complaints."""
+"""Files that are renamed, copied, truncated, rewritten and deleted. Numbers are those of Flume's issues."""
 
 import os
 import shutil
@@ -90,7 +90,7 @@ def test_start_after_files_were_renamed_reads_their_rests_and_nothing_again(
     append(log, *numbered(30, 40))
     tailing.start()
     tailing.run(5)
-    # Nobody has ever seen the file between them under a name that matches.
+    # The file between them never had a name that matches.
     lost = [] if pattern == "app.log*" else numbered(20, 30)
     assert sorted(tailing.bodies) == [body for body in numbered(0, 40) if body not in lost]
     assert tailing.bodies_by_file[0] == numbered(0, 20)
@@ -142,7 +142,7 @@ def test_run_on_a_file_moved_away_and_back_reads_nothing_again(tmp_path: Path, l
 
 
 def test_run_on_many_rotated_files_leaves_none_open_nor_tailed(tmp_path: Path, logs: Path, log: Path) -> None:
-    """Files that were renamed or deleted are closed in the end, and cost nothing more (3341, 59)."""
+    """Files that were renamed or deleted are finally closed and cost nothing more (3341, 59)."""
     tailing = Tailing(tmp_path, config_of(logs / "app.log"))
     for number in range(20):
         append(log, *numbered(number * 10, number * 10 + 10))
@@ -336,7 +336,7 @@ def test_run_on_a_copy_whose_original_stays_reads_it_after_a_while(tmp_path: Pat
 
 
 def test_run_on_a_file_that_outgrows_another_reads_it_after_a_while(tmp_path: Path, logs: Path, log: Path) -> None:
-    """A file that begins like another one and goes on growing beyond it is no copy, and waits no longer than one."""
+    """A file that begins like another one and grows beyond it is no copy, and waits no longer than a copy."""
     append(log, b"# a header that all files have")
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)

@@ -85,7 +85,7 @@ async def test_run_keeps_the_channels_limits(agent: Agent, registry: ChannelRegi
 
 
 async def test_run_into_a_full_channel_waits_and_loses_nothing(tmp_path: Path, log: Path) -> None:
-    """While there is no room nothing is lost, and the state says so; then it goes on."""
+    """While the channel is full nothing is lost, and the state says so; then the source continues."""
     append(log, *numbered(0, 100))
     small = registry_with("orders", capacity=30, transaction_capacity=10, keep_alive_seconds=0.0)
     async with agent_on(small, tmp_path) as agent:
@@ -122,7 +122,7 @@ async def test_stop_saves_positions_and_ends_its_thread(
 async def test_run_on_a_channel_that_forgot_nothing_repeats_nothing_without_positions(
     agent: Agent, registry: ChannelRegistry, tmp_path: Path, log: Path
 ) -> None:
-    """The channels alone suffice to go on."""
+    """The channels alone suffice to continue."""
     append(log, *numbered(0, 10))
     start(agent, config_of(log))
     await until(holds(registry, numbered(0, 10)))
