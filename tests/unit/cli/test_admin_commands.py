@@ -13,8 +13,8 @@ from millrace_client import (
     Compression,
     FsyncPolicy,
 )
-from millrace_client.cli.top_command import ComponentRateMeter
-from millrace_client.cli.views import component_document, components_table
+from millrace_client.cli.top_command import RateMeter
+from millrace_client.cli.views import components_table, document_of
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import ACCESS, FakeChannel, FakeClient
 
@@ -266,7 +266,7 @@ def test_components_as_json_tells_everything(client: FakeClient, millrace: RunMi
     """The fields of the wire, for programs."""
     client.admin.components = [COLLECTOR]
     [document] = json.loads(millrace("components", "--json").stdout)
-    assert document == component_document(COLLECTOR)
+    assert document == document_of(COLLECTOR)
     assert (document["kind"], document["state"]) == ("sink", "backing_off")
     assert document["counters"]["failure_count"] == 7
     assert document["since"] == "2026-01-02T03:04:05+00:00"
@@ -291,11 +291,10 @@ def test_components_table_tells_ages_as_people_do(seconds: float, shown: str) ->
 def test_measure_of_components_gives_events_a_second_between_two_looks() -> None:
     """One that is new, or counts from 0 again, has none."""
     times = iter([10.0, 12.0, 14.0])
-    meter = ComponentRateMeter(lambda: next(times))
-    assert meter.measure([ACCESS]) == {}
-    more = replace(ACCESS, counters=replace(ACCESS.counters, event_count=1_334))
-    assert meter.measure([more, COLLECTOR]) == {"sources/access": 50.0}
-    assert meter.measure([ACCESS, COLLECTOR]) == {"sinks/collector": 0.0}
+    meter = RateMeter(lambda: next(times))
+    assert meter.measure({"sources/access": [1_234]}) == {}
+    assert meter.measure({"sources/access": [1_334], "sinks/collector": [7]}) == {"sources/access": [50.0]}
+    assert meter.measure({"sources/access": [1_234], "sinks/collector": [7]}) == {"sinks/collector": [0.0]}
 
 
 def test_top_with_components_shows_them_below_the_channels(client: FakeClient, millrace: RunMillrace) -> None:

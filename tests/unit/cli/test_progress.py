@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from millrace_client import ChannelFullError
-from millrace_client.cli.progress import BarProgress, NotedProgress, progress_columns, shown_progress
+from millrace_client.cli.progress import BarProgress, PutProgress, progress_columns, shown_progress
 
 FULL = ChannelFullError("no room for 100 more", channel="orders")
 
@@ -50,7 +50,7 @@ def test_bar_while_waiting_says_why_and_how_long() -> None:
 
 def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The next wait gets its own."""
-    progress = NotedProgress()
+    progress = PutProgress()
     progress.waiting(FULL, 60.0)
     progress.waiting(FULL, 60.0)
     progress.committed(1, 1)
@@ -64,4 +64,4 @@ def test_notes_of_one_wait_are_one(capsys: pytest.CaptureFixture[str]) -> None:
 def test_shown_progress_without_a_terminal_writes_notes() -> None:
     """Logs get sentences, never bars."""
     with shown_progress("put", 100) as progress:
-        assert isinstance(progress, NotedProgress)
+        assert type(progress) is PutProgress

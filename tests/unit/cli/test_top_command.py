@@ -7,8 +7,7 @@ import pytest
 
 from millrace_client import ChannelInfo, UnavailableError
 from millrace_client.cli.exit_status import CommandError
-from millrace_client.cli.top_command import ChannelWatch, RateMeter, try_to_update
-from millrace_client.cli.views import Rates
+from millrace_client.cli.top_command import ChannelWatch, RateMeter, channel_counters, try_to_update
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import COUNTERS, ORDERS, FakeChannel, FakeClient
 
@@ -32,19 +31,19 @@ def counted(put: int, taken: int) -> ChannelInfo:
 @pytest.fixture
 def meter() -> RateMeter:
     meter = RateMeter(SteppingClock())
-    meter.measure([counted(100, 50)])
+    meter.measure(channel_counters([counted(100, 50)]))
     return meter
 
 
 def test_measure_for_the_first_time_knows_nothing() -> None:
     """One look has no rate."""
-    assert RateMeter(SteppingClock()).measure([ORDERS]) == {}
+    assert RateMeter(SteppingClock()).measure(channel_counters([ORDERS])) == {}
 
 
 def test_measure_again_gives_events_a_second(meter: RateMeter) -> None:
     """What was counted between two looks, by the time between them; then from the newer look on."""
-    assert meter.measure([counted(300, 50)]) == {"orders": Rates(put=100.0, taken=0.0)}
-    assert meter.measure([counted(300, 60)]) == {"orders": Rates(put=0.0, taken=5.0)}
+    assert list(meter.measure(channel_counters([counted(300, 50)])).values()) == [[100.0, 0.0]]
+    assert list(meter.measure(channel_counters([counted(300, 60)])).values()) == [[0.0, 5.0]]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +57,13 @@ def test_measure_again_gives_events_a_second(meter: RateMeter) -> None:
 )
 def test_measure_a_channel_made_anew_knows_nothing(meter: RateMeter, channel: ChannelInfo) -> None:
     """Counters that began again at 0 would give nonsense."""
-    assert meter.measure([channel]) == {}
+    assert meter.measure(channel_counters([channel])) == {}
 
 
 def test_measure_a_channel_that_comes_and_goes_knows_nothing(meter: RateMeter) -> None:
     """Only a channel that both looks saw has a rate."""
-    assert meter.measure([]) == {}
-    assert meter.measure([counted(300, 50)]) == {}
+    assert meter.measure({}) == {}
+    assert meter.measure(channel_counters([counted(300, 50)])) == {}
 
 
 def watch_of(client: FakeClient, *names: str) -> ChannelWatch:

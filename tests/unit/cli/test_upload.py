@@ -18,12 +18,14 @@ from millrace_client import (
 from millrace_client.cli.exit_status import CommandError
 from millrace_client.cli.line_events import LineFormat, LineRouting
 from millrace_client.cli.line_source import InputError
+from millrace_client.cli.progress import PutProgress
 from millrace_client.cli.upload import CLOSE_SECONDS, Destination, PutAccount, TroubleHooks, Upload
 from tests.unit.cli.fake_client import FakeChannel, FakeProducer
 
 
-class FakeProgress:
+class FakeProgress(PutProgress):
     def __init__(self) -> None:
+        super().__init__()
         self.commits: list[tuple[int, int]] = []
         self.waits: list[str] = []
 

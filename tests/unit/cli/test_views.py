@@ -6,14 +6,14 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_client import ChannelState, ChannelType, ClaimStatus, Compression, FsyncPolicy
-from millrace_client.cli.views import channel_document, channel_page, channels_table, fill_of
+from millrace_client.cli.views import channel_page, channels_table, document_of, fill_of
 from tests.unit.cli.fake_client import GAUGES, LIMITS, ORDERS
 
 
-def test_channel_document_of_a_channel_is_json() -> None:
+def test_document_of_of_a_channel_is_json() -> None:
     """Every field is there under its name, and times can be read by any program."""
     claim = ClaimStatus(reader_id="spark", epoch=3, remaining_seconds=1.5)
-    document = json.loads(json.dumps(channel_document(replace(ORDERS, claim=claim))))
+    document = json.loads(json.dumps(document_of(replace(ORDERS, claim=claim))))
     assert document["config"]["type"] == "memory"
     assert document["config"]["keep_alive_seconds"] == 3.0
     assert document["gauges"]["body_bytes_max"] == 800_000
@@ -24,9 +24,9 @@ def test_channel_document_of_a_channel_is_json() -> None:
     assert document["start_time"] == "2026-01-02T03:04:05+00:00"
 
 
-def test_channel_document_without_a_claim_says_null() -> None:
+def test_document_of_without_a_claim_says_null() -> None:
     """A program can rely on the key."""
-    assert channel_document(ORDERS)["claim"] is None
+    assert document_of(ORDERS)["claim"] is None
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ from millrace_client.cli.formatting import counted, parse_byte_size
 from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client, with_options
 from millrace_client.cli.terminal import note_to_terminal, show
 from millrace_client.cli.views import (
-    channel_document,
     channel_page,
     channels_table,
-    component_document,
     components_table,
+    document_of,
 )
 
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete and purge channels.")
@@ -95,7 +94,7 @@ def channels(client: Client, *, as_json: JsonOption = False) -> None:
     """List all channels and their state."""
     listed = client.admin.list_channels()
     if as_json:
-        typer.echo(json.dumps([channel_document(channel) for channel in listed], indent=2))
+        typer.echo(json.dumps([document_of(channel) for channel in listed], indent=2))
         return
     show(channels_table(listed))
     for channel in listed:
@@ -200,7 +199,7 @@ def purge(
 
 def _write(channel: ChannelInfo, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(channel_document(channel), indent=2))
+        typer.echo(json.dumps(document_of(channel), indent=2))
     else:
         show(channel_page(channel))
 
@@ -214,7 +213,7 @@ def components(client: Client, *, as_json: JsonOption = False) -> None:
     """
     listed = client.admin.list_components()
     if as_json:
-        typer.echo(json.dumps([component_document(component) for component in listed], indent=2))
+        typer.echo(json.dumps([document_of(component) for component in listed], indent=2))
         return
     show(components_table(listed))
     if not listed:

@@ -16,7 +16,7 @@ from millrace_client.cli.line_events import body_document
 from millrace_client.cli.progress import shown_progress
 from millrace_client.cli.put_command import PATIENCE_SECONDS, PatienceOption
 from millrace_client.cli.session import ChannelArgument, JsonOption, check_sendable, with_client
-from millrace_client.cli.terminal import note, note_to_terminal, plain_table, show, text
+from millrace_client.cli.terminal import note, note_to_terminal, plain_table, show
 from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, selected_letters
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
 from millrace_client.dead_letters.targets import RetryPolicy
@@ -198,22 +198,31 @@ def letter_document(letter: DeadLetter) -> dict[str, object]:
 
 def letters_table(letters: Iterable[DeadLetter]) -> Table:
     """Returns dead letters, one per row, with control characters escaped."""
-    table = plain_table("SEQUENCE>", "TIME (UTC)", "COMPONENT", "CHANNEL", "TRIES>", "SIZE>", "REASON", "BODY")
+    table = plain_table(
+        letters,
+        {
+            "SEQUENCE>": lambda letter: f"{letter.sequence:,}",
+            "TIME (UTC)": lambda letter: _cell(letter.time[:_TIME_LENGTH].replace("T", " ")),
+            "COMPONENT": lambda letter: _cell(letter.component),
+            "CHANNEL": lambda letter: _cell(_origin(letter)),
+            "TRIES>": lambda letter: "-" if letter.deliveries is None else f"{letter.deliveries:,}",
+            "SIZE>": lambda letter: format_byte_size(len(letter.event.body)),
+            "REASON": lambda letter: _cell(letter.reason, REASON_LENGTH_MAX),
+            "BODY": lambda letter: Text(beginning_of_bytes(letter.event.body, BODY_LENGTH_MAX).replace("\t", " ")),
+        },
+    )
     for column in table.columns[-2:]:
         # On a narrow terminal these wrap, so that the others stay whole.
         column.no_wrap = False
-    for letter in letters:
-        table.add_row(
-            f"{letter.sequence:,}",
-            _name(letter.time[:_TIME_LENGTH].replace("T", " ")),
-            _name(letter.component),
-            _name(letter.origin if letter.origin_sequence is None else f"{letter.origin}/{letter.origin_sequence}"),
-            "-" if letter.deliveries is None else f"{letter.deliveries:,}",
-            format_byte_size(len(letter.event.body)),
-            text(beginning(_one_line(letter.reason), REASON_LENGTH_MAX) or "-"),
-            text(beginning_of_bytes(letter.event.body, BODY_LENGTH_MAX).replace("\t", " ")),
-        )
     return table
+
+
+def _origin(letter: DeadLetter) -> str:
+    return letter.origin if letter.origin_sequence is None else f"{letter.origin}/{letter.origin_sequence}"
+
+
+def _cell(content: str, length_max: int = _NAME_LENGTH_MAX) -> Text:
+    return Text(beginning(printable(content).replace("\t", " "), length_max) or "-")
 
 
 def replay_document(account: ReplayReport, *, is_complete: bool) -> dict[str, object]:
@@ -233,11 +242,3 @@ def replay_sentence(account: ReplayReport, channel: str, *, is_dry_run: bool) ->
     where = ", ".join(f"{count:,} to {name}" for name, count in sorted(account.replayed.items()))
     sentence = f"{channel}: {counted(account.replayed_count, 'event')} {done}"
     return f"{sentence} ({where})" if where else sentence
-
-
-def _name(content: str) -> Text:
-    return text(beginning(_one_line(content), _NAME_LENGTH_MAX) or "-")
-
-
-def _one_line(content: str) -> str:
-    return printable(content).replace("\t", " ")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from millrace_client import MillraceError, RetryAdvice
 from millrace_client.cli.formatting import printable
@@ -47,58 +47,42 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-class Advice(NamedTuple):
-    """What to do about an error. `{channel}` and `{server}` are placeholders."""
-
-    text: str = ""
-    """Empty if the error's message says what is allowed."""
-    finding: str | None = None
-    """What happened, in place of an error message that does not help people."""
-
+FINDINGS = {
+    "CHANNEL_NOT_FOUND": "the server at {server} has no channel {channel}",
+    "UNAVAILABLE": "no server answers at {server}",
+    "DEADLINE": "the server at {server} did not answer in time",
+}
+"""What happened, by the error's reason, in place of a message that does not help people."""
 
 ADVICE = {
-    "CHANNEL_NOT_FOUND": Advice(
-        "see the names with `millrace channels`, or create it with `millrace channel create {channel}`",
-        finding="the server at {server} has no channel {channel}",
+    "CHANNEL_NOT_FOUND": (
+        "see the names with `millrace channels`, or create it with `millrace channel create {channel}`"
     ),
-    "CHANNEL_EXISTS": Advice("choose another name, or change its limits with `millrace channel update {channel}`"),
-    "CHANNEL_NOT_EMPTY": Advice("empty it with `millrace channel purge {channel}`, or discard its events with --force"),
-    "CHANNEL_CLAIMED": Advice(
-        "see its reader with `millrace channel show {channel}`, and try again when the claim has ended",
-    ),
-    "TXNS_OPEN": Advice("try again when the open transactions have ended"),
-    "CHANNEL_FULL": Advice("take events out, or make room with `millrace channel update {channel} --capacity N`"),
-    "BYTES_FULL": Advice("take events out, or make room with `millrace channel update {channel} --byte-capacity N`"),
-    "DISK_FULL": Advice("take events out, or free space on the server's disk"),
-    "TOO_MANY_TXNS": Advice("try again when other clients have ended theirs"),
-    "OVERLOADED": Advice("try again, with a smaller --batch-size if it happens again"),
-    "REPLAYING": Advice("try again when the channel has replayed its log"),
-    "DRAINING": Advice("try again when the server is up again"),
-    "LEASE_EXPIRED": Advice("the events are back in the channel, so run the command again"),
-    "TXN_CAPACITY": Advice(
-        "use a smaller --batch-size, or `millrace channel update {channel} --transaction-capacity N`",
-    ),
-    "EVENT_TOO_LARGE": Advice(
-        "send smaller events, or raise the channel's byte_capacity or the server's message_bytes_max"
-    ),
-    "MESSAGE_TOO_LARGE": Advice("send smaller events, or raise the server's message_bytes_max"),
-    "SEQUENCE_GONE": Advice("see what there is with `millrace channel show {channel}`"),
-    "TXN_NOT_FOUND": Advice("the server has probably restarted, so run the command again"),
-    "LOG_FAILED": Advice("see the server's log, then restart the server"),
-    "CORRUPT": Advice("see the server's log, and run `millraced log verify`"),
-    "INTERNAL": Advice("see the server's log, and please report it"),
-    "UNAVAILABLE": Advice(
-        "start one with `millraced serve`, or name another with --server or MILLRACE_SERVER",
-        finding="no server answers at {server}",
-    ),
-    "UNIMPLEMENTED": Advice("name a Millrace server with --server or MILLRACE_SERVER"),
-    "DEADLINE": Advice(
-        "try again, or allow more with --timeout",
-        finding="the server at {server} did not answer in time",
-    ),
+    "CHANNEL_EXISTS": "choose another name, or change its limits with `millrace channel update {channel}`",
+    "CHANNEL_NOT_EMPTY": "empty it with `millrace channel purge {channel}`, or discard its events with --force",
+    "CHANNEL_CLAIMED": "see its reader with `millrace channel show {channel}`, and try again when the claim has ended",
+    "TXNS_OPEN": "try again when the open transactions have ended",
+    "CHANNEL_FULL": "take events out, or make room with `millrace channel update {channel} --capacity N`",
+    "BYTES_FULL": "take events out, or make room with `millrace channel update {channel} --byte-capacity N`",
+    "DISK_FULL": "take events out, or free space on the server's disk",
+    "TOO_MANY_TXNS": "try again when other clients have ended theirs",
+    "OVERLOADED": "try again, with a smaller --batch-size if it happens again",
+    "REPLAYING": "try again when the channel has replayed its log",
+    "DRAINING": "try again when the server is up again",
+    "LEASE_EXPIRED": "the events are back in the channel, so run the command again",
+    "TXN_CAPACITY": "use a smaller --batch-size, or `millrace channel update {channel} --transaction-capacity N`",
+    "EVENT_TOO_LARGE": "send smaller events, or raise the channel's byte_capacity or the server's message_bytes_max",
+    "MESSAGE_TOO_LARGE": "send smaller events, or raise the server's message_bytes_max",
+    "SEQUENCE_GONE": "see what there is with `millrace channel show {channel}`",
+    "TXN_NOT_FOUND": "the server has probably restarted, so run the command again",
+    "LOG_FAILED": "see the server's log, then restart the server",
+    "CORRUPT": "see the server's log, and run `millraced log verify`",
+    "INTERNAL": "see the server's log, and please report it",
+    "UNAVAILABLE": "start one with `millraced serve`, or name another with --server or MILLRACE_SERVER",
+    "UNIMPLEMENTED": "name a Millrace server with --server or MILLRACE_SERVER",
+    "DEADLINE": "try again, or allow more with --timeout",
 }
-"""Advice by the error's reason. For other reasons the server's message is shown as it is."""
-
+"""What to do, by the error's reason. For other reasons the server's message says it all."""
 
 _EXIT_CODES = {
     RetryAdvice.CORRECT: ExitCode.USAGE,
@@ -126,12 +110,12 @@ def exit_code_of(error: MillraceError) -> ExitCode:
 def sentence_of(error: MillraceError, server: str) -> str:
     """Returns one sentence: what happened, and what to do."""
     message = printable(error.message.strip()).rstrip(".") or error.reason
-    advice = ADVICE.get(error.reason)
-    if advice is None:
+    if error.reason not in ADVICE:
         return message
     names = {"server": server, "channel": printable(error.channel) or "CHANNEL"}
-    parts = [advice.finding.format_map(names) if advice.finding else message, advice.text.format_map(names)]
-    return "; ".join(filter(None, parts))
+    # The server's message is no template: it may hold braces.
+    finding = FINDINGS[error.reason].format_map(names) if error.reason in FINDINGS else message
+    return f"{finding}; {ADVICE[error.reason].format_map(names)}"
 
 
 class TerminatedError(BaseException):

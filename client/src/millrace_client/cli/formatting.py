@@ -38,28 +38,16 @@ def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII)
 _STEP = 1024
+_PREFIXES = "kmgt"
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate(_PREFIXES, start=1)}
+_UNITS |= {f"{prefix}ib": _STEP**power for power, prefix in enumerate(_PREFIXES, start=1)}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII)
 
 
 def parse_byte_size(text: str) -> int:
-    """Parses `4096`, `64KiB` or `1.5 GB`.
-
-    Raises:
-        ValueError: The text is not a size; the message says what is allowed.
-    """
+    """Parses `4096`, `64KiB` or `1.5 GB`; raises ValueError for any other text."""
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError(

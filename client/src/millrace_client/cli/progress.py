@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -23,35 +22,28 @@ from millrace_client.cli.formatting import printable
 from millrace_client.cli.terminal import note
 
 
-class PutProgress(Protocol):
-    """Receives the progress of a put."""
-
-    def committed(self, line_count: int, input_bytes: int, /) -> None:
-        """Adds lines that the server has committed, and their bytes of the input."""
-
-    def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
-        """Reports an error that the put retries for at most this time."""
-
-
-class NotedProgress:
-    """Writes a note when a wait begins."""
+class PutProgress:
+    """Writes a note when a put or a replay begins to wait."""
 
     def __init__(self) -> None:
         self._is_waiting = False
 
     def committed(self, _line_count: int, _input_bytes: int, /) -> None:
+        """Adds lines that the server has committed, and their bytes of the input."""
         self._is_waiting = False
 
     def waiting(self, error: MillraceError, patience_seconds: float, /) -> None:
+        """Reports an error that the put retries for at most this time."""
         if not self._is_waiting:
             note(f"{error.message}; trying again for up to {patience_seconds:g} s")
         self._is_waiting = True
 
 
-class BarProgress:
+class BarProgress(PutProgress):
     """A progress bar with bytes, lines, lines per second and time; a spinner if the input's size is not known."""
 
     def __init__(self, progress: Progress, label: str, total_bytes: int | None) -> None:
+        super().__init__()
         self._progress = progress
         self._label = printable(label)
         self._task = progress.add_task(self._label, total=total_bytes, lines=0)
@@ -87,16 +79,10 @@ def progress_columns(total_bytes: int | None, noun: str = "lines") -> list[Progr
 
 @contextmanager
 def shown_progress(label: str, total_bytes: int | None, noun: str = "lines") -> Iterator[PutProgress]:
-    """Shows progress on standard error until the block ends.
-
-    Args:
-        label: The operation.
-        total_bytes: The size of the input; None if it is not known.
-        noun: The unit of the count.
-    """
+    """Shows progress on standard error until the block ends: a bar if the input's size is known."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield NotedProgress()
+        yield PutProgress()
         return
     progress = Progress(*progress_columns(total_bytes, noun), console=console, transient=True)
     # Not `with progress`: an interrupt during `start` would leave the cursor hidden.

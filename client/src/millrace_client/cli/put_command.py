@@ -19,7 +19,7 @@ from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import is_utf8
 from millrace_client.cli.line_events import LineFormat, LineRouting
 from millrace_client.cli.line_source import BatchLimits, InputError, LineSource
-from millrace_client.cli.progress import NotedProgress, PutProgress, shown_progress
+from millrace_client.cli.progress import PutProgress, shown_progress
 from millrace_client.cli.session import (
     ChannelArgument,
     JsonOption,
@@ -325,7 +325,7 @@ class _Lines:
 def _progress(file: FileIO, source: LineSource) -> AbstractContextManager[PutProgress]:
     # A bar would overwrite the lines that the user types.
     if file.isatty():
-        return nullcontext(NotedProgress())
+        return nullcontext(PutProgress())
     status = fstat(file.fileno())
     return shown_progress("put", status.st_size - source.byte_count if S_ISREG(status.st_mode) else None)
 

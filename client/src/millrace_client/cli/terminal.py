@@ -4,8 +4,9 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_client.cli.formatting import printable
+
+RowT = TypeVar("RowT")
 
 _PLAIN_WIDTH = 10_000
 """Columns without a terminal: scripts need whole names."""
@@ -34,18 +37,19 @@ def show(renderable: RenderableType) -> None:
     typer.echo(drawn if is_terminal else "\n".join(line.rstrip() for line in drawn.splitlines()), nl=not is_terminal)
 
 
-def plain_table(*headings: str) -> Table:
-    """Returns a table without borders. A heading that ends with `>` is of a column of numbers, aligned right."""
+def plain_table(rows: Iterable[RowT], columns: Mapping[str, Callable[[RowT], str | Text]]) -> Table:
+    """Returns a table without borders.
+
+    `columns` has a function for the cells by each heading. A heading that ends with `>` is of a column of numbers,
+    aligned right.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
+    for heading in columns:
         name = heading.removesuffix(">")
         table.add_column(name, justify="right" if name != heading else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
     return table
-
-
-def text(content: str, style: str = "") -> Text:
-    """Returns text that rich shows literally, without markup."""
-    return Text(content, style=style)
 
 
 def note(sentence: str) -> None:

@@ -2,98 +2,64 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from millrace_client import ChannelInfo, Client, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of, unwrapped_interrupts
 from millrace_client.cli.session import JsonOption, seconds_option, with_client
-from millrace_client.cli.terminal import is_on_terminal, keyboard_input, show, text
-from millrace_client.cli.views import Rates, channel_document, component_path, components_table, top_table
+from millrace_client.cli.terminal import is_on_terminal, keyboard_input, show
+from millrace_client.cli.views import component_path, components_table, document_of, top_table
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class RateMeter:
-    """Measures rates of channels since the previous call."""
+    """Measures how fast counters grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._measured_at = 0.0
-        self._last: dict[str, ChannelInfo] = {}
+        self._last: Mapping[Any, Sequence[int]] = {}
 
-    def measure(self, channels: Iterable[ChannelInfo]) -> dict[str, Rates]:
-        """Returns the rates since the last call, by channel.
-
-        A channel that is new, or whose counters have restarted from 0, has none.
-        """
+    def measure(self, counters: Mapping[KeyT, Sequence[int]]) -> dict[KeyT, Sequence[float]]:
+        """Returns the rates per second since the last call; a key that is new, or has restarted from 0, has none."""
         now = self._clock()
         seconds = now - self._measured_at
-        looked = {channel.name: channel for channel in channels}
-        rates = {
-            name: measured
-            for name, channel in looked.items()
-            if (last := self._last.get(name)) and (measured := _rates(last, channel, seconds))
-        }
-        self._measured_at, self._last = now, looked
+        rates: dict[KeyT, Sequence[float]] = {}
+        for key, counts in counters.items():
+            growth = [count - before for count, before in zip(counts, self._last.get(key, ()), strict=False)]
+            if growth and min(growth) >= 0 and seconds > 0:
+                rates[key] = [count / seconds for count in growth]
+        self._measured_at, self._last = now, counters
         return rates
 
 
-class ComponentRateMeter:
-    """Measures rates of components since the previous call."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._measured_at = 0.0
-        self._last: dict[str, int] = {}
-
-    def measure(self, components: Iterable[ComponentInfo]) -> dict[str, float]:
-        """Returns the events per second since the last call, by the component's path.
-
-        A component that is new, or whose counter has restarted from 0, has none.
-        """
-        now = self._clock()
-        seconds = now - self._measured_at
-        counts = {component_path(component): component.counters.event_count for component in components}
-        rates = {
-            path: (count - self._last[path]) / seconds
-            for path, count in counts.items()
-            if seconds > 0 and count >= self._last.get(path, count + 1)
-        }
-        self._measured_at, self._last = now, counts
-        return rates
-
-
-def _rates(last: ChannelInfo, channel: ChannelInfo, seconds: float) -> Rates | None:
-    put = channel.counters.event_put_success_count - last.counters.event_put_success_count
-    taken = channel.counters.event_take_success_count - last.counters.event_take_success_count
-    is_same = channel.channel_id == last.channel_id and channel.start_time == last.start_time
-    if seconds <= 0 or not is_same or put < 0 or taken < 0:
-        return None
-    return Rates(put / seconds, taken / seconds)
-
-
-INTERVAL_SECONDS = 1.0
-INTERVAL_SECONDS_MIN = 0.1
-INTERVAL_SECONDS_MAX = 3600
-
-NamesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="CHANNEL", help="Channels to show; by default all.", show_default=False)
-]
-IntervalOption = Annotated[
-    float,
-    seconds_option(min=INTERVAL_SECONDS_MIN, max=INTERVAL_SECONDS_MAX, help="Time between two updates."),
-]
+def channel_counters(channels: Iterable[ChannelInfo]) -> dict[tuple[str, str, datetime], tuple[int, int]]:
+    """Returns the events stored in and removed from each channel, by what changes if it restarts or is replaced."""
+    return {
+        (channel.name, channel.channel_id, channel.start_time): (
+            channel.counters.event_put_success_count,
+            channel.counters.event_take_success_count,
+        )
+        for channel in channels
+    }
 
 
 @with_client
 def top(
     client: Client,
-    names: NamesArgument = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="CHANNEL", help="Channels to show; by default all.")
+    ] = None,
     *,
-    interval: IntervalOption = INTERVAL_SECONDS,
+    interval: Annotated[float, seconds_option(min=0.1, max=3600, help="Time between two updates.")] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
     """Watch depth, fill and rates of channels, and the server's sources and sinks, until `q` or Ctrl-C.
@@ -123,20 +89,15 @@ class ChannelWatch:
         self._client = client
         self.endpoint = client.endpoint
         self._names = names
-        self._meter = RateMeter()
-        self._component_meter = ComponentRateMeter()
+        self._channel_meter = RateMeter()
+        self._component_meter = RateMeter()
         self.channels: list[ChannelInfo] = []
-        self.rates: Mapping[str, Rates] = {}
+        self.rates: Mapping[str, Sequence[float]] = {}
         self.components: list[ComponentInfo] = []
         self.component_rates: Mapping[str, float] = {}
 
     def update(self) -> None:
-        """Gets the current state from the server.
-
-        Raises:
-            CommandError: A named channel does not exist.
-            MillraceError: The server did not answer; nothing has changed.
-        """
+        """Gets the current state from the server; if that fails, nothing has changed."""
         channels = self._client.admin.list_channels()
         known = {channel.name for channel in channels}
         if missing := [name for name in self._names if name not in known]:
@@ -145,9 +106,11 @@ class ChannelWatch:
             )
         components = [] if self._names else self._client.admin.list_components()
         self.channels = [channel for channel in channels if not self._names or channel.name in self._names]
-        self.rates = self._meter.measure(self.channels)
+        measured = self._channel_meter.measure(channel_counters(self.channels))
+        self.rates = {name: rates for (name, _, _), rates in measured.items()}
         self.components = components
-        self.component_rates = self._component_meter.measure(components)
+        counters = {component_path(component): [component.counters.event_count] for component in components}
+        self.component_rates = {path: rate for path, (rate,) in self._component_meter.measure(counters).items()}
 
 
 def _write_once(watch: ChannelWatch, *, as_json: bool) -> None:
@@ -157,8 +120,8 @@ def _write_once(watch: ChannelWatch, *, as_json: bool) -> None:
     documents = []
     for channel in watch.channels:
         rates = watch.rates.get(channel.name)
-        events_per_second = {"in": rates.put, "out": rates.taken} if rates else None
-        documents.append({**channel_document(channel), "events_per_second": events_per_second})
+        events_per_second = dict(zip(("in", "out"), rates, strict=True)) if rates else None
+        documents.append({**document_of(channel), "events_per_second": events_per_second})
     typer.echo(json.dumps(documents, indent=2))
 
 
@@ -187,8 +150,8 @@ def try_to_update(watch: ChannelWatch) -> str:
 
 
 def _screen(watch: ChannelWatch, trouble: str) -> RenderableType:
-    heading = text(f"millrace top  {time.strftime('%H:%M:%S')}  q or Ctrl-C ends", style="dim")
-    return Group(heading, _tables(watch), *([text(trouble, style="red")] if trouble else []))
+    heading = Text(f"millrace top  {time.strftime('%H:%M:%S')}  q or Ctrl-C ends", style="dim")
+    return Group(heading, _tables(watch), *([Text(trouble, style="red")] if trouble else []))
 
 
 def _tables(watch: ChannelWatch) -> RenderableType:

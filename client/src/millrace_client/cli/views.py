@@ -1,7 +1,7 @@
 """Channels and components as tables for people and as JSON for programs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
 from rich.table import Table
@@ -9,35 +9,15 @@ from rich.text import Text
 
 from millrace_client import ChannelInfo, ChannelState, ComponentInfo, ComponentState
 from millrace_client.cli.formatting import format_byte_size
-from millrace_client.cli.terminal import plain_table, text
+from millrace_client.cli.terminal import plain_table
 
 _BUSY_FILL = 0.8
 _FULL_FILL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Events per second between two updates."""
-
-    put: float
-    """Events stored by commits."""
-    taken: float
-    """Events removed by commits, acks and acknowledgements."""
-
-
-def channel_document(channel: ChannelInfo) -> dict[str, object]:
-    """Returns a channel for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
-    return {key: _json_value(value) for key, value in asdict(channel).items()}
-
-
-def _json_value(value: object) -> object:
-    match value:
-        case dict():
-            return {key: _json_value(item) for key, item in value.items()}
-        case datetime():
-            return value.isoformat()
-        case _:
-            return value
+def document_of(info: ChannelInfo | ComponentInfo) -> dict[str, object]:
+    """Returns a channel or component for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
+    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in asdict(info).items()}
 
 
 def fill_of(channel: ChannelInfo) -> float:
@@ -47,61 +27,66 @@ def fill_of(channel: ChannelInfo) -> float:
     return max(events, gauges.body_bytes / max(gauges.body_bytes_max, 1))
 
 
+def _channel_state_text(channel: ChannelInfo) -> Text:
+    match channel.state:
+        case ChannelState.OPEN | ChannelState.UNKNOWN:
+            return Text(channel.state)
+        case ChannelState.REPLAYING:
+            return Text(f"{channel.state} {channel.replayed_fraction:.0%}", style="yellow")
+        case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED:
+            return Text(channel.state, style="red")
+
+
+def _fill_text(channel: ChannelInfo) -> Text:
+    fill = fill_of(channel)
+    style = "red" if fill >= _FULL_FILL else "yellow" if fill >= _BUSY_FILL else ""
+    return Text(f"{fill:.0%}", style=style)
+
+
+_CHANNEL_CELLS: Mapping[str, Callable[[ChannelInfo], str | Text]] = {
+    "CHANNEL": lambda channel: Text(channel.name),
+    "TYPE": lambda channel: Text(channel.config.type),
+    "STATE": _channel_state_text,
+    "QUEUED>": lambda channel: f"{channel.gauges.queued_events:,}",
+    "TAKEN>": lambda channel: f"{channel.gauges.taken_events:,}",
+    "DEPTH>": lambda channel: f"{channel.gauges.queued_events + channel.gauges.taken_events:,}",
+    "CAPACITY>": lambda channel: f"{channel.config.capacity:,}",
+    "FILL>": _fill_text,
+    "BYTES>": lambda channel: format_byte_size(channel.gauges.body_bytes),
+    "NEXT>": lambda channel: f"{channel.gauges.next_sequence:,}",
+    "TXNS>": lambda channel: f"{channel.gauges.open_transactions:,}",
+    "WAITING>": lambda channel: f"{channel.gauges.waiting_takes + channel.gauges.waiting_commits:,}",
+    "CLAIM": lambda channel: Text(channel.claim.reader_id if channel.claim else "-"),
+}
+
+
 def channels_table(channels: Sequence[ChannelInfo]) -> Table:
     """Returns all channels, one per line."""
     headings = "CHANNEL TYPE STATE QUEUED> TAKEN> CAPACITY> FILL> BYTES> NEXT> TXNS> CLAIM"
-    table = plain_table(*headings.split())
-    for channel in channels:
-        gauges = channel.gauges
-        table.add_row(
-            text(channel.name),
-            text(channel.config.type),
-            _channel_state_text(channel),
-            f"{gauges.queued_events:,}",
-            f"{gauges.taken_events:,}",
-            f"{channel.config.capacity:,}",
-            _fill_text(channel),
-            format_byte_size(gauges.body_bytes),
-            f"{gauges.next_sequence:,}",
-            f"{gauges.open_transactions:,}",
-            _claim_text(channel),
-        )
-    return table
+    return plain_table(channels, {heading: _CHANNEL_CELLS[heading] for heading in headings.split()})
 
 
-def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Rates]) -> Table:
+def top_table(channels: Sequence[ChannelInfo], rates: Mapping[str, Sequence[float]]) -> Table:
     """Returns the rates of channels, one per line; an unknown rate is a dash."""
-    table = plain_table(
-        *["CHANNEL", "STATE", "DEPTH>", "FILL>", "BYTES>", "IN/S>", "OUT/S>", "TXNS>", "WAITING>", "CLAIM"]
-    )
-    for channel in channels:
-        gauges = channel.gauges
-        rate = rates.get(channel.name)
-        table.add_row(
-            text(channel.name),
-            _channel_state_text(channel),
-            f"{gauges.queued_events + gauges.taken_events:,}",
-            _fill_text(channel),
-            format_byte_size(gauges.body_bytes),
-            f"{rate.put:,.0f}" if rate else "-",
-            f"{rate.taken:,.0f}" if rate else "-",
-            f"{gauges.open_transactions:,}",
-            f"{gauges.waiting_takes + gauges.waiting_commits:,}",
-            _claim_text(channel),
-        )
-    return table
+    cells = {
+        **_CHANNEL_CELLS,
+        "IN/S>": lambda channel: _rate_text(rates[channel.name][0] if channel.name in rates else None),
+        "OUT/S>": lambda channel: _rate_text(rates[channel.name][1] if channel.name in rates else None),
+    }
+    headings = "CHANNEL STATE DEPTH> FILL> BYTES> IN/S> OUT/S> TXNS> WAITING> CLAIM"
+    return plain_table(channels, {heading: cells[heading] for heading in headings.split()})
 
 
 def channel_page(channel: ChannelInfo) -> Table:
     """Returns all fields of a channel, one per line, under their names in JSON and on the wire."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for key, value in channel_document(channel).items():
+    for key, value in document_of(channel).items():
         if isinstance(value, dict):
-            table.add_row(text(key, style="bold"), "")
+            table.add_row(Text(key, style="bold"), "")
             for name, item in value.items():
-                table.add_row(text(f"  {name}"), text(_page_value(item)))
+                table.add_row(Text(f"  {name}"), Text(_page_value(item)))
         else:
-            table.add_row(text(key, style="bold"), text(_page_value(value)))
+            table.add_row(Text(key, style="bold"), Text(_page_value(value)))
     return table
 
 
@@ -119,36 +104,7 @@ def _page_value(value: object) -> str:
             return str(value)
 
 
-def _fill_text(channel: ChannelInfo) -> Text:
-    fill = fill_of(channel)
-    style = "red" if fill >= _FULL_FILL else "yellow" if fill >= _BUSY_FILL else ""
-    return text(f"{fill:.0%}", style=style)
-
-
-def _channel_state_text(channel: ChannelInfo) -> Text:
-    match channel.state:
-        case ChannelState.OPEN | ChannelState.UNKNOWN:
-            return text(channel.state)
-        case ChannelState.REPLAYING:
-            return text(f"{channel.state} {channel.replayed_fraction:.0%}", style="yellow")
-        case ChannelState.LOG_FAILED | ChannelState.CORRUPT | ChannelState.STALLED:
-            return text(channel.state, style="red")
-
-
-def _claim_text(channel: ChannelInfo) -> Text:
-    return text(channel.claim.reader_id if channel.claim else "-")
-
-
-_MINUTE_SECONDS = 60
-_HOUR_SECONDS = 3_600
-_DAY_SECONDS = 86_400
-_UNITS = ((_DAY_SECONDS, "d"), (_HOUR_SECONDS, "h"), (_MINUTE_SECONDS, "min"))
-
-
-def component_document(component: ComponentInfo) -> dict[str, object]:
-    """Returns a component for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
-    document = asdict(component)
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in document.items()}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def component_path(component: ComponentInfo) -> str:
@@ -157,31 +113,24 @@ def component_path(component: ComponentInfo) -> str:
 
 
 def components_table(components: Sequence[ComponentInfo], rates: Mapping[str, float] | None = None) -> Table:
-    """Returns all components, one per line.
-
-    Args:
-        components: Their current state.
-        rates: Events per second by the component's path; None to omit the column.
-    """
-    rate_heading = [] if rates is None else ["EVENTS/S>"]
-    headings = ["COMPONENT", "TYPE", "STATE", *rate_heading, "EVENTS>", "BYTES>", "LOST>", "FAILURES>", "LAST>", "WHY"]
-    table = plain_table(*headings)
-    for component in components:
-        counters = component.counters
-        rate = () if rates is None else (_rate_text(rates.get(component_path(component))),)
-        table.add_row(
-            text(component_path(component)),
-            text(component.type),
-            _component_state_text(component.state),
-            *rate,
-            f"{counters.event_count:,}",
-            format_byte_size(counters.body_bytes),
-            text(f"{counters.lost_count:,}", style="red" if counters.lost_count else ""),
-            f"{counters.failure_count:,}",
-            _age_text(component.progress_age_seconds),
-            text(component.reason or "-"),
-        )
-    return table
+    """Returns all components, one per line; with a column of the given rates by the components' paths."""
+    columns: dict[str, Callable[[ComponentInfo], str | Text]] = {
+        "COMPONENT": lambda component: Text(component_path(component)),
+        "TYPE": lambda component: Text(component.type),
+        "STATE": lambda component: _component_state_text(component.state),
+        "EVENTS/S>": lambda component: _rate_text((rates or {}).get(component_path(component))),
+        "EVENTS>": lambda component: f"{component.counters.event_count:,}",
+        "BYTES>": lambda component: format_byte_size(component.counters.body_bytes),
+        "LOST>": lambda component: Text(
+            f"{component.counters.lost_count:,}", style="red" if component.counters.lost_count else ""
+        ),
+        "FAILURES>": lambda component: f"{component.counters.failure_count:,}",
+        "LAST>": lambda component: _age_text(component.progress_age_seconds),
+        "WHY": lambda component: Text(component.reason or "-"),
+    }
+    if rates is None:
+        del columns["EVENTS/S>"]
+    return plain_table(components, columns)
 
 
 def _rate_text(rate: float | None) -> str:
@@ -200,8 +149,8 @@ def _age_text(seconds: float | None) -> str:
 def _component_state_text(state: ComponentState) -> Text:
     match state:
         case ComponentState.STARTING | ComponentState.RUNNING | ComponentState.STANDING_BY | ComponentState.UNKNOWN:
-            return text(state)
+            return Text(state)
         case ComponentState.BACKING_OFF | ComponentState.STOPPED:
-            return text(state, style="yellow")
+            return Text(state, style="yellow")
         case ComponentState.FAILED:
-            return text(state, style="red")
+            return Text(state, style="red")

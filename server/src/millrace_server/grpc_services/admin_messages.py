@@ -9,42 +9,28 @@ from pydantic import TypeAdapter, ValidationError
 
 from millrace.setting_problems import describe_problems, shown_value
 from millrace.v1 import admin_service_pb2 as pb
-from millrace_server.agent.components import Component, ComponentKind, ComponentState, EventOutcome
-from millrace_server.channels.channel import Channel
-from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
-from millrace_server.channels.config import AnyChannelConfig, ChannelConfig, LogChannelConfig
+from millrace_server.agent.components import Component, EventOutcome
+from millrace_server.channels.channel_handle import ChannelHandle
+from millrace_server.channels.config import AnyChannelConfig, ChannelConfig
 from millrace_server.channels.counters import ChannelCounters
 from millrace_server.errors import BadArgumentError
 from millrace_server.grpc_services.messages import duration_of, seconds_of
 
-CHANNEL_TYPES = {
-    pb.CHANNEL_TYPE_MEMORY: "memory",
-    pb.CHANNEL_TYPE_FILE: "file",
-    pb.CHANNEL_TYPE_SPILLABLE: "spillable",
+NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "type": {
+        "memory": pb.CHANNEL_TYPE_MEMORY,
+        "file": pb.CHANNEL_TYPE_FILE,
+        "spillable": pb.CHANNEL_TYPE_SPILLABLE,
+    },
+    "fsync": {"commit": pb.FSYNC_POLICY_COMMIT, "interval": pb.FSYNC_POLICY_INTERVAL},
+    "compression": {"none": pb.COMPRESSION_NONE, "zstd": pb.COMPRESSION_ZSTD},
 }
-"""The channel types by their enum number."""
-FSYNC_POLICIES = {pb.FSYNC_POLICY_COMMIT: "commit", pb.FSYNC_POLICY_INTERVAL: "interval"}
-COMPRESSIONS = {pb.COMPRESSION_NONE: "none", pb.COMPRESSION_ZSTD: "zstd"}
+"""The enum numbers of the configuration file's words, by field."""
 
+_ENUMS: Mapping[str, Any] = {"type": pb.ChannelType, "fsync": pb.FsyncPolicy, "compression": pb.Compression}
 _CONFIG: TypeAdapter[AnyChannelConfig] = TypeAdapter(AnyChannelConfig)
 _DURATIONS = {field: f"{field}_seconds" for field in ("keep_alive", "lease", "checkpoint_interval", "fsync_interval")}
 _WIRE_NAMES = {limit: field for field, limit in _DURATIONS.items()}
-_WORDS: dict[str, tuple[Any, Mapping[Any, str]]] = {
-    "fsync": (pb.FsyncPolicy, FSYNC_POLICIES),
-    "compression": (pb.Compression, COMPRESSIONS),
-}
-_TYPE_NUMBERS = {name: number for number, name in CHANNEL_TYPES.items()}
-_FSYNC_NUMBERS = {name: number for number, name in FSYNC_POLICIES.items()}
-_COMPRESSION_NUMBERS = {name: number for number, name in COMPRESSIONS.items()}
-
-
-_CHANNEL_STATES = {
-    ChannelState.OPEN: pb.CHANNEL_STATE_OPEN,
-    ChannelState.REPLAYING: pb.CHANNEL_STATE_REPLAYING,
-    ChannelState.LOG_FAILED: pb.CHANNEL_STATE_LOG_FAILED,
-    ChannelState.CORRUPT: pb.CHANNEL_STATE_CORRUPT,
-    ChannelState.STALLED: pb.CHANNEL_STATE_STALLED,
-}
 
 
 def channel_message(handle: ChannelHandle) -> pb.Channel:
@@ -53,26 +39,23 @@ def channel_message(handle: ChannelHandle) -> pb.Channel:
     message = pb.Channel(
         name=handle.name,
         config=_config_message(handle.config),
-        state=_CHANNEL_STATES[handle.state],
+        state=f"CHANNEL_STATE_{handle.state.name}",
         fault=handle.trouble,
         replayed_fraction=handle.replayed_fraction,
     )
     if channel is not None:
         message.channel_id = channel.channel_id
-        message.gauges.CopyFrom(_gauges_message(channel))
+        # The message has the names of the gauges.
+        message.gauges.CopyFrom(pb.ChannelGauges(**asdict(channel.gauges())))
         message.counters.CopyFrom(_counters_message(channel.counters))
         message.start_time.FromDatetime(datetime.fromtimestamp(channel.start_time, UTC))
-        if claim := _claim_message(channel):
-            message.claim.CopyFrom(claim)
+        if (claim := channel.claims.claim) is not None:
+            remaining = duration_of(claim.lease.remaining_seconds)
+            message.claim.CopyFrom(pb.ClaimStatus(reader_id=claim.reader_id, epoch=claim.epoch, remaining=remaining))
     if handle.store is not None:
         message.gauges.log_bytes = handle.store.log_bytes
         message.gauges.segments = handle.store.segment_count
     return message
-
-
-def _gauges_message(channel: Channel) -> pb.ChannelGauges:
-    # The message has the names of the gauges.
-    return pb.ChannelGauges(**asdict(channel.gauges()))
 
 
 def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:
@@ -89,45 +72,18 @@ def _counters_message(counters: ChannelCounters) -> pb.ChannelCounters:
 
 
 def _config_message(config: ChannelConfig) -> pb.ChannelConfig:
-    message = pb.ChannelConfig(
-        type=_TYPE_NUMBERS[config.type],
-        capacity=config.capacity,
-        transaction_capacity=config.transaction_capacity,
-        byte_capacity=config.byte_capacity,
-        byte_capacity_buffer_percentage=config.byte_capacity_buffer_percentage,
-        keep_alive=duration_of(config.keep_alive_seconds),
-        lease=duration_of(config.lease_seconds),
-        open_transactions_max=config.open_transactions_max,
-    )
-    if (log := config.log) is not None:
-        message.MergeFrom(_log_config_message(log))
-    if (spillable := config.spillable) is not None:
-        message.memory_capacity = spillable.memory_capacity
-        message.memory_byte_capacity = spillable.memory_byte_capacity
+    """Returns the limits that a channel of this type has."""
+    encryption = config.log.encryption if config.log is not None else None
+    message = pb.ChannelConfig(active_key=encryption.active_key if encryption else None)
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(config, _DURATIONS.get(field.name, field.name), None)
+        if value is None:
+            continue
+        if field.name in _DURATIONS:
+            getattr(message, field.name).CopyFrom(duration_of(value))
+        else:
+            setattr(message, field.name, NUMBERS[field.name][value] if field.name in NUMBERS else value)
     return message
-
-
-def _log_config_message(config: LogChannelConfig) -> pb.ChannelConfig:
-    """Returns the limits that only channels with a log have."""
-    return pb.ChannelConfig(
-        backup_checkpoint=config.backup_checkpoint,
-        checkpoint_interval=duration_of(config.checkpoint_interval_seconds),
-        segment_bytes_max=config.segment_bytes_max,
-        min_free_bytes=config.min_free_bytes,
-        fsync=_FSYNC_NUMBERS[config.fsync],
-        fsync_interval=duration_of(config.fsync_interval_seconds),
-        compression=_COMPRESSION_NUMBERS[config.compression],
-        active_key=config.encryption.active_key if config.encryption else "",
-    )
-
-
-def _claim_message(channel: Channel) -> pb.ClaimStatus | None:
-    claim = channel.claims.claim
-    if claim is None:
-        return None
-    return pb.ClaimStatus(
-        reader_id=claim.reader_id, epoch=claim.epoch, remaining=duration_of(claim.lease.remaining_seconds)
-    )
 
 
 def limits_of(config: pb.ChannelConfig) -> dict[str, object]:
@@ -141,28 +97,29 @@ def limits_of(config: pb.ChannelConfig) -> dict[str, object]:
             )
         if field.name in _DURATIONS:
             limits[_DURATIONS[field.name]] = seconds_of(f"config.{field.name}", value)
-        elif field.name in _WORDS:
-            limits[field.name] = _word(field.name, value)
-        elif field.name != "type":
+        elif field.name in NUMBERS:
+            limits[field.name] = word_of(field.name, value)
+        else:
             limits[field.name] = value
     return limits
 
 
-def _word(field: str, number: int) -> str:
+def word_of(field: str, number: int) -> str:
     """Returns the configuration file's word for an enum number."""
-    enum, words = _WORDS[field]
-    if number not in words:
-        allowed = " or ".join(map(enum.Name, words))
-        raise BadArgumentError(f"config.{field}: is {number}; it must be {allowed}")
-    return words[number]
+    for word, known in NUMBERS[field].items():
+        if number == known:
+            return word
+    allowed = " or ".join(map(_ENUMS[field].Name, NUMBERS[field].values()))
+    raise BadArgumentError(f"config.{field}: is {number_name(field, number)}; it must be {allowed}")
+
+
+def number_name(field: str, number: int) -> str:
+    """Returns the name of an enum number, or an unknown number as it is."""
+    return str(_ENUMS[field].Name(number)) if number in _ENUMS[field].values() else str(number)
 
 
 def checked_config(limits: dict[str, object]) -> AnyChannelConfig:
-    """Returns a valid configuration.
-
-    Raises:
-        BadArgumentError: A limit is not allowed; the message names all problems.
-    """
+    """Returns a valid configuration, or raises BadArgumentError with all problems."""
     try:
         return _CONFIG.validate_python(limits)
     except ValidationError as error:
@@ -171,11 +128,7 @@ def checked_config(limits: dict[str, object]) -> AnyChannelConfig:
 
 
 def check_changeable(former: ChannelConfig, config: ChannelConfig) -> None:
-    """Refuses a change of a limit that is fixed at creation.
-
-    Raises:
-        BadArgumentError: The change is not allowed.
-    """
+    """Refuses a change of a limit that is fixed at creation."""
     before, after = former.log, config.log
     if before is not None and after is not None and before.backup_checkpoint != after.backup_checkpoint:
         raise BadArgumentError(
@@ -189,34 +142,13 @@ def _in_wire_names(problem: str) -> str:
     return f"config.{_WIRE_NAMES.get(limit, limit)}{colon}{rest}"
 
 
-def type_name(config: pb.ChannelConfig) -> str:
-    """Returns the name of a channel type, or the number of an unknown one."""
-    known = config.type in pb.ChannelType.values()
-    return pb.ChannelType.Name(config.type) if known else str(config.type)
-
-
-_COMPONENT_KINDS = {
-    ComponentKind.SOURCE: pb.COMPONENT_KIND_SOURCE,
-    ComponentKind.SINK: pb.COMPONENT_KIND_SINK,
-    ComponentKind.SINK_GROUP: pb.COMPONENT_KIND_SINK_GROUP,
-}
-_COMPONENT_STATES = {
-    ComponentState.STARTING: pb.COMPONENT_STATE_STARTING,
-    ComponentState.RUNNING: pb.COMPONENT_STATE_RUNNING,
-    ComponentState.BACKING_OFF: pb.COMPONENT_STATE_BACKING_OFF,
-    ComponentState.FAILED: pb.COMPONENT_STATE_FAILED,
-    ComponentState.STOPPED: pb.COMPONENT_STATE_STOPPED,
-    ComponentState.STANDING_BY: pb.COMPONENT_STATE_STANDING_BY,
-}
-
-
 def component_message(component: Component) -> pb.Component:
     """Returns the current state of a component."""
     message = pb.Component(
-        kind=_COMPONENT_KINDS[component.kind],
+        kind=f"COMPONENT_KIND_{component.kind.name}",
         name=component.name,
         type=component.type_name,
-        state=_COMPONENT_STATES[component.state],
+        state=f"COMPONENT_STATE_{component.state.name}",
         # A reason may quote any text, such as a file name with surrogates; protobuf accepts only valid Unicode.
         reason=component.reason.encode(errors="replace").decode(),
         counters=_component_counters(component),

@@ -16,13 +16,14 @@ from millrace_server.channels.names import check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import BadArgumentError, ChannelExistsError, DiskFullError
 from millrace_server.grpc_services.admin_messages import (
-    CHANNEL_TYPES,
+    NUMBERS,
     channel_message,
     check_changeable,
     checked_config,
     component_message,
     limits_of,
-    type_name,
+    number_name,
+    word_of,
 )
 from millrace_server.grpc_services.messages import encode_batches, form_of, seconds_of
 from millrace_server.grpc_services.rpc import Handler, Rpcs
@@ -53,7 +54,6 @@ class AdminService:
         self._changing = asyncio.Lock()
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
-        """Returns the service's handlers by method name."""
         return {
             "CreateChannel": rpcs.unary(pb.CreateChannelRequest, self._create_channel),
             "UpdateChannel": rpcs.unary(pb.UpdateChannelRequest, self._update_channel),
@@ -69,10 +69,7 @@ class AdminService:
 
     async def _create_channel(self, request: pb.CreateChannelRequest) -> pb.CreateChannelResponse:
         check_channel_name(request.name)
-        if request.config.type not in CHANNEL_TYPES:
-            allowed = " or ".join(map(pb.ChannelType.Name, CHANNEL_TYPES))
-            raise BadArgumentError(f"config.type: is {type_name(request.config)}; it must be {allowed}")
-        config = checked_config({"type": CHANNEL_TYPES[request.config.type], **limits_of(request.config)})
+        config = checked_config({"type": word_of("type", request.config.type), **limits_of(request.config)})
         handle = await _to_completion(self._create(request.name, config))
         return pb.CreateChannelResponse(channel=channel_message(handle))
 
@@ -94,10 +91,10 @@ class AdminService:
     async def _update_channel(self, request: pb.UpdateChannelRequest) -> pb.UpdateChannelResponse:
         handle = self._registry.find(request.name)
         channel = handle.channel
-        if request.config.type and CHANNEL_TYPES.get(request.config.type) != channel.config.type:
+        if request.config.type and request.config.type != NUMBERS["type"][channel.config.type]:
+            asked = number_name("type", request.config.type)
             raise BadArgumentError(
-                f"config.type: is {type_name(request.config)}; a channel's type, here {channel.config.type}, "
-                "cannot be changed"
+                f"config.type: is {asked}; a channel's type, here {channel.config.type}, cannot be changed"
             )
         # Serializes updates: one that waits for room must not undo the changes of another.
         async with channel.updating:
@@ -139,15 +136,12 @@ class AdminService:
             await self._registry.delete(name)
 
     async def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Writes the catalog on another thread."""
         try:
             await asyncio.to_thread(write, *arguments)
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise DiskFullError(
-                    "the disk has no room for the server's catalog of channels; free some space"
-                ) from None
-            raise
+            if error.errno not in _NO_ROOM:
+                raise
+            raise DiskFullError("the disk has no room for the server's catalog of channels; free some space") from None
 
     async def _list_channels(self, _request: pb.ListChannelsRequest) -> pb.ListChannelsResponse:
         return pb.ListChannelsResponse(channels=map(channel_message, self._registry.handles()))

@@ -36,7 +36,6 @@ class ChannelService:
         self._registry = registry
 
     def handlers(self, rpcs: Rpcs) -> dict[str, Handler]:
-        """Returns the service's handlers by method name."""
         return {
             "BeginTxn": rpcs.unary(pb.BeginTxnRequest, self._begin_txn),
             "Put": rpcs.unary_with_events(pb.PutRequest, self._put),

@@ -16,8 +16,6 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError
 
 EventsRequest = pb.PutRequest | pb.AppendRequest | pb.AppendStreamRequest
-"""A request with events."""
-
 Columns = Buffer | event_pb2.EventColumns
 """A request's columns, encoded or parsed."""
 
@@ -118,11 +116,7 @@ def duration_of(value: float) -> Duration:
 
 
 def seconds_of(field: str, encoded: Duration) -> float:
-    """Returns a request's duration in seconds, capped at the longest that is granted.
-
-    Raises:
-        BadArgumentError: The duration is negative or invalid.
-    """
+    """Returns a request's duration in seconds, capped at the longest that is granted; it must not be negative."""
     if not -_NANOS < encoded.nanos < _NANOS or encoded.seconds * encoded.nanos < 0:
         raise BadArgumentError(
             f"{field}: has {encoded.seconds} seconds and {encoded.nanos} nanos; nanos must lie between "
@@ -138,14 +132,7 @@ _COLUMNS_FIELD = event_pb2.EventBatch.COLUMNS_FIELD_NUMBER
 
 
 def encode_batches(answer: Message, batches_field: int, batches: Iterable[StoredBatch], form: Form) -> bytes:
-    """Encodes a response with batches; stored columns are sent as they are.
-
-    Args:
-        answer: All other fields.
-        batches_field: The number of the field of type EventBatch, single or repeated.
-        batches: The content of that field.
-        form: How the events are encoded.
-    """
+    """Encodes a response with batches in a field of type EventBatch; stored columns are sent as they are."""
     pieces: list[Buffer] = [answer.SerializeToString()]
     for batch in batches:
         encoded = _columns_batch(batch) if form is Form.COLUMNS else _rows_batch(batch)

@@ -49,7 +49,6 @@ class InflightBytes:
         return Admission(self, byte_count, peer)
 
     def release(self, byte_count: int, peer: str) -> None:
-        """Subtracts a request that has ended."""
         self._total -= byte_count
         remaining = self._by_connection.pop(peer, 0) - byte_count
         if remaining > 0:

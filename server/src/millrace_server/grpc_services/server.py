@@ -65,7 +65,6 @@ class Health:
         self._components.watch(lambda component: self._report_soon(self._report_component(component)))
 
     async def drain(self) -> None:
-        """Reports everything as not serving."""
         await self.servicer.enter_graceful_shutdown()
 
     def _report_soon(self, report: Coroutine[None, None, None]) -> None:

@@ -88,9 +88,8 @@ class EndStatus(NamedTuple):
 def end_status(error: Exception, request: Message | None) -> EndStatus:
     """Returns how a call that failed with the error ends."""
     refused = refusal(error, request)
-    return EndStatus(
-        code_of(refused), str(refused), (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
-    )
+    metadata = (("grpc-status-details-bin", status_of(refused).SerializeToString()),)
+    return EndStatus(code_of(refused), str(refused), metadata)
 
 
 def _packed(detail: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

@@ -44,7 +44,6 @@ class AppendStreamCall:
         self._has_room = asyncio.Event()
 
     async def run(self) -> None:
-        """Serves the stream to its end."""
         answering = asyncio.ensure_future(self._answer())
         reading = asyncio.ensure_future(self._read())
         try:
@@ -120,7 +119,6 @@ class ConsumeCall:
         self._unsettled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serves the stream to its end."""
         start = await self._read_start()
         channel = self._registry.get(start.channel)
         if start.prefetch > PREFETCH_MAX:
@@ -147,7 +145,6 @@ class ConsumeCall:
             settling.cancel()
 
     async def _wait_until_below(self, count: int) -> None:
-        """Waits until fewer than `count` deliveries are unsettled."""
         while len(self._deliveries) >= count:
             self._settled.clear()
             await self._settled.wait()

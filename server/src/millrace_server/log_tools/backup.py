@@ -2,19 +2,14 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import fullmatch
 from zlib import crc32
 
-from millrace_server.channels.channel_file import (
-    CHANNEL_FILE,
-    CHECKPOINTS_ONLY,
-    ChannelFile,
-    ChannelIdentity,
-)
+from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY, ChannelFile, ChannelIdentity
 from millrace_server.channels.directories import LOCK_FILE, lock_directory
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.files import make_directories
@@ -22,9 +17,9 @@ from millrace_server.log_tools.layout import ChannelLayout, DamagedError, ToolEr
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report, verify
-from millrace_server.log_tools.view import LogView, open_view
+from millrace_server.log_tools.view import SegmentView, open_view
 from millrace_server.wal.checkpoints import NEWEST
-from millrace_server.wal.disk import Disk
+from millrace_server.wal.disk import Disk, File
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 
 _CHUNK_BYTES = 8 << 20
@@ -32,12 +27,10 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What the tools work with."""
+    """What the tools work with; copies go to the disk."""
 
     disk: Disk
-    """The disk that copies go to."""
     codec: PayloadCodec
-    """Decodes payloads."""
     progress: ToolProgress
 
 
@@ -50,11 +43,7 @@ class Copy:
 
 
 def make_empty_directory(path: Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Creates a directory, or checks that it is empty except for the names in `may_hold`.
-
-    Raises:
-        UsageError: It contains something else, or it cannot be created.
-    """
+    """Creates a directory, or refuses one that is not empty except for the names in `may_hold`."""
     try:
         make_directories(path)
         held = sorted(entry.name for entry in path.iterdir() if entry.name not in may_hold)
@@ -82,31 +71,27 @@ def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> No
             disk.sync_directory(directory)
     progress.begin("comparing", sum(copy.source.size() for copy in copies))
     for copy, checksum in zip(copies, checksums, strict=True):
-        with os_errors_as_refusals("read", copy.target):
-            is_same = _checksum(disk, copy.target, progress) == checksum
+        with os_errors_as_refusals("read", copy.target), closing(disk.open(copy.target)) as file:
+            is_same = _checksum(file, progress) == checksum
         if not is_same:
             raise DamagedError(f"{copy.target}: the disk returns something else than was written")
 
 
 def _copy(disk: Disk, copy: Copy, progress: ToolProgress) -> int:
-    checksum = 0
     with closing(disk.create(copy.target)) as target:
-        for start in range(0, copy.source.size(), _CHUNK_BYTES):
-            chunk = copy.source.read(_CHUNK_BYTES, start)
-            target.write([chunk], start)
-            checksum = crc32(chunk, checksum)
-            progress.advance(len(chunk))
+        checksum = _checksum(copy.source, progress, lambda chunk, start: target.write([chunk], start))
         target.sync()
     return checksum
 
 
-def _checksum(disk: Disk, path: Path, progress: ToolProgress) -> int:
+def _checksum(file: File, progress: ToolProgress, on_chunk: Callable[[bytes, int], object] | None = None) -> int:
     checksum = 0
-    with closing(disk.open(path)) as file:
-        for start in range(0, file.size(), _CHUNK_BYTES):
-            chunk = file.read(_CHUNK_BYTES, start)
-            checksum = crc32(chunk, checksum)
-            progress.advance(len(chunk))
+    for start in range(0, file.size(), _CHUNK_BYTES):
+        chunk = file.read(_CHUNK_BYTES, start)
+        if on_chunk is not None:
+            on_chunk(chunk, start)
+        checksum = crc32(chunk, checksum)
+        progress.advance(len(chunk))
     return checksum
 
 
@@ -125,9 +110,7 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
 
     All that was acknowledged before this call is in the copy, which is a channel's directory that all other tools can
     read. Its `channel.json` is written last, so that an interrupted copy is not taken for a backup.
-
-    Returns:
-        A report on the copy.
+    Returns a report on the copy.
 
     Raises:
         UsageError: The target cannot be used.
@@ -141,10 +124,9 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
     check_outside(target, layout.directories)
     make_empty_directory(target)
     with open_view(layout) as view:
-        checkpoints = [path for path in view.checkpoint_paths if path.name == NEWEST] or view.checkpoint_paths
         copies = [Copy(segment.file, target / segment.path.name) for segment in view.segments]
-        # A server renames between the two names; if the newest is missing just now, the previous one replaces it.
-        copies += [Copy(view.disk.open(path), target / NEWEST) for path in checkpoints[:1]]
+        # The newest, or the previous one: a server renames between the two names.
+        copies += [Copy(view.disk.open(path), target / NEWEST) for path in view.checkpoint_paths[:1]]
         copy_files(tools.disk, copies, tools.progress)
     with os_errors_as_refusals("write", target / CHANNEL_FILE):
         ChannelFile(identity, 0, 1).write(target)
@@ -167,14 +149,15 @@ class RestoreTarget:
         """Each once."""
         return list(dict.fromkeys([*self.data_dirs, self.checkpoint_dir]))
 
+    def directory_of(self, segment: SegmentView) -> Path:
+        return self.data_dirs[segment.segment_id % len(self.data_dirs)]
+
 
 def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Report, ChannelLayout]:
     """Restores a channel from a backup, so that the next start of a server opens it.
 
     It gets a new channel id, since readers of the original may have seen events that the backup lacks.
-
-    Returns:
-        A report on the channel, and its layout.
+    Returns a report on the channel, and its layout.
 
     Raises:
         UsageError: The source is not a complete backup, or a target cannot be used.
@@ -197,18 +180,12 @@ def restore(source: Path, target: RestoreTarget, tools: ToolContext) -> tuple[Re
             make_empty_directory(directory, may_hold=[LOCK_FILE])
             locks.callback(os.close, lock_directory(directory))
         with open_view(layout, is_live=False) as view:
-            copy_files(tools.disk, _restored_copies(view, target), tools.progress)
+            copies = [Copy(segment.file, target.directory_of(segment) / segment.path.name) for segment in view.segments]
+            copies += [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
+            copy_files(tools.disk, copies, tools.progress)
         _write_identity(layout.identity, target)
         restored = find_layout(target.directories, target.checkpoint_dir)
         return _verified(restored, tools), restored
-
-
-def _restored_copies(view: LogView, target: RestoreTarget) -> list[Copy]:
-    copies = [
-        Copy(segment.file, target.data_dirs[segment.segment_id % len(target.data_dirs)] / segment.path.name)
-        for segment in view.segments
-    ]
-    return copies + [Copy(view.disk.open(path), target.checkpoint_dir / path.name) for path in view.checkpoint_paths]
 
 
 def _write_identity(identity: ChannelIdentity, target: RestoreTarget) -> None:

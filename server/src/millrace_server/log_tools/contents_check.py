@@ -16,13 +16,11 @@ PutSizes = tuple[int, int, int]
 
 
 class Totals(NamedTuple):
-    """What some commits contain."""
+    """What some commits contain: the events that they put and that they took."""
 
     commit_count: int = 0
     event_count: int = 0
-    """Events that they put."""
     taken_count: int = 0
-    """Events that they took."""
 
 
 class ContentsCheck(Replay[PutSizes]):

@@ -16,7 +16,7 @@ from millrace_server.log_tools.view import LogView, SegmentView
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Flags, Kind
 from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
-from millrace_server.wal.reading import Gap, ScannedRecord, SegmentScanner
+from millrace_server.wal.reading import ScannedRecord, SegmentScanner
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
 
@@ -36,11 +36,7 @@ class DumpStart:
 
     @classmethod
     def parse(cls, text: str) -> "DumpStart":
-        """Parses `SEGMENT:BYTE`.
-
-        Raises:
-            UsageError: The text is something else.
-        """
+        """Parses `SEGMENT` or `SEGMENT:BYTE`; refuses any other text with UsageError."""
         segment_id, colon, position = text.partition(":")
         if not segment_id.isdecimal() or (colon and not position.isdecimal()):
             raise UsageError(f"--from: is {text!a}; it must be SEGMENT or SEGMENT:BYTE, such as 3:64")
@@ -60,16 +56,18 @@ def dump(
     """
     if start is not None and all(segment.segment_id != start.segment_id for segment in view.segments):
         raise UsageError(f"--from: there is no segment {start.segment_id}")
+    decoder = _Decoder(codec, shows_bodies=shows_bodies)
     expected: int | None = None
     for segment in view.segments:
         if start is not None and segment.segment_id < start.segment_id:
             continue
         if expected is not None and segment.segment_id > expected:
             yield {"segment": expected, "position": 0, "damage": "the segment is missing"}
+        position = (
+            start.position if start is not None and segment.segment_id == start.segment_id else SEGMENT_HEADER_BYTES
+        )
         expected = segment.segment_id + 1
-        is_first = start is not None and segment.segment_id == start.segment_id
-        position = start.position if start is not None and is_first else SEGMENT_HEADER_BYTES
-        yield from _dump_segment(view, segment, _Decoder(codec, shows_bodies=shows_bodies), position)
+        yield from _dump_segment(view, segment, decoder, position)
 
 
 def _dump_segment(view: LogView, segment: SegmentView, decoder: "_Decoder", position: int) -> Iterator[Document]:
@@ -80,13 +78,8 @@ def _dump_segment(view: LogView, segment: SegmentView, decoder: "_Decoder", posi
             yield decoder.document(segment, scanner, item)
         # A damaged last segment may end with preallocated zeros, which are no damage.
         elif item.end is not None or segment.file.read(size - item.position, item.position).strip(b"\0"):
-            byte_count = (item.end or size) - item.position
-            yield _gap_document(segment, item, byte_count)
-
-
-def _gap_document(segment: SegmentView, gap: Gap, byte_count: int) -> Document:
-    damage = f"there is no valid record in {byte_count} bytes"
-    return {"segment": segment.segment_id, "position": gap.position, "damage": damage}
+            damage = f"there is no valid record in {(item.end or size) - item.position} bytes"
+            yield {"segment": segment.segment_id, "position": item.position, "damage": damage}
 
 
 class _Decoder:
@@ -147,9 +140,7 @@ def _document_of(message: Message) -> Document:
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
         return _document_of(value)
-    if isinstance(value, str | int | float):
-        return value
-    return list(value)
+    return value if isinstance(value, str | int | float) else list(value)
 
 
 def record_line(document: Document) -> str:

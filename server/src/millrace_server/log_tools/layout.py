@@ -44,11 +44,10 @@ class ChannelLayout:
     directories: tuple[Path, ...]
     """All of them, each once, the data directories first and in order."""
     checkpoint_dir: Path
-    """The directory with the checkpoints."""
     log_id: bytes
     """The channel id in segments and checkpoints, 16 bytes."""
     identity: ChannelIdentity | None
-    """The channel's identity; None if no directory states it."""
+    """None if no directory states it."""
     files: Mapping[Path, ChannelFile]
     """The `channel.json` of each directory that has one."""
     problems: Mapping[Path, str]
@@ -87,11 +86,7 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
 
 
 def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
-    """Returns the segments of some directories, ordered by id.
-
-    Raises:
-        UsageError: Something has the name of a segment and is no file.
-    """
+    """Returns the segments of some directories, ordered by id; refuses a segment that is not a regular file."""
     found = [
         (int(match[1]), path)
         for directory in directories

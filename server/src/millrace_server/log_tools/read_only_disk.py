@@ -17,12 +17,7 @@ def _refuse(*_: object, **__: object) -> Never:
 
 
 class ReadOnlyFile:
-    """A file up to a length. What the disk cannot read reads as zeros, so checksums show it as damage.
-
-    Args:
-        read: Reads the file.
-        length: Where it is cut off.
-    """
+    """A file up to a length. What the disk cannot read reads as zeros, so checksums show it as damage."""
 
     def __init__(self, read: ReadBytes, length: int) -> None:
         self._read = read
@@ -30,11 +25,9 @@ class ReadOnlyFile:
 
     @classmethod
     def of(cls, content: bytes) -> "ReadOnlyFile":
-        """Returns a file with a known content."""
         return cls(lambda length, offset: content[offset : offset + length], len(content))
 
     def cut(self, length: int) -> "ReadOnlyFile":
-        """Returns the same file, cut to a length."""
         return ReadOnlyFile(self.read, min(length, self._length))
 
     def with_head(self, head: bytes) -> "ReadOnlyFile":
@@ -83,12 +76,10 @@ class ReadOnlyDisk:
         self._files = dict(files)
 
     def without(self, paths: Iterable[Path]) -> "ReadOnlyDisk":
-        """Returns the same disk without some files."""
         left_out = set(paths)
         return ReadOnlyDisk({path: file for path, file in self._files.items() if path not in left_out})
 
     def with_files(self, files: Mapping[Path, ReadOnlyFile]) -> "ReadOnlyDisk":
-        """Returns the same disk with additional files."""
         return ReadOnlyDisk({**self._files, **files})
 
     def open(self, path: Path, *, writable: bool = False) -> ReadOnlyFile:

@@ -14,14 +14,8 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY
 from millrace_server.channels.directories import LOCK_FILE, lock_directory
 from millrace_server.channels.names import CHANNEL_NAME_PATTERN
 from millrace_server.channels.records import state_record
-from millrace_server.log_tools.backup import (
-    Copy,
-    ToolContext,
-    check_outside,
-    copy_files,
-    make_empty_directory,
-    os_errors_as_refusals,
-)
+from millrace_server.log_tools import backup
+from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
 from millrace_server.log_tools.layout import ChannelLayout, ToolError, UsageError, find_layout, segment_paths
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.repair_plan import Plan, make_plan
@@ -41,7 +35,7 @@ _PUT_COUNT_MAX = 1_000_000
 
 @dataclass(slots=True)
 class Repair:
-    """The steps of a repair that was done, or would be."""
+    """A repair that was done, or would be."""
 
     steps: list[str] = field(default_factory=list)
     """A phrase for each; empty if nothing is wrong."""
@@ -120,19 +114,19 @@ def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     home = layout.directories[0].resolve()
     target = keep or home.with_name(f"{home.name}.before-repair-{stamp}")
-    check_outside(target, layout.directories)
-    make_empty_directory(target)
+    backup.check_outside(target, layout.directories)
+    backup.make_empty_directory(target)
     copies: list[Copy] = []
     with ExitStack() as opened:
         for index, directory in enumerate(layout.directories):
             folder = target / str(index) if len(layout.directories) > 1 else target
-            make_empty_directory(folder)
+            backup.make_empty_directory(folder)
             for path in sorted(directory.iterdir()):
                 if path.is_file() and path.name != LOCK_FILE:
                     with os_errors_as_refusals("read", path):
                         file = opened.enter_context(closing(OsDisk().open(path)))
                         copies.append(Copy(ReadOnlyFile(file.read, file.size()), folder / path.name))
-        copy_files(tools.disk, copies, tools.progress)
+        backup.copy_files(tools.disk, copies, tools.progress)
     return target
 
 
@@ -166,13 +160,10 @@ def _write_record(layout: ChannelLayout, plan: Plan, codec: PayloadCodec) -> Non
     """Writes the records that keep lost sequences and epochs from being granted again."""
     data_dirs = [path for path in layout.directories if layout.files[path].index != CHECKPOINTS_ONLY]
     log = WriteAheadLog(SegmentFiles(OsDisk(), data_dirs, layout.log_id), codec)
-    ended: Future[None] = Future()
+    ended: Future[Exception | None] = Future()
 
     def done(_submission: Submission, error: Exception | None) -> None:
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
+        ended.set_result(error)
 
     with closing(log), os_errors_as_refusals("write", data_dirs[0]):
         for _ in log.replay():
@@ -180,9 +171,7 @@ def _write_record(layout: ChannelLayout, plan: Plan, codec: PayloadCodec) -> Non
             pass
         log.start(lambda call: call())
         log.submit(_last_records(plan), needs_sync=True, begins_segment=not plan.has_log, done=done)
-        try:
-            ended.result()
-        except Exception as error:
+        if (error := ended.result()) is not None:
             raise ToolError(f"cannot write to the log: {error}") from error
 
 

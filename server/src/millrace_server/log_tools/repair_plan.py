@@ -51,12 +51,10 @@ class Plan:
 
     @property
     def skips_sequences(self) -> bool:
-        """Whether sequences are given up."""
         return self.next_sequence > self.recovered.next_sequence
 
     @property
     def needs_record(self) -> bool:
-        """Whether a record must be written to the log."""
         return self.skips_sequences or self.claim is not None or not self.has_log
 
 
@@ -121,7 +119,6 @@ def _plan_lossless(view: LogView, scan: LogScan, plan: Plan, loss: Damage | None
 
 
 def _plan_removal_in_front(view: LogView, report: Report, codec: PayloadCodec, plan: Plan) -> bool:
-    """Plans to remove the damage with the segments up to it, if nothing needs them."""
     last_loss = max(damage.segment_id for damage in report.scan.damages if damage.kind not in LOSSLESS)
     ids = {segment.segment_id for segment in view.segments}
     for one in report.checkpoints:
@@ -184,7 +181,6 @@ def _planned_view(view: LogView, plan: Plan) -> LogView:
 
 
 def _choose_checkpoints(draft: LogView, reports: Sequence[CheckpointReport], codec: PayloadCodec, plan: Plan) -> None:
-    """Plans to remove the checkpoints that do not agree with the log."""
     for one in reports:
         if one.state is CheckpointState.MISSING:
             continue

@@ -27,7 +27,7 @@ class ToolProgress:
     """Shows how far a tool is; this one shows nothing."""
 
     def begin(self, label: str, total_bytes: int) -> None:
-        """Begins the next part of the work, of about so many bytes."""
+        """Begins the next part of the work."""
 
     def advance(self, byte_count: int) -> None:
         """Counts finished bytes."""
@@ -73,7 +73,7 @@ class Damage:
 
 @dataclass(slots=True)
 class SegmentSummary:
-    """What one segment contains."""
+    """What one segment contains; `event_count` are the events that its commits put."""
 
     segment_id: int
     name: str
@@ -81,7 +81,6 @@ class SegmentSummary:
     record_count: int = 0
     commit_count: int = 0
     event_count: int = 0
-    """Events that its commits put."""
 
 
 @dataclass(slots=True)
@@ -96,7 +95,6 @@ class LogScan:
     is_decoded: bool = True
     """Whether payloads were decoded; otherwise only checksums were compared."""
     contents: ContentsCheck = field(default_factory=ContentsCheck)
-    """What the records say."""
     kept: Totals = field(default_factory=Totals)
     """The commits before the first damage that cannot be repaired without a loss."""
 
@@ -135,7 +133,6 @@ class _LogScanner:
         self._before = Totals()
 
     def read(self, segment: SegmentView, following: SegmentView | None) -> None:
-        """Reads the next segment."""
         summary = SegmentSummary(segment.segment_id, segment.path.name, segment.file.size())
         self.result.segments.append(summary)
         if not self._is_next(segment):
@@ -275,11 +272,6 @@ def key_id_of(record: ScannedRecord) -> str | None:
 
 
 def decode_payload(codec: PayloadCodec, scanner: SegmentScanner, record: ScannedRecord) -> Payload:
-    """Returns the decoded payload of a record.
-
-    Raises:
-        KeyMissingError: It needs a key that was not given.
-        LogCorruptError: It cannot be decoded.
-    """
+    """Returns the decoded payload of a record; raises KeyMissingError or LogCorruptError."""
     head = record.head
     return codec.decode(head.kind, head.flags, record.payload, scanner.context(record.position))

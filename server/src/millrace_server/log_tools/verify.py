@@ -58,18 +58,15 @@ class Report:
     recovered: Recovered | None = None
     """The channel as the server would find it; None if it would not open, or if nothing was decoded."""
     is_openable: bool = False
-    """Whether a server opens the channel."""
     problems: list[str] = field(default_factory=list)
     """What is wrong besides the damages of the scan."""
 
     @property
     def sentences(self) -> list[str]:
-        """All that is wrong."""
         return [*(damage.sentence for damage in self.scan.damages), *self.problems]
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing is wrong."""
         return not self.sentences
 
 
@@ -80,7 +77,6 @@ class LogSource:
         self._log = log
 
     def read(self, stored: StoredColumns) -> Buffer:
-        """Returns the columns as they came."""
         assert stored.location is not None
         return self._log.read(stored.location)
 
@@ -113,7 +109,6 @@ def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decode
 
 
 def _checkpoint_files(view: LogView, codec: PayloadCodec, others: Sequence[Path]) -> CheckpointFiles:
-    """Returns a channel's checkpoints without some of them."""
     layout = view.layout
     disk = view.disk.without(others)
     return CheckpointFiles(disk, layout.checkpoint_dir, layout.log_id, keeps_previous=True, codec=codec)
@@ -150,11 +145,7 @@ def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) ->
 
 
 def recover_without(view: LogView, codec: PayloadCodec, left_out: Sequence[Path] = ()) -> Recovered:
-    """Recovers a channel as the server would without some of its checkpoints.
-
-    Raises:
-        LogCorruptError: It would not open.
-    """
+    """Recovers a channel as the server would without some of its checkpoints; LogCorruptError: it would not open."""
     # The server's own recovery, on a read-only disk: the tools cannot come to another result than the server.
     log = WriteAheadLog(SegmentFiles(view.disk, view.layout.directories, view.layout.log_id), codec)
     files = _checkpoint_files(view, codec, left_out)
@@ -230,7 +221,7 @@ def _ledgers_differ(one: Recovered, other: Recovered) -> bool:
 
 def _endings_differ(one: EndedTxns, other: EndedTxns) -> bool:
     mine, theirs = dict(one.items()), dict(other.items())
-    if any(_differ(mine[txn_id], theirs[txn_id]) for txn_id in mine.keys() & theirs.keys()):
+    if any(_result(mine[txn_id]) != _result(theirs[txn_id]) for txn_id in mine.keys() & theirs.keys()):
         return True
     if len(mine) >= ENDED_MAX or len(theirs) >= ENDED_MAX:
         return False
@@ -239,5 +230,5 @@ def _endings_differ(one: EndedTxns, other: EndedTxns) -> bool:
     return any(known[txn_id].state is TxnState.COMMITTED for txn_id in mine.keys() ^ theirs.keys())
 
 
-def _differ(one: Outcome, other: Outcome) -> bool:
-    return (one.state, one.receipt) != (other.state, other.receipt)
+def _result(outcome: Outcome) -> tuple[object, object]:
+    return outcome.state, outcome.receipt

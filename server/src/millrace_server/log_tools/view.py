@@ -61,7 +61,6 @@ class LogView:
 
     @property
     def byte_count(self) -> int:
-        """Size of all segments."""
         return sum(segment.file.size() for segment in self.segments)
 
     @property
@@ -71,7 +70,6 @@ class LogView:
         return [self.layout.checkpoint_dir / name for name in CHECKPOINT_NAMES if name in names]
 
     def scanner(self, segment: SegmentView) -> SegmentScanner:
-        """Returns a scanner of a segment."""
         return _scanner(segment.file, self.layout, segment.segment_id)
 
     def __enter__(self) -> Self:
