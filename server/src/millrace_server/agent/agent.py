@@ -59,8 +59,6 @@ class _RunnerKey(NamedTuple):
 
 
 class _RunnerPlan(NamedTuple):
-    """A source, a sink, or a sink group with its sinks."""
-
     config: object
     """Equal configurations need no restart."""
     start: Callable[[], SourceRunner | SinkRunner]
@@ -189,7 +187,6 @@ class Agent:
 
     @property
     def unsettled_count(self) -> int:
-        """Deliveries that sinks have taken and not settled yet."""
         return sum(sink.reader.unsettled_count for sink in self._sinks())
 
     def flush_sinks(self) -> None:
@@ -198,7 +195,6 @@ class Agent:
             sink.reader.request_flush()
 
     def draining_channels(self) -> set[str]:
-        """Returns the channels that a sink may still empty by itself."""
         return {sink.reader.channel_name for sink in self._sinks() if sink.may_drain}
 
     def _sinks(self) -> Iterator[SinkRunner]:

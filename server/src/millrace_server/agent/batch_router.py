@@ -86,18 +86,13 @@ class BatchRouter:
         self.fan_out = FanOut(registry, self.required)
 
     def start(self, table: EventTable, stamp: Stamp) -> BatchAttempt:
-        """Returns the state of a new batch."""
         return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table))
 
     async def route(self, attempt: BatchAttempt) -> None:
         """Stores a batch in its channels; after an error, the next call resumes there.
 
-        Raises:
-            StepError: An interceptor, or the selector, raised an unexpected error.
-            ComponentError: An interceptor cannot work now.
-            TxnCapacityError: The batch is too large for a channel.
-            BadArgumentError: It overlaps in part what is stored.
-            MillraceError: A channel has not stored it.
+        Raises StepError or ComponentError if a step does not work, TxnCapacityError if the batch is too large for a
+        channel, BadArgumentError if it overlaps in part what is stored, or another MillraceError of a channel.
         """
         if self.fan_out.has_accepted(attempt.stamp):
             # It is stored, or being written; this waits for that.

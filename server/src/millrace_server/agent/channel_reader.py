@@ -127,7 +127,6 @@ class ChannelReader:
 
     @property
     def unsettled_count(self) -> int:
-        """Deliveries that are neither settled nor nacked."""
         return len(self._unsettled)
 
     async def wait_open(self) -> None:
@@ -144,7 +143,6 @@ class ChannelReader:
 
     @property
     def is_space_awaited(self) -> bool:
-        """Whether a producer waits for space in the channel."""
         channel = self._channel_if_open()
         return channel is not None and channel.has_waiting_commits
 

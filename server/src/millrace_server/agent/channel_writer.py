@@ -80,7 +80,6 @@ class ChannelWriter:
         self._component.mark_stopped(reason)
 
     def count_dropped(self, count: int) -> None:
-        """Counts events that the source received and lost."""
         self._component.record_outcome(EventOutcome.DROPPED, count)
 
     def next_stamp(self, count: int) -> Stamp:
@@ -103,9 +102,8 @@ class ChannelWriter:
         with as many numbers as events may be of any size; it is stored in parts if necessary. Concurrent calls must not
         have the same numbers.
 
-        Raises:
-            ComponentError: The batch is too large for a channel, or overlaps in part what is stored. The source must
-                end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
+        Raises ComponentError if the batch is too large for a channel, or overlaps in part what is stored. The source
+        must end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
         """
         for piece in self._limits.pieces(table, stamp):
             await self._deliver(*piece)
@@ -139,11 +137,10 @@ class ChannelWriter:
         await self._deliver(*part_of(table, stamp, middle, table.count))
 
     async def try_deliver(self, table: EventTable, stamp: Stamp) -> None:
-        """Stores events as `deliver` does, or raises if they cannot be stored now.
+        """Stores events as `deliver` does, or raises MillraceError if they cannot be stored now.
 
-        Raises:
-            MillraceError: A channel is full or cannot store anything, or an interceptor has failed. A repeat with the
-                same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not help.
+        A repeat with the same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not
+        help.
         """
         for piece in self._limits.pieces(table, stamp):
             try:

@@ -103,7 +103,6 @@ class Component:
         return None if self._progress_at is None else time.monotonic() - self._progress_at
 
     def record_progress(self, event_count: int, byte_count: int) -> None:
-        """Counts a batch that it has completed; this makes it RUNNING."""
         self.event_count += event_count
         self.batch_count += 1
         self.byte_count += byte_count
@@ -132,9 +131,7 @@ class Component:
     def mark_backing_off(self, reason: str, unexpected: Exception | None = None) -> None:
         """Makes it BACKING_OFF. Called for each failure; the log is limited in rate.
 
-        Args:
-            reason: A sentence.
-            unexpected: An error that must not occur; its traceback is logged.
+        An `unexpected` error is one that must not occur; its traceback is logged.
         """
         self.failure_count += 1
         if self._failures.admits(reason):

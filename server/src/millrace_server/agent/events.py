@@ -18,8 +18,6 @@ class EventTable:
     """Events as columns of Python values: setting a header of all events is cheap.
 
     Attributes:
-        bodies: The body of each event.
-        headers: Each header's values by its key.
         batch_indexes: Each event's index in the batch that its source delivered; None if unknown.
     """
 
@@ -47,7 +45,6 @@ class EventTable:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> "EventTable":
-        """Returns the table of events that a channel stores."""
         return cls.of_rows(row for window in windows for row in window.rows())
 
     @property
@@ -78,7 +75,6 @@ class EventTable:
             self.headers[key] = values
 
     def chosen(self, mask: Sequence[bool]) -> "EventTable":
-        """Returns the events selected by a mask, in their order."""
         return self._select(lambda column: list(compress(column, mask)))
 
     def part(self, start: int, stop: int) -> "EventTable":
@@ -93,7 +89,6 @@ class EventTable:
         return selected
 
     def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
-        """Yields each event's headers and body."""
         columns = [(key, self.values(key)) for key in self.headers]
         for index, body in enumerate(self.bodies):
             yield {key: value for key, values in columns if (value := values[index]) is not None}, body

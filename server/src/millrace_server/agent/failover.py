@@ -36,7 +36,6 @@ class Failover:
         self._changed = asyncio.Event()
 
     def has_failed(self, priority: int) -> bool:
-        """Whether a sink failed when it was last active, without any progress since."""
         return self._has_failed[priority]
 
     def is_first(self, priority: int) -> bool:

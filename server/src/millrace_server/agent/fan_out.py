@@ -56,8 +56,7 @@ class ChannelBatch:
     def batches(self) -> list[StoredColumns]:
         """Returns the events as a channel stores them: objects of its own, since each notes the place in its log.
 
-        Raises:
-            ColumnsError, UnicodeEncodeError: An event cannot be encoded.
+        Raises ColumnsError or UnicodeEncodeError if an event cannot be encoded.
         """
         if self._encoded is None:
             self._encoded = self.table.stored()
@@ -163,8 +162,6 @@ class FanOut:
 
 
 class _Append:
-    """The commit of a batch in one channel."""
-
     def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp) -> None:
         self.channel = channel
         self._batch = batch
@@ -222,7 +219,6 @@ class _Append:
             raise fault
 
     def submit(self, commit: Commit) -> MillraceError | None:
-        """Submits the commit; returns the error if that is not possible."""
         try:
             self.channel.transactions.submit_append(commit)
         except MillraceError as error:

@@ -34,8 +34,6 @@ class InterceptorRun:
     Attributes:
         table: The events after the steps done so far.
         refusals: Events that were refused and must be stored as dead letters.
-        filtered_count: Events that interceptors dropped.
-        masks: The selector's result.
     """
 
     def __init__(self, interceptors: Sequence[Interceptor], selector: Selector | None, table: EventTable) -> None:
@@ -78,10 +76,7 @@ class InterceptorRun:
         self._is_abandoned = True
 
     def refuse_failing_events(self) -> None:
-        """Refuses the events on which the next step raises what it must not; finds them by bisection.
-
-        Raises ComponentError if the step cannot work now.
-        """
+        """Finds by bisection, and refuses, the events on which the next step raises what it must not."""
         reasons: dict[int, str] = {}
         self._find_failing_events(0, self.table.count, reasons)
         if reasons:

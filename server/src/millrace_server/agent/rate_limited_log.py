@@ -31,7 +31,6 @@ class RateLimit:
         self._refilled_at = clock()
 
     def try_acquire(self) -> bool:
-        """Takes a token; returns False if there is none."""
         now = self._clock()
         self._tokens = min(self._tokens + (now - self._refilled_at) / self._refill_seconds, self._burst)
         self._refilled_at = now
@@ -51,10 +50,7 @@ class RateLimitedLog:
         self._suppressed_counts: dict[tuple[str, str], int] = {}
 
     def log(self, level: int, message: str, about: str, event_count: int, **fields: str) -> None:
-        """Logs a message about events, or counts them for the next line of the kind.
-
-        A message and what it is `about`, such as a channel's name, are a kind.
-        """
+        """Logs a message about events, or counts them for the next line with the same `message` and `about`."""
         kind = (message, about)
         count = self._suppressed_counts.pop(kind, 0) + event_count
         if kind not in self._limits:

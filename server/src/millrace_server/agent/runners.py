@@ -17,9 +17,8 @@ CANCELLED_SECONDS_MAX = 5.0
 class SourceRunner:
     """Runs a source.
 
-    Args:
-        make: Creates the source and the writer for its events. Called on a thread, since it may import much, and again
-            after it has failed.
+    `make` creates the source and its writer. It is called on a thread, since it may import much, and again after it
+    failed.
     """
 
     def __init__(self, component: Component, make: Callable[[], tuple[Source, ChannelWriter]]) -> None:

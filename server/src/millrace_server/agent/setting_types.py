@@ -1,7 +1,7 @@
 """Types of settings that refer to something: a channel, a user's own code, or a time zone."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import Annotated, Any
@@ -29,6 +29,12 @@ KnownChannelName = Annotated[ChannelName, ChannelReference(is_own=False)]
 
 OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 """One of the source's channels."""
+
+
+def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
+    """Returns the tables `[key.NAME]` of a configuration that is not validated yet, by name."""
+    named = tables.get(key)
+    return {name: table for name, table in named.items() if isinstance(table, dict)} if isinstance(named, dict) else {}
 
 
 def load_factory(path: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import shown_path, shown_value
-from millrace_server.agent.setting_types import ChannelName
+from millrace_server.agent.setting_types import ChannelName, named_tables
 
 _Tables = dict[str, dict[str, Any]]
 
@@ -40,7 +40,7 @@ def group_problems(tables: Mapping[str, Any]) -> list[str]:
 
     Works on the tables as TOML has them, so that other problems of the configuration do not hide these.
     """
-    groups, sinks = (_tables(tables.get(key)) for key in ("sink_groups", "sinks"))
+    groups, sinks = named_tables(tables, "sink_groups"), named_tables(tables, "sinks")
     problems = []
     taken: dict[str, str] = {}
     for group_name, group in groups.items():
@@ -66,7 +66,3 @@ def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken
         emptied, first = map(shown_value, channels)
         return f"is {is_name}, which empties channel {emptied}; all sinks of a group must empty the same, here {first}"
     return ""
-
-
-def _tables(value: object) -> _Tables:
-    return {key: table for key, table in value.items() if isinstance(table, dict)} if isinstance(value, dict) else {}

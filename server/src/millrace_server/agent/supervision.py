@@ -64,8 +64,7 @@ class Backoff:
 class ComponentError(Exception):
     """Raised when a component cannot work now; a retry may help. The message is a sentence for its state.
 
-    Attributes:
-        retry_delay_seconds: The delay that the other side requested; None leaves it to the back-off.
+    The other side may have requested a retry delay; None leaves it to the back-off.
     """
 
     def __init__(self, message: str, retry_delay_seconds: float | None = None) -> None:

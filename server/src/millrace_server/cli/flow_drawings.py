@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from millrace_server.cli.flow_graph import Edge, FlowGraph, Node, NodeKind
+from millrace_server.cli.flow_graph import FlowGraph, NodeKind
 
 _MERMAID_SHAPES = {
     NodeKind.CALLERS: ("([", "])"),
@@ -35,7 +35,8 @@ def draw_text(graph: FlowGraph) -> Iterator[str]:
 
 def _draw_tree(graph: FlowGraph, key: str, drawn: set[str]) -> Iterator[str]:
     edges = graph.edges_from(key)
-    title = _title_of(graph.nodes[key])
+    node = graph.nodes[key]
+    title = _one_line(f"{node.title} ({node.details})" if node.details else node.title)
     if key in drawn and edges:
         yield f"{title}, as above"
         return
@@ -44,16 +45,9 @@ def _draw_tree(graph: FlowGraph, key: str, drawn: set[str]) -> Iterator[str]:
     for number, edge in enumerate(edges, start=1):
         first, rest = ("└─ ", "   ") if number == len(edges) else ("├─ ", "│  ")
         head, *below = _draw_tree(graph, edge.head, drawn)
-        yield f"{first}{_prefix_of(edge)}{head}"
+        label = f"{_one_line(edge.label)}: " if edge.label else ""
+        yield f"{first}{label}{head}"
         yield from (f"{rest}{line}" for line in below)
-
-
-def _title_of(node: Node) -> str:
-    return _one_line(f"{node.title} ({node.details})" if node.details else node.title)
-
-
-def _prefix_of(edge: Edge) -> str:
-    return f"{_one_line(edge.label)}: " if edge.label else ""
 
 
 def draw_mermaid(graph: FlowGraph) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -13,10 +13,6 @@ from millrace_server.configuration.settings import Settings
 
 _PLACE_FIELDS = ("paths", "path", "directory", "url", "endpoints")
 """Settings that say where a source reads events, or where a sink writes them."""
-
-_COMMAND_FIELD = "command"
-_LISTEN_FIELD = "listen"
-_TARGET_FIELD = "target_channel"
 
 
 class NodeKind(enum.Enum):
@@ -75,7 +71,6 @@ class FlowGraph:
         return [edge for edge in self.edges if edge.tail == key]
 
     def roots(self) -> list[str]:
-        """Returns the nodes without incoming edges."""
         reached = {edge.head for edge in self.edges}
         return [key for key in self.nodes if key not in reached]
 
@@ -119,17 +114,15 @@ def _add_source(graph: FlowGraph, name: str, config: AnySourceConfig) -> None:
 
 def _condition(config: AnySourceConfig, channel: str) -> str:
     selector = config.selector
-    conditions = list(_conditions(selector, channel)) if isinstance(selector, MultiplexingConfig) else []
+    conditions: list[str] = []
+    if isinstance(selector, MultiplexingConfig):
+        for ways in (selector.mapping, selector.optional):
+            conditions.extend(value for value, channels in ways.items() if channel in channels)
+        if channel in selector.default:
+            conditions.append("all others")
     if channel in selector.optional_channels:
         conditions.append("optional")
     return ", ".join(conditions)
-
-
-def _conditions(selector: MultiplexingConfig, channel: str) -> Iterator[str]:
-    for ways in (selector.mapping, selector.optional):
-        yield from (value for value, channels in ways.items() if channel in channels)
-    if channel in selector.default:
-        yield "all others"
 
 
 def _add_groups(graph: FlowGraph, settings: Settings) -> dict[str, str]:
@@ -170,14 +163,14 @@ def _details(config: BaseModel) -> str:
 
 def _place(config: BaseModel) -> str:
     """Returns where a source reads or a sink writes, without secrets; empty if its settings do not say."""
-    if command := _texts(getattr(config, _COMMAND_FIELD, None)):
+    if command := _texts(getattr(config, "command", None)):
         # Its arguments may hold secrets.
         return command[0]
-    if listeners := _texts(getattr(config, _LISTEN_FIELD, None)):
+    if listeners := _texts(getattr(config, "listen", None)):
         return ", ".join(listeners)
     places = [text for one in _PLACE_FIELDS for text in _texts(getattr(config, one, None))]
     place = ", ".join(map(_without_secrets, places))
-    target = getattr(config, _TARGET_FIELD, None)
+    target = getattr(config, "target_channel", None)
     return f"channel {target} of {place}" if target else place
 
 
@@ -190,7 +183,6 @@ def _texts(value: object) -> Sequence[str]:
 
 
 def _without_secrets(text: str) -> str:
-    """Returns a URL without user, password, query and fragment."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         return text

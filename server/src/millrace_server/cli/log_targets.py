@@ -69,10 +69,7 @@ def find_log(
 def choose_log(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
 ) -> LogTarget:
-    """Returns the log that the options name, which need not exist yet.
-
-    Raises UsageError if the options contradict each other, or name no log.
-    """
+    """Returns the log that the options name, which need not exist yet; raises UsageError if they name none."""
     keys = _keys(key)
     if config is None and channel is None:
         if not directories:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 
 from millrace.setting_problems import choices_of, fields_of, shown_path, shown_value, unwrapped
-from millrace_server.agent.setting_types import ChannelReference
+from millrace_server.agent.setting_types import ChannelReference, named_tables
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.network.addresses import Address
 
@@ -109,12 +109,12 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
 
     Other errors of the tables hide none of them. By default the server listens on the addresses in `listening`.
     """
-    server = {**listening, **_table(tables, "server")}
+    server = {**listening, **table} if isinstance(table := tables.get("server"), dict) else listening
     grpc = list(_places(("server", "listen"), server["listen"]))
     http = list(_places(("server", "http_listen"), server["http_listen"]))
     of_sources = [
         place
-        for name, source in _named(tables, "sources")
+        for name, source in named_tables(tables, "sources").items()
         if source.get("type") in {"http", "syslog"}
         for place in _places(("sources", name, "listen"), source.get("listen"))
     ]
@@ -129,7 +129,7 @@ def address_conflicts(tables: Mapping[str, Any], listening: Mapping[str, str]) -
 
 
 def _loops(tables: Mapping[str, Any], grpc: list[_Place]) -> Iterator[str]:
-    for name, sink in _named(tables, "sinks"):
+    for name, sink in named_tables(tables, "sinks").items():
         if sink.get("type") != "millrace" or sink.get("target_channel") != sink.get("channel"):
             continue
         endpoints = sink.get("endpoints")
@@ -167,12 +167,3 @@ def _is_same(one: Address, other: Address) -> bool:
 def _host(address: Address) -> str:
     host = address.host.lower()
     return _LOOPBACK_HOST if host == "localhost" else host
-
-
-def _table(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = tables.get(key)
-    return table if isinstance(table, dict) else {}
-
-
-def _named(tables: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, table) for name, table in _table(tables, key).items() if isinstance(table, dict)]

@@ -34,12 +34,7 @@ ComponentName = ChannelName
 
 
 class SettingsError(Exception):
-    """Raised when a configuration is invalid.
-
-    Attributes:
-        source: The path of the file, or a name for another source.
-        problems: One sentence for each problem.
-    """
+    """Raised when a configuration is invalid."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
@@ -171,10 +166,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
 
 
 def check_settings(tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None) -> Settings:
-    """Validates parsed TOML; `source` is its name in the problems, and `overrides` replace fields of `[server]`.
-
-    Raises SettingsError, with all problems.
-    """
+    """Validates parsed TOML from a source with this name; raises SettingsError with all problems."""
     server = tables.get("server", {})
     if overrides and isinstance(server, dict):
         tables = {**tables, "server": {**server, **overrides}}

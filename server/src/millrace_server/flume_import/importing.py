@@ -117,7 +117,7 @@ class ImportedAgent:
 def import_agent(text: str, agent: str | None = None) -> ImportedAgent:
     """Converts one agent of a Flume properties file; the name may be omitted if there is only one.
 
-    Raises FlumeImportError if the file has no such agent, no agent at all, or several to choose from.
+    Raises FlumeImportError if the file does not have exactly that agent.
     """
     properties = parse_properties(text)
     agents = list(dict.fromkeys(key.split(".", 1)[0] for key in properties if "." in key))

@@ -59,8 +59,8 @@ def _remove_header(options: Options) -> Table:
     if separator and separator not in {r"\s*,\s*", ","}:
         options.note("fromListSeparator", "names are separated at commas")
     names = [options.text("withName"), *options.text("fromList").split(",")]
-    set_values(table, names=[name.strip() for name in names if name.strip()] or None)
-    set_values(table, pattern=options.text("matching") or None)
+    names = [name.strip() for name in names if name.strip()]
+    set_values(table, names=names or None, pattern=options.text("matching") or None)
     return table
 
 
@@ -76,7 +76,8 @@ def _uuid(options: Options) -> Table:
 
 
 def _search_replace(options: Options) -> Table:
-    _note_charset(options)
+    if options.text("charset", "UTF-8").upper() not in {"UTF-8", "UTF8"}:
+        options.note("charset", "texts are UTF-8; let the source convert them, by its setting charset")
     replacement = to_replacement(options.text("replaceString"))
     return {"type": "search_replace", "pattern": options.text("searchPattern"), "replacement": replacement}
 
@@ -99,12 +100,6 @@ def _regex_extractor(options: Options) -> Table:
         one.report_unused()
     set_values(table, names=names or None, millis=millis or None)
     return table
-
-
-def _note_charset(options: Options) -> None:
-    charset = options.text("charset", "UTF-8")
-    if charset.upper() not in {"UTF-8", "UTF8"}:
-        options.note("charset", "texts are UTF-8; let the source convert them, by its setting charset")
 
 
 _CONVERTERS = {

@@ -51,12 +51,12 @@ def convert_group(options: Options) -> Table | None:
     priorities = processor.subset("priority")
     table: Table = {"sinks": sinks, "policy": "load_balancing" if kind == "load_balance" else "failover"}
     if kind == "failover":
-        ranks = {name: priorities.number(name) for name in sinks}
-        unranked = [name for name, rank in ranks.items() if rank is None]
+        ranks = {name: rank for name in sinks if (rank := priorities.number(name)) is not None}
+        unranked = [name for name in sinks if name not in ranks]
         if unranked:
             priorities.note("", f"{' and '.join(unranked)} have none, and come last in the order of the list")
         # Highest first; sorting is stable.
-        table["sinks"] = sorted(sinks, key=lambda name: _rank(ranks[name]), reverse=True)
+        table["sinks"] = sorted(sinks, key=lambda name: ranks.get(name, _LOWEST_RANK), reverse=True)
     backoff_seconds_max = processor.seconds("maxpenalty") or processor.seconds("selector.maxTimeOut")
     set_values(table, backoff_seconds_max=backoff_seconds_max)
     processor.report_unused(
@@ -67,10 +67,6 @@ def convert_group(options: Options) -> Table | None:
     )
     options.report_unused()
     return table if len(sinks) > 1 else None
-
-
-def _rank(priority: int | None) -> int:
-    return _LOWEST_RANK if priority is None else priority
 
 
 def _millrace(options: Options, channel: str) -> Table:
@@ -116,7 +112,7 @@ def _hdfs(options: Options, _channel: str) -> Table:
     value, unit = options.number("hdfs.roundValue"), options.text("hdfs.roundUnit", "second").lower()
     if rounds and value:
         table["time_round_seconds"] = value * {"second": 1, "minute": 60, "hour": 3_600}.get(unit, 1)
-    zone = options.text("hdfs.timeZone")
+    zone, idle_seconds = options.text("hdfs.timeZone"), options.number("hdfs.idleTimeout")
     if options.flag("hdfs.useLocalTimeStamp"):
         options.note("hdfs.useLocalTimeStamp", "the clock is used where an event has no header timestamp")
     set_values(
@@ -128,7 +124,7 @@ def _hdfs(options: Options, _channel: str) -> Table:
         open_files_max=options.number("hdfs.maxOpenFiles"),
         batch_events_max=options.number("hdfs.batchSize"),
         stall_seconds=options.seconds("hdfs.callTimeout"),
-        idle_seconds=_number_or_none(options, "hdfs.idleTimeout"),
+        idle_seconds=float(idle_seconds) if idle_seconds else None,
         roll_seconds=_roll_seconds(options, "hdfs.rollInterval"),
         # Flume's defaults, 1,024 bytes and 10 events, are not useful limits; 0 means no limit.
         roll_bytes=options.number("hdfs.rollSize") or None,
@@ -160,11 +156,6 @@ def _roll_seconds(options: Options, key: str) -> float:
     if given == 0:
         options.note(key, "files are finished after a day at the latest: until then their events stay in the channel")
     return float(_FLUME_ROLL_SECONDS if given is None else given or _NEVER_SECONDS)
-
-
-def _number_or_none(options: Options, key: str) -> float | None:
-    number = options.number(key)
-    return float(number) if number else None
 
 
 def _logger(options: Options, _channel: str) -> Table:

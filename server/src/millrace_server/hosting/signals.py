@@ -2,12 +2,12 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_log = structlog.stdlib.get_logger(__name__)
 
 
 class StopRequests:
@@ -30,20 +30,9 @@ class StopRequests:
     async def wait_until_urgent(self) -> None:
         await self._second.wait()
 
-    @contextmanager
-    def from_signals(self) -> Iterator[None]:
+    def from_signals(self) -> AbstractContextManager[None]:
         """Adds a request for each SIGTERM and SIGINT. For the main thread's event loop."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.add)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-
-
-_log = structlog.stdlib.get_logger(__name__)
+        return _handled(self.add, signal.SIGTERM, signal.SIGINT)
 
 
 class ReloadRequests:
@@ -66,12 +55,18 @@ class ReloadRequests:
     def close(self) -> None:
         self._is_closed = True
 
-    @contextmanager
-    def from_signals(self) -> Iterator[None]:
+    def from_signals(self) -> AbstractContextManager[None]:
         """Adds a request for each SIGHUP. For the main thread's event loop."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self.add)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+        return _handled(self.add, signal.SIGHUP)
+
+
+@contextmanager
+def _handled(handler: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

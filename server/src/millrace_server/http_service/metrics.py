@@ -127,7 +127,6 @@ class ChannelCollector(Collector):
         yield info
 
     def _collect_hosted(self) -> Iterator[Metric]:
-        """Yields the metrics of all channels, open or not."""
         handle = self._registry.handles()
         state = GaugeMetricFamily(
             _CHANNEL_PREFIX + "state", "1 for the channel's state, 0 else.", labels=["channel", "state"]

@@ -74,10 +74,7 @@ def _check_host(host: str) -> str:
 
 
 async def open_socket(address: Address, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """Returns a bound socket, which does not listen yet.
-
-    Raises StartError, which names the setting, if the address cannot be bound.
-    """
+    """Returns a bound socket, which does not listen yet; raises StartError if the address cannot be bound."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(

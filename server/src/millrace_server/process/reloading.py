@@ -30,8 +30,6 @@ _log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Report:
-    """The outcome of a reload."""
-
     created: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -60,7 +58,6 @@ class Reloader:
         self.shutdown_grace_seconds = settings.server.shutdown_grace_seconds
 
     async def follow(self, requests: ReloadRequests) -> None:
-        """Reloads at each request until it is cancelled."""
         while True:
             await requests.wait()
             try:

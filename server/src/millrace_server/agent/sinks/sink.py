@@ -29,12 +29,11 @@ class Sink(Protocol):
     async def run(self, reader: ChannelReader) -> None:
         """Takes deliveries and settles them until the reader returns None.
 
-        Deliveries that are neither settled nor nacked when this ends are nacked. It is cancelled if it does not stop
-        in time, and may be run again after it has raised or was cancelled.
+        Deliveries that are neither settled nor nacked when this ends are nacked. It is cancelled if it does not stop in
+        time, and may be run again after it has raised or was cancelled.
 
-        Raises:
-            ComponentError: It cannot work now; it is run again later.
-            ComponentFailedError: It cannot work until an operator changes something.
+        Raises ComponentError if it cannot work now; it is run again later. Raises ComponentFailedError if it cannot
+        work until an operator changes something.
         """
 
 
@@ -110,9 +109,8 @@ class BatchSink(ABC):
     async def write(self, batches: Sequence[StoredBatch]) -> None:
         """Makes the events safe elsewhere; they leave the channel once this returns.
 
-        Raises:
-            EventsRejectedError: Some events can never be written; these are found and stored as dead letters.
-            ComponentError: No events can be written now.
+        Raises EventsRejectedError if some events can never be written: these are found and stored as dead letters.
+        Raises ComponentError if no events can be written now.
         """
 
     async def close(self) -> None:  # noqa: B027 - most sinks have nothing to close

@@ -17,6 +17,7 @@ from pydantic import Field
 from millrace.setting_problems import shown_path
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.lines.config import LinesConfig
+from millrace_server.agent.setting_types import named_tables
 from millrace_server.agent.sources.line_stream import LineStream
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.agent.supervision import ComponentFailedError
@@ -49,11 +50,8 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
 
 def stdin_problems(tables: Mapping[str, Any]) -> list[str]:
     """Returns a sentence for each source that would read the standard input besides the first one."""
-    sources = tables.get("sources")
-    tables_by_name = sources.items() if isinstance(sources, dict) else ()
-    first, *others = [
-        name for name, table in tables_by_name if isinstance(table, dict) and table.get("type") == "stdin"
-    ] or [""]
+    sources = named_tables(tables, "sources")
+    first, *others = [name for name, table in sources.items() if table.get("type") == "stdin"] or [""]
     return [
         f'{shown_path(("sources", name, "type"))}: is "stdin"; {shown_path(("sources", first))} reads the daemon\'s '
         "standard input already, and only one source can"

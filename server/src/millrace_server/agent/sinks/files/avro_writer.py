@@ -51,9 +51,6 @@ class AvroWriter(EventWriter):
     def write_buffered(self) -> None:
         self._writer.flush()
 
-    def finish(self) -> None:
-        self._writer.flush()
-
 
 def _text_fields(body: bytes) -> dict[str, str | bytes | None]:
     try:

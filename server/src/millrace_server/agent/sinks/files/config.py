@@ -184,7 +184,6 @@ class FilesSinkConfig(NonRejectingSinkConfig):
 
 
 def _check_file_system(path: str, template: PathTemplate) -> None:
-    """Checks that the library of a file system is installed."""
     _need("fsspec", path)
     if template.scheme in {"s3", "hdfs"}:
         _need("pyarrow", path)

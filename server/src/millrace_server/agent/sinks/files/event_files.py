@@ -75,11 +75,7 @@ class EventFiles:
         self._touched: set[int] = set()
 
     def open(self) -> None:
-        """Removes what an earlier run left unfinished, and reads what it finished.
-
-        Raises OSError if a directory cannot be used, and ComponentError if an earlier run is still at work or its
-        receipts cannot be read.
-        """
+        """Removes what an earlier run left unfinished, and reads what it finished."""
         owner = self._directory.open()
         self._target = self._make_target(owner)
         self._target.open()
@@ -138,7 +134,6 @@ class EventFiles:
             self._directory.close()
 
     def _begin_channel(self, channel_id: str) -> None:
-        """Changes to another channel, or to a new incarnation of the same one."""
         self._channel_id = channel_id
         self._finished = IntervalSet()
         for confirmed in self._confirmed:

@@ -71,12 +71,7 @@ class RollLimits(NamedTuple):
 
 
 class OpenFile:
-    """A file that is being written.
-
-    Attributes:
-        directory: The directory of the finished file.
-        deliveries: The numbers of the deliveries with events in it.
-    """
+    """A file that is being written."""
 
     def __init__(
         self, directory: str, staged: Path, make_writer: Callable[[BinaryIO], EventWriter], now: float
@@ -168,7 +163,6 @@ class OpenFiles:
         return file
 
     def room_in(self, file: OpenFile) -> int:
-        """Returns how many events a file takes until it is full."""
         return self._limits.event_count - file.event_count
 
     def is_full(self, file: OpenFile) -> bool:

@@ -75,7 +75,6 @@ def _record_batch(chunk: EventChunk, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _text_bodies(bodies: pa.Array) -> list[pa.Array]:
-    """Returns the columns `body` and `body_bytes`."""
     try:
         return [bodies.cast(pa.string()), pa.nulls(len(bodies), pa.binary())]
     except pa.ArrowInvalid:

@@ -90,10 +90,7 @@ class PathTemplate(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PathTemplate":
-        """Parses a template, in which `{{` and `}}` stand for braces.
-
-        Raises ValueError, with a sentence about the setting, if it is invalid.
-        """
+        """Parses a template, in which `{{` and `}}` stand for braces; raises ValueError if it is invalid."""
         match = _SCHEME.match(text)
         scheme = match["scheme"] if match and match["scheme"] != "file" else ""
         parts = list(_parts(text, text.removeprefix("file://")))

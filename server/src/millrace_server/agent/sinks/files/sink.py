@@ -61,8 +61,6 @@ class FilesSink:
 
 
 class _Run:
-    """One run of a sink."""
-
     def __init__(
         self, settings: FilesSinkSettings, reader: ChannelReader, worker: "FileWorker", files: EventFiles
     ) -> None:
@@ -84,7 +82,6 @@ class _Run:
             raise ComponentError(f"cannot write files to {target}: {reason}{path}") from error
 
     async def until_closed(self) -> None:
-        """Takes deliveries until there are no more, and settles all of them."""
         taking = asyncio.ensure_future(self._reader.take())
         flush_requested = asyncio.ensure_future(self._reader.flush_requested.wait())
         try:
@@ -232,7 +229,6 @@ class UnsettledDeliveries:
         return removed
 
     def exceeds(self, limits: UnsettledLimits) -> bool:
-        """Whether they are more than the limits allow."""
         return (
             self._event_count > limits.event_count
             or self._body_bytes > limits.body_bytes

@@ -90,10 +90,7 @@ class ReceiptStore:
         self._next_number = 1
 
     def open(self) -> "list[tuple[Path, FileReceipt, bool]]":
-        """Reads the receipts; returns each with its own path, and whether it is confirmed.
-
-        Raises ComponentFailedError if a receipt is damaged, or of a later version.
-        """
+        """Reads the receipts; returns each with its own path, and whether it is confirmed."""
         make_directories(self._directory)
         for begun in self._directory.glob("*.tmp"):
             begun.unlink()
@@ -105,7 +102,6 @@ class ReceiptStore:
         return found
 
     def prepare(self, receipt: FileReceipt) -> Path:
-        """Writes a prepared receipt durably; returns its path."""
         path = self._directory / f"{self._next_number:012d}{_PREPARED_SUFFIX}"
         self._next_number += 1
         document = {"version": _VERSION, **receipt._asdict()}
@@ -113,7 +109,6 @@ class ReceiptStore:
         return path
 
     def confirm(self, path: Path) -> Path:
-        """Confirms a receipt; returns its new path."""
         # Not synced: after a power failure `open` finds the same by the finished file.
         return path.rename(path.with_name(path.name.removesuffix(_PREPARED_SUFFIX) + _CONFIRMED_SUFFIX))
 

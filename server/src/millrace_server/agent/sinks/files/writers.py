@@ -28,9 +28,9 @@ class EventWriter(ABC):
     def write_buffered(self) -> None:  # noqa: B027 - most formats have no buffer
         """Writes buffered events, as far as the format can without ending the file."""
 
-    @abstractmethod
     def finish(self) -> None:
         """Writes the rest; then the file is complete."""
+        self.write_buffered()
 
     def discard(self) -> None:  # noqa: B027 - most formats have nothing to release
         """Releases what it holds; the file is not needed any more. Never raises."""

@@ -70,8 +70,7 @@ class _Sent(NamedTuple):
 class Pipeline:
     """Forwards deliveries in order, several at once, and settles each once it is stored.
 
-    Args:
-        on_success: Called for each delivery that the target has stored, and when the target was idle but connected.
+    Calls `on_success` for each delivery that the target has stored, and when it was idle but connected.
     """
 
     def __init__(
@@ -97,10 +96,8 @@ class Pipeline:
     async def run(self) -> None:
         """Forwards until the reader has no more events, and everything is settled.
 
-        Raises:
-            RefusedError: The target has refused a delivery.
-            ComponentError: The target cannot be reached, or does not answer.
-            MillraceError: A stored delivery cannot be removed from its channel.
+        Raises RefusedError if the target has refused a delivery, ComponentError if the target cannot be reached or does
+        not answer, and MillraceError if a stored delivery cannot be removed from its channel.
         """
         sending = asyncio.create_task(self._send())
         receiving = asyncio.create_task(self._receive())
@@ -124,7 +121,8 @@ class Pipeline:
             for sent in self._session.unanswered:
                 if refused is None or sent.delivery is not refused.delivery:
                     sent.delivery.nack()
-            await self._settle_all()
+            while self._settling:
+                await asyncio.wait(self._settling)
         if self._abort_error is not None:
             raise self._abort_error
 
@@ -204,7 +202,6 @@ class Pipeline:
         self._has_room.set()
 
     def _end_error(self, error: MillraceError) -> Exception:
-        """Returns the error for a stream that the target has ended."""
         if isinstance(error, MessageTooLargeError) and self._session.unanswered:
             return RefusedError(error, self._session.unanswered[0], self._unanswered_count)
         return self._target.component_error(error)
@@ -223,10 +220,6 @@ class Pipeline:
             assert isinstance(error, Exception), error
             self._abort(error)
 
-    async def _settle_all(self) -> None:
-        while self._settling:
-            await asyncio.wait(self._settling)
-
     # Ending.
 
     def _check_answers(self) -> None:
@@ -244,6 +237,5 @@ class Pipeline:
         self._watch = self._loop.call_later(due_seconds - waited_seconds, self._check_answers)
 
     def _abort(self, error: Exception) -> None:
-        """Ends the stream because of an error on this side."""
         self._abort_error = self._abort_error or error
         self._session.cancel()

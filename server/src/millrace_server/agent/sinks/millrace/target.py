@@ -116,7 +116,6 @@ class TargetChannel:
 
     Attributes:
         channel_id: The channel's unique id; empty while the server replays its log.
-        transaction_capacity: The most events that it accepts at once.
     """
 
     def __init__(self, connection: aio.Channel, endpoint: str, found: admin_service_pb2.Channel) -> None:
