@@ -48,11 +48,8 @@ class LandingTotals:
 class BatchLander:
     """Lands batches, one after the other. Spark calls it in its own thread.
 
-    Attributes:
-        totals: The counts of this run.
-        failure: The error that ended the query, or None.
-        folder_in_use: A lock that is held while files are published.
-        is_busy: Whether a batch is being landed.
+    The lock `folder_in_use` is held while files are published. `publisher` and `bad_line_writer` are called for the
+    first time when the query has its id.
     """
 
     def __init__(
@@ -62,14 +59,6 @@ class BatchLander:
         bad_line_writer: Callable[[], BadLineWriter],
         is_stopping: threading.Event,
     ) -> None:
-        """Lands nothing yet.
-
-        Args:
-            config: The configuration of the landing.
-            publisher: Returns the publisher, once the query has its id.
-            bad_line_writer: Returns the writer of bad lines, once the query has its id.
-            is_stopping: Set when no further batch may begin.
-        """
         self.totals = LandingTotals()
         self.failure: Exception | None = None
         self.folder_in_use = threading.Lock()

@@ -60,12 +60,7 @@ _AFTER = "\x1b[?25h"
 
 
 class ShutdownSignals:
-    """Handlers of SIGINT and SIGTERM: the first signal asks the program to stop, a second Ctrl-C ends it at once.
-
-    Attributes:
-        is_stopping: Set by the first signal.
-        number: The signal, or None.
-    """
+    """Handlers of SIGINT and SIGTERM: the first signal asks the program to stop, a second Ctrl-C ends it at once."""
 
     def __init__(self) -> None:
         self.is_stopping = threading.Event()

@@ -13,9 +13,8 @@ from millrace_spark.errors import MillraceSparkError
 from millrace_spark.servers import TRANSIENT, RetryPolicy, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.workers import freeze_loaded_objects
-from millrace_spark.writing.advice import PUT_ADVICE
 from millrace_spark.writing.commit_messages import ShardPuts
-from millrace_spark.writing.driver import roll_back
+from millrace_spark.writing.driver import PUT_ADVICE, roll_back
 from millrace_spark.writing.event_columns import MESSAGE_BYTES_MAX, MESSAGE_ROWS_MAX, event_columns
 from millrace_spark.writing.leases import LeaseKeeper
 from millrace_spark.writing.options import WriteOptions
