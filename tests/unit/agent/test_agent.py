@@ -77,7 +77,7 @@ async def test_change_to_the_same_flows_touches_nothing(tmp_path: Path) -> None:
         assert made_sources[0].ends == 0
 
 
-async def test_change_of_one_part_leaves_the_others_at_work(tmp_path: Path) -> None:
+async def test_change_of_one_part_leaves_the_others_running(tmp_path: Path) -> None:
     """One source is restarted, one removed, one added, and one continues unchanged."""
     registry = registry_with("orders", "bills")
     former = flows_of(

@@ -25,7 +25,7 @@ HAS_VIRTUAL_CLOCK = True
 OPTIONAL = ReplicatingConfig(type="replicating", optional=["b"])
 
 
-async def test_deliver_gives_optional_channels_their_events_too() -> None:
+async def test_deliver_stores_events_in_optional_channels_too() -> None:
     """They get no numbers: the source does not resume by them."""
     registry, component = registry_of(a=memory(), b=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)
@@ -35,7 +35,7 @@ async def test_deliver_gives_optional_channels_their_events_too() -> None:
     assert ranges_of(registry.get("b")) == []
 
 
-async def test_deliver_again_gives_an_optional_channel_no_second_copy() -> None:
+async def test_deliver_again_stores_no_second_copy_in_an_optional_channel() -> None:
     """A repeat of a batch that is stored is not offered again."""
     registry = registry_of(a=memory(), b=memory())
     writer = writer_of(registry, ["a", "b"], selector=OPTIONAL)
@@ -76,7 +76,7 @@ async def test_deliver_when_an_optional_channel_is_full_has_it_miss_the_events_a
     assert entry["reason"].startswith("CHANNEL_FULL:")
 
 
-async def test_deliver_when_an_optional_channel_is_not_there_goes_on() -> None:
+async def test_deliver_without_an_optional_channel_continues() -> None:
     """The same for a deleted channel, or one whose log has failed."""
     registry, component = registry_of(a=memory()), component_of()
     writer = writer_of(registry, ["a", "b"], component=component, selector=OPTIONAL)

@@ -32,7 +32,7 @@ class Scene:
             self.reader.nack_all()
 
 
-async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drops_it_and_says_so() -> None:
+async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drops_it_and_reports_it() -> None:
     """Delivered without end, it would block all later events; so it is counted and logged as lost."""
     scene = Scene(registry_of(orders=memory(), dead=memory(body_bytes_max=10)))
     await append(scene.registry.get("orders"), bytes(11), b"next")
@@ -59,7 +59,7 @@ async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where
     assert outcomes_of(scene.component) == {}
 
 
-async def test_reject_for_good_is_progress_but_no_event_that_was_delivered() -> None:
+async def test_reject_permanently_is_progress_but_no_delivery() -> None:
     """The count of delivered events must not include rejected ones."""
     scene = Scene(registry_of(orders=memory(), dead=memory()))
     await append(scene.registry.get("orders"), b"1")

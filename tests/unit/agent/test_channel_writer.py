@@ -120,7 +120,7 @@ async def test_deliver_of_no_events_has_the_channels_accept_the_numbers() -> Non
     assert writer.stored_ranges("file") == [[(0, 9)], [(0, 9)]]
 
 
-async def test_deliver_when_a_channel_is_full_waits_and_says_so() -> None:
+async def test_deliver_when_a_channel_is_full_waits_and_reports_it() -> None:
     """The state names the channel; once there is space the source runs again."""
     registry, component = registry_of(a=memory(), b=memory(capacity=1)), component_of()
     await append(registry.get("b"), b"x")
@@ -168,7 +168,7 @@ async def test_wait_open_after_a_cancelled_delivery_waits_for_its_outcome(*, is_
     assert writer.stored_ranges("file") == [[(0, 9)], [] if is_refused else [(0, 9)]]
 
 
-async def test_deliver_leaves_the_source_s_table_as_it_is() -> None:
+async def test_deliver_leaves_the_source_s_table_unchanged() -> None:
     """A source may deliver the same table again: its events are not changed twice."""
     registry = registry_of(a=memory(capacity=1))
     writer = writer_of(registry, ["a"], Mark())
@@ -335,7 +335,7 @@ async def test_deliver_when_the_dead_letter_channel_is_full_waits_with_the_batch
     assert held(registry, "a", "dead") == {"a": [b"1"], "dead": [bytes(11)]}
 
 
-async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes_and_says_so_once() -> None:
+async def test_deliver_without_a_dead_letter_channel_drops_what_no_channel_takes_and_reports_it_once() -> None:
     """The event is logged, with a limited rate, and counted."""
     registry, component = registry_of(a=memory(body_bytes_max=10)), component_of()
     writer = writer_of(registry, ["a"], component=component)
@@ -480,7 +480,7 @@ async def test_offer_that_is_malformed_says_nothing_about_the_source() -> None:
 # Routing.
 
 
-async def test_wait_open_when_a_channel_is_not_there_says_so() -> None:
+async def test_wait_open_without_a_channel_raises() -> None:
     """Only required channels are waited for."""
     registry = registry_of(a=memory())
     with pytest.raises(ChannelNotFoundError):
@@ -530,7 +530,7 @@ async def test_deliver_through_a_balancer_dead_letters_what_none_of_its_channels
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-async def test_deliver_through_a_balancer_of_no_events_has_all_accept_them(*, filtered: bool) -> None:
+async def test_deliver_through_a_balancer_without_events_counts_as_accepted_by_all(*, filtered: bool) -> None:
     """Without events no channel has to be the last one."""
     registry = registry_of(a=memory(), b=memory())
     selector = LoadBalancingConfig(type="load_balancing")

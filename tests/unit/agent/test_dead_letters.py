@@ -92,7 +92,7 @@ async def test_write_without_indexes_or_numbers_stores_all() -> None:
     assert held(registry, "dead") == {"dead": [b"1", b"2", b"0", b"3", b"0", b"3"]}
 
 
-async def test_write_when_the_channel_has_too_many_ranges_goes_on_without_numbers(
+async def test_write_when_the_channel_has_too_many_ranges_continues_without_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A source with very many dead letters must not be blocked by them."""

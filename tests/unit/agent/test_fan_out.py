@@ -22,7 +22,7 @@ def batch(*bodies: bytes) -> ChannelBatch:
     return ChannelBatch(table_of(*bodies))
 
 
-async def test_store_in_several_channels_gives_each_its_batch_and_all_the_stamp() -> None:
+async def test_store_in_several_channels_stores_each_batch_with_the_same_stamp() -> None:
     """A channel that gets no events has accepted the batch nevertheless."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     fan_out = FanOut(registry, ["a", "b", "c"])
@@ -31,7 +31,7 @@ async def test_store_in_several_channels_gives_each_its_batch_and_all_the_stamp(
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[(0, 9)]] * 3
 
 
-async def test_store_of_the_same_batch_in_several_channels_gives_each_columns_of_its_own() -> None:
+async def test_store_of_the_same_batch_in_several_channels_creates_columns_for_each() -> None:
     """Each log notes the place of the columns separately."""
     registry = registry_of(a=memory(), b=memory())
     shared = batch(b"1")

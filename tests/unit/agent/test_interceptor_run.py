@@ -66,7 +66,7 @@ def run_of(*interceptors: Any, bodies: tuple[bytes, ...] = (b"0", b"1", b"2", b"
     return InterceptorRun(interceptors, None, table_of(*bodies))
 
 
-def test_resume_when_events_are_refused_gives_the_others_to_the_same_interceptor_again() -> None:
+def test_resume_when_events_are_refused_passes_the_others_to_the_same_interceptor_again() -> None:
     """Refused events are reported with their indexes in the batch, grouped by reason."""
     run = run_of(Refuse({1: "too old", 3: "too new", 2: "too old"}))
     run.resume()
@@ -94,7 +94,7 @@ def test_resume_keeps_batch_indexes_through_filters() -> None:
 
 
 @pytest.mark.parametrize("reasons", [{9: "nobody"}, {-1: "nobody"}])
-def test_resume_when_nothing_that_is_there_is_refused_says_so(reasons: dict[int, str]) -> None:
+def test_resume_when_unknown_events_are_refused_raises(reasons: dict[int, str]) -> None:
     """A user's interceptor may refuse events that it was never given; that must not loop for ever."""
     with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: nobody"):
         run_of(Refuse(reasons)).resume()

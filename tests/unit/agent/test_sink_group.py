@@ -200,7 +200,7 @@ async def test_failover_back_to_one_that_is_healthy_again_is_automatic(failover:
     assert failover.state_of("a") is ComponentState.RUNNING
 
 
-async def test_failover_to_one_that_cannot_open_takes_no_events_for_it(failover: Group) -> None:
+async def test_failover_to_a_sink_that_cannot_open_takes_no_events_for_it(failover: Group) -> None:
     """While it retries in vain, the next one works undisturbed."""
     first = failover.sinks["a"]
     first.open_error = ComponentError("cannot connect")
@@ -250,7 +250,7 @@ async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_
     assert failover.written.by("c") == failover.all_bodies[4:]
 
 
-async def test_failover_of_one_that_has_failed_for_good_leaves_the_others(failover: Group) -> None:
+async def test_failover_of_a_sink_that_has_failed_permanently_leaves_the_others(failover: Group) -> None:
     """It is not retried; the group fails only if all have failed."""
     failover.sinks["a"].open_error = ComponentFailedError("no such directory")
     await failover.send()
@@ -276,7 +276,7 @@ async def test_failover_of_one_with_a_bug_is_a_failure_like_others(failover: Gro
 # Load balancing.
 
 
-async def test_load_balancing_has_all_of_them_work_at_once() -> None:
+async def test_load_balancing_runs_all_sinks_at_once() -> None:
     """Each takes as much as it can deliver: a slow one gets less, and delays none."""
     async with group_of("load_balancing") as group:
         await until(lambda: len(group.channel._contents.takers) == 3)
@@ -315,7 +315,7 @@ async def test_load_balancing_with_one_that_fails_leaves_its_share_to_the_others
 
 
 @pytest.mark.parametrize("policy", ["failover", "load_balancing"])
-async def test_stop_waits_only_for_those_at_work(policy: str) -> None:
+async def test_stop_waits_only_for_running_calls(policy: str) -> None:
     """Deliveries are settled; a sink that waits for a retry, or stands by, causes no delay."""
     async with group_of(policy, backoff_seconds_max=3_600) as group:
         group.sinks["a"].write_error = ComponentError("a is gone")

@@ -19,7 +19,7 @@ def group_of(*sinks: str) -> SinkGroupConfig:
     ("sinks", "words"),
     [([], "at least 2 items"), (["a"], "at least 2 items"), (["a", "b", "a"], 'has "a" twice'), (["a", "B"], "match")],
 )
-def test_config_of_a_group_that_is_none_is_refused(sinks: list[str], words: str) -> None:
+def test_config_of_an_invalid_group_is_refused(sinks: list[str], words: str) -> None:
     """A group has two sinks or more, each once."""
     with pytest.raises(ValidationError, match=words):
         SinkGroupConfig(sinks=sinks)
@@ -55,7 +55,7 @@ def test_settings_with_bad_groups_report_all_problems() -> None:
 
 
 @pytest.mark.parametrize("group", [{"sinks": "a"}, {"sinks": [1, ["a"]]}, {}, "a", {"sinks": ["a"]}])
-def test_settings_with_something_else_for_a_group_say_so_once(group: object) -> None:
+def test_settings_with_something_else_for_a_group_are_reported_once(group: object) -> None:
     """Whatever the value is."""
     assert len({problem.partition(":")[0] for problem in problems_of(all=group)}) >= 1
 

@@ -69,7 +69,7 @@ async def test_supervise_of_any_error_says_it_and_tries_again(
     assert log[0]["reason"] == reason
 
 
-async def test_supervise_of_a_failure_for_good_ends(component: Component) -> None:
+async def test_supervise_of_a_permanent_failure_ends(component: Component) -> None:
     """A retry that cannot help is not made."""
     work = Work(component, [ComponentFailedError("no such user")])
     await supervise(component, work.run, quick())

@@ -96,7 +96,7 @@ async def test_submit_of_a_function_that_stops_an_iteration_raises() -> None:
         await WorkerThread("steps").submit(lambda: next(iter(())))
 
 
-async def test_submit_of_a_function_that_exits_raises_and_goes_on() -> None:
+async def test_submit_of_a_function_that_exits_raises_and_continues() -> None:
     """A user's sys.exit ends neither the thread nor its caller."""
     thread = WorkerThread("steps")
     with pytest.raises(RuntimeError, match="SystemExit: 3"):

@@ -166,7 +166,7 @@ def test_part_of_a_batch_has_its_sequences() -> None:
     ("from_sequence", "to_sequence", "bodies"),
     [(1, 99, [b"a", b"b", b"c"]), (7, 10, [b"a", b"b", b"c"]), (8, 9, [b"b"]), (0, 8, [b"a"]), (9, 1 << 64, [b"c"])],
 )
-def test_between_sequences_gives_the_part_that_overlaps(
+def test_between_sequences_returns_the_part_that_overlaps(
     from_sequence: int, to_sequence: int, bodies: list[bytes]
 ) -> None:
     """The ends may lie outside of the batch."""

@@ -118,7 +118,7 @@ async def test_settled_when_what_was_on_its_way_found_no_room_is_settled(disk: S
         assert not opened.channel._contents.ledger.has_accepted(Stamp("p", 0, 9))
 
 
-async def test_settled_when_the_log_has_failed_says_so(disk: SimulatedDisk) -> None:
+async def test_settled_when_the_log_has_failed_reports_it(disk: SimulatedDisk) -> None:
     """What is stored is unknown until the channel is opened again."""
     async with file_channel(disk) as opened:
         disk.fail("sync", 1, errno.EIO)

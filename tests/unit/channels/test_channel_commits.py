@@ -88,7 +88,7 @@ async def test_append_that_finds_no_room_stores_nothing(channel: Channel) -> Non
     assert await append(channel, b"d", stamp=stamp) == Receipt(4, 4)
 
 
-async def test_append_that_finds_room_for_events_but_not_for_bytes_says_so(channel: Channel) -> None:
+async def test_append_that_finds_room_for_events_but_not_for_bytes_reports_it(channel: Channel) -> None:
     """Which limit it was decides what an operator does."""
     await make_room(channel)
     with pytest.raises(BytesFullError):
@@ -186,7 +186,7 @@ async def test_append_repeated_behind_what_it_came_after_is_a_repeat() -> None:
     assert await append(channel, b"b", stamp=stamp) == Receipt(0, 0, is_deduplicated=True)
 
 
-async def test_append_that_closes_gaps_drops_what_comes_late_all_the_same() -> None:
+async def test_append_that_closes_gaps_drops_what_comes_late_nevertheless() -> None:
     """What a connection given up long ago still holds is dropped once its producer is past it."""
     channel = open_channel()
     await append(channel, b"1", stamp=Stamp("p", 1, 1))
@@ -316,7 +316,7 @@ async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Chan
     check_accounts(channel)
 
 
-async def test_commit_that_waits_when_its_transaction_is_rolled_back_is_told_at_once(channel: Channel) -> None:
+async def test_commit_that_waits_when_its_transaction_is_rolled_back_fails_at_once(channel: Channel) -> None:
     """And no one waits behind it any more."""
     txn_id = begin_with_puts(channel, b"d", b"e")
     call = await started(channel.transactions.commit([txn_id], None))
@@ -343,7 +343,7 @@ async def test_commit_that_waits_stores_what_is_put_meanwhile(channel: Channel) 
     assert await call.answer() == Receipt(4, 5)
 
 
-async def test_commit_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:
+async def test_commit_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
     """Nothing waits for a channel that is gone."""
     commit = await started(channel.transactions.commit([begin_with_puts(channel, b"d")], None))
     behind = await started(append(channel, b"e"))
@@ -486,7 +486,7 @@ async def test_update_below_what_an_open_transaction_put_makes_its_commit_imposs
     channel.transactions.rollback(txn_id)
 
 
-async def test_update_that_waits_when_the_channel_is_deleted_is_told_at_once(channel: Channel) -> None:
+async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(channel: Channel) -> None:
     """There is nothing to resize any more."""
     call = await started(channel.update(limits_of(capacity=2)))
     channel.delete()

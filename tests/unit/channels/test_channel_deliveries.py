@@ -30,7 +30,7 @@ async def channel() -> Channel:
     return channel
 
 
-async def test_lend_gives_the_oldest_and_counts_as_open(channel: Channel) -> None:
+async def test_lend_returns_the_oldest_and_counts_as_open(channel: Channel) -> None:
     """At most what a transaction may take."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"a", b"b", b"c"]

@@ -25,7 +25,7 @@ def write(path: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("file", [FILE, ChannelFile(IDENTITY, -1, 0), replace(FILE, is_deleted=True)])
-def test_read_of_what_was_written_gives_it_back(tmp_path: Path, file: ChannelFile) -> None:
+def test_read_of_what_was_written_returns_it(tmp_path: Path, file: ChannelFile) -> None:
     """A file says what was put into it, and nothing of the one before."""
     FILE.write(tmp_path)
     file.write(tmp_path)
@@ -51,12 +51,12 @@ def test_write_makes_the_bytes_that_are_documented(tmp_path: Path) -> None:
     }
 
 
-def test_read_without_a_file_gives_none(tmp_path: Path) -> None:
+def test_read_without_a_file_returns_none(tmp_path: Path) -> None:
     """A new directory says nothing."""
     assert ChannelFile.read(tmp_path) is None
 
 
-def test_make_gives_each_channel_an_id_of_its_own() -> None:
+def test_make_assigns_each_channel_an_id_of_its_own() -> None:
     """No two channels are taken for each other, not even of one name; a new one's log bears its id."""
     before = time.time_ns() // 1000
     first, second = ChannelIdentity.make("orders"), ChannelIdentity.make("orders")
@@ -152,7 +152,7 @@ def test_read_of_a_link_does_not_follow_it(tmp_path: Path) -> None:
         ChannelFile.read(tmp_path)
 
 
-def test_read_of_a_directory_says_so(tmp_path: Path) -> None:
+def test_read_of_a_directory_reports_it(tmp_path: Path) -> None:
     """The error is a sentence; its cause is the error of the operating system."""
     (tmp_path / CHANNEL_FILE).mkdir()
     with pytest.raises(DirectoryError, match="Is a directory") as refusal:
@@ -160,7 +160,7 @@ def test_read_of_a_directory_says_so(tmp_path: Path) -> None:
     assert isinstance(refusal.value.__cause__, IsADirectoryError)
 
 
-def test_read_of_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
+def test_read_of_a_pipe_does_not_wait_for_a_writer(tmp_path: Path) -> None:
     """A pipe in the file's place cannot hold the server up."""
     os.mkfifo(tmp_path / CHANNEL_FILE)
     with pytest.raises(DirectoryError, match="it is not JSON"):

@@ -101,7 +101,7 @@ async def test_channel_that_is_open_is_the_channel(host: Host) -> None:
         (ZeroDivisionError("ours"), ChannelState.LOG_FAILED, "LOG_FAILED"),
     ],
 )
-async def test_channel_that_cannot_be_opened_says_so(
+async def test_channel_that_cannot_be_opened_reports_it(
     host: Host, error: Exception, state: ChannelState, reason: str
 ) -> None:
     """The server's log has the reason with paths and keys, which clients do not see."""
@@ -129,7 +129,7 @@ async def test_channel_with_a_damaged_log_is_corrupt_and_open(host: Host, store:
     assert host.told == ["orders", "orders"]
 
 
-async def test_channel_whose_log_fails_says_so(host: Host, commits: FakeCommits, store: FakeStore) -> None:
+async def test_channel_whose_log_fails_reports_it(host: Host, commits: FakeCommits, store: FakeStore) -> None:
     """That counts before any damage."""
     store.told_damage = "segment 1: byte 64"
     commits.fault = ChannelLogFailedError("it has failed")
@@ -150,7 +150,7 @@ async def test_channel_whose_disk_does_not_answer_is_stalled_until_it_does(host:
     assert hosted.state is ChannelState.OPEN
 
 
-async def test_tell_progress_logs_now_and_then(host: Host) -> None:
+async def test_report_progress_logs_now_and_then(host: Host) -> None:
     """Until it is cancelled."""
     hosted = host.channel
     hosted.progress.bytes_total = 200

@@ -41,7 +41,7 @@ async def channel() -> Channel:
     ("events_max", "body_bytes_max", "bodies"),
     [(0, 0, b"a b c dddd e"), (2, 0, b"a b"), (99, 0, b"a b c dddd e"), (0, 6, b"a b c"), (4, 7, b"a b c dddd")],
 )
-async def test_take_within_its_wishes_gives_the_oldest(
+async def test_take_within_its_wishes_returns_the_oldest(
     channel: Channel, events_max: int, body_bytes_max: int, bodies: bytes, form: Form
 ) -> None:
     """Zero means as much as may be, which the transaction's capacity bounds."""
@@ -63,7 +63,7 @@ async def test_take_when_the_transaction_is_full_is_refused(channel: Channel) ->
     assert queued(channel) == [b"f"]
 
 
-async def test_take_of_what_another_has_taken_gives_none(channel: Channel) -> None:
+async def test_take_of_what_another_has_taken_returns_none(channel: Channel) -> None:
     """Taken events are invisible to others until a commit removes them or a rollback returns them."""
     first = await begin_with_takes(channel, 4)
     second = begin(channel)
@@ -281,7 +281,7 @@ async def test_takes_of_one_transaction_without_offsets_never_share_an_event() -
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_take_that_waits_when_its_transaction_ends_is_told_at_once(end: str) -> None:
+async def test_take_that_waits_when_its_transaction_ends_fails_at_once(end: str) -> None:
     """It does not wait for events that it could not take."""
     channel = open_channel()
     txn_id = begin(channel)
@@ -298,7 +298,7 @@ async def test_take_that_waits_when_its_transaction_ends_is_told_at_once(end: st
     assert bodies_of((await other.answer())[0]) == [b"a"]
 
 
-async def test_take_that_waits_when_a_claim_comes_is_told_at_once() -> None:
+async def test_take_that_waits_when_a_claim_comes_fails_at_once() -> None:
     """The events are the reader's now; the transaction stays open."""
     channel = open_channel()
     txn_id = begin(channel)
@@ -328,7 +328,7 @@ async def test_take_that_waits_when_the_channel_drains_answers_at_once() -> None
     assert now() == 0
 
 
-async def test_take_that_waits_when_the_channel_is_deleted_is_told_at_once() -> None:
+async def test_take_that_waits_when_the_channel_is_deleted_fails_at_once() -> None:
     """All of them are."""
     channel = open_channel()
     await append(channel, b"a")

@@ -478,7 +478,7 @@ async def test_delete_frees_the_ids_of_its_transactions() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_calls_after_the_lease_ran_out_are_told(channel: Channel, call: str) -> None:
+async def test_calls_after_the_lease_expired_are_refused(channel: Channel, call: str) -> None:
     """All but Rollback, which has what it wants."""
     txn_id = begin(channel, lease_seconds=10)
     await asyncio.sleep(10)
@@ -491,7 +491,7 @@ async def test_calls_after_the_lease_ran_out_are_told(channel: Channel, call: st
 
 
 @pytest.mark.parametrize("call", ["put", "take", "renew"])
-async def test_calls_on_a_transaction_start_its_lease_anew(channel: Channel, call: str) -> None:
+async def test_calls_on_a_transaction_restart_its_lease(channel: Channel, call: str) -> None:
     """Each call, also one that is refused."""
     txn_id = begin(channel, lease_seconds=10)
     await asyncio.sleep(9)
@@ -544,7 +544,7 @@ async def test_lease_does_not_run_while_a_commit_waits() -> None:
     assert channel.open_transactions == 0
 
 
-async def test_renew_tells_the_lease_that_was_granted(channel: Channel) -> None:
+async def test_renew_reports_the_lease_that_was_granted(channel: Channel) -> None:
     """Not the channel's."""
     assert channel.transactions.renew(begin(channel, lease_seconds=12.5)) == 12.5
 

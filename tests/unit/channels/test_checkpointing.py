@@ -91,7 +91,7 @@ async def test_make_that_fails_is_logged_once_and_tried_again(disk: SimulatedDis
         disk.heal()
 
 
-async def test_make_that_finds_a_fault_of_ours_is_logged_and_tried_again(
+async def test_make_that_raises_an_unexpected_error_is_logged_and_retried(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the error ended checkpointing, the log would grow unnoticed."""
@@ -226,7 +226,7 @@ async def test_stop_while_one_is_made_waits_for_its_end(disk: SimulatedDisk) -> 
         assert renames(disk) == 1
 
 
-async def test_checkpoints_of_a_log_that_failed_are_made_no_more(disk: SimulatedDisk) -> None:
+async def test_checkpoints_of_a_log_that_failed_are_not_written(disk: SimulatedDisk) -> None:
     """What the log holds is unknown."""
     async with file_channel(disk, checkpoint_interval_seconds=0.02) as opened:
         disk.fail("sync", 1, errno.EIO)

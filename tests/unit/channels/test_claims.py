@@ -217,7 +217,7 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, 
         (1, 1, []),
     ],
 )
-async def test_read_of_a_range_gives_it_as_often_as_asked(
+async def test_read_of_a_range_returns_it_as_often_as_asked(
     desk: ClaimRegistry, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
     """Of 3 to 6, which are not acknowledged."""
@@ -240,7 +240,7 @@ async def test_read_of_a_range_gives_it_as_often_as_asked(
         (99, 98, BadArgumentError, "from_sequence: is 99; it must not be above to_sequence, 98"),
     ],
 )
-async def test_read_of_a_range_that_is_not_there_says_so(
+async def test_read_of_a_missing_range_raises(
     desk: ClaimRegistry, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
 ) -> None:
     """At the call, before anything is read."""
@@ -249,7 +249,7 @@ async def test_read_of_a_range_that_is_not_there_says_so(
         desk.read("r", None, from_sequence, to_sequence)
 
 
-async def test_read_of_an_empty_channel_gives_nothing() -> None:
+async def test_read_of_an_empty_channel_returns_nothing() -> None:
     """Its first sequence is still to come."""
     desk = open_desk(Contents("orders", Capacity(1, 1)))
     await desk.grant("r", LEASE, takeover=False)
@@ -266,7 +266,7 @@ async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
     assert await rest_of(batches) == [3, 4, 5, 6]
 
 
-async def test_read_of_many_batches_gives_all(desk: ClaimRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_of_many_batches_returns_all(desk: ClaimRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is read a part at a time."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
     assert await read(desk) == [1, 2, 3, 4, 5, 6]
@@ -349,7 +349,7 @@ async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRe
 
 
 @pytest.mark.parametrize("through_sequence", [7, 8, (1 << 64) - 1])
-async def test_acknowledge_of_what_is_not_there_yet_is_refused(
+async def test_acknowledge_of_future_sequences_is_refused(
     desk: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
     """Otherwise events would be lost that were never read."""
@@ -371,7 +371,7 @@ async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, c
         await desk.acknowledge("r", None, 1)
 
 
-async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None:
+async def test_read_of_one_big_batch_range_after_range_returns_all_of_it() -> None:
     """Ranges whose ends lie inside a batch, as Spark's partitions have them, cover it without a rest."""
     contents = Contents("orders", Capacity(100, 1000))
     put(contents, *[b"x"] * 49)
@@ -381,7 +381,7 @@ async def test_read_of_one_big_batch_range_after_range_gives_all_of_it() -> None
     assert list(itertools.chain(*ranges)) == list(range(1, 50))
 
 
-async def test_read_of_a_range_that_is_emptied_meanwhile_says_so(
+async def test_read_of_a_range_that_is_emptied_meanwhile_reports_it(
     desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge in the middle does not pass for the end of the range."""

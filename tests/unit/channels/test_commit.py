@@ -187,7 +187,7 @@ def test_prepared_commits_hold_their_sequences_and_their_room(contents: Contents
     assert [list(intervals) for _, intervals in contents.ledger.producers()] == [[(1, 2)]]
 
 
-def test_abort_of_a_swap_gives_back_what_it_charged(contents: Contents) -> None:
+def test_abort_of_a_swap_releases_what_it_charged(contents: Contents) -> None:
     """Capacity that a change needs is charged when it begins, room that it frees when it is finished."""
     taken = contents.take_all()
     swap = prepared(contents, contents.plan([window(b"1234567"), window(b"")], taken, None))

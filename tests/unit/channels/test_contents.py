@@ -63,7 +63,7 @@ def filled(contents: Contents) -> Contents:
     return contents
 
 
-async def test_make_of_puts_gives_sequences_from_one_on(contents: Contents) -> None:
+async def test_make_of_puts_assigns_sequences_from_one_on(contents: Contents) -> None:
     """Commit order is queue order; the receipt names what was stored."""
     assert (contents.first_sequence, contents.next_sequence) == (1, 1)
     assert put(contents, b"a", b"b") == Receipt(1, 2)
@@ -159,7 +159,7 @@ async def test_plan_of_too_many_puts_is_refused_though_it_takes_as_many(contents
         _ = contents.plan([window(b"1", b"2", b"3", b"4", b"5")], taken, None)
 
 
-async def test_goes_at_once_with_room_and_nobody_waiting(contents: Contents) -> None:
+async def test_admit_with_room_and_no_waiting_caller_is_immediate(contents: Contents) -> None:
     """What shrinks the channel, or leaves it as it is, goes at any time."""
     filled(contents)
     assert not contents.admits(contents.plan([window(b"e")], [], None))
@@ -233,7 +233,7 @@ async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(conte
     assert not second.is_done
 
 
-async def test_wait_for_room_of_one_woken_out_of_turn_overtakes_nobody(contents: Contents) -> None:
+async def test_wait_for_room_of_a_caller_woken_out_of_turn_overtakes_no_other(contents: Contents) -> None:
     """Though there is room for it; but what needs no room any more goes at any time."""
     put(contents, b"a", b"b")
     first = await started(put_when_room(contents, b"c", b"d", b"e"))
@@ -435,7 +435,7 @@ async def test_remove_of_all_that_is_queued_leaves_the_rest(contents: Contents) 
     assert (contents.capacity.event_count, contents.capacity.body_bytes) == (0, 0)
 
 
-async def test_close_tells_all_who_wait_and_all_who_come() -> None:
+async def test_close_notifies_waiting_and_later_callers() -> None:
     """Commits, resizes and onlookers; nothing waits for a channel that is gone."""
     contents = filled(Contents("orders", Capacity(4, 10)))
     follower = contents.subscribe()
@@ -470,7 +470,7 @@ async def test_follow_from_now_on_sees_each_commit() -> None:
     assert seen == [b"b", b"c"]
 
 
-async def test_wake_taker_without_events_wakes_nobody(contents: Contents) -> None:
+async def test_wake_taker_without_events_wakes_no_caller(contents: Contents) -> None:
     """A look would be in vain."""
     calls = list[bool]()
 
@@ -493,7 +493,7 @@ def test_change_of_windows_counts_them() -> None:
     assert (change.put_count, change.put_body_bytes, change.event_count, change.body_bytes) == (3, 4, 2, 0)
 
 
-async def test_load_of_what_is_in_memory_gives_it_as_it_is(contents: Contents) -> None:
+async def test_load_of_what_is_in_memory_returns_it_unchanged(contents: Contents) -> None:
     """No call waits."""
     batches = list(filled(contents).queue)
     await contents.prefetch(

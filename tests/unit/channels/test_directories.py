@@ -228,7 +228,7 @@ def test_lock_directory_while_the_file_is_removed_refuses(a: Path, monkeypatch: 
         lock_directory(a)
 
 
-def test_lock_directory_where_locks_are_not_to_be_had_says_so(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_directory_where_locks_are_not_to_be_had_reports_it(a: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without locks is refused, rather than shared by accident."""
     a.mkdir(parents=True)
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
@@ -305,7 +305,7 @@ def test_open_directories_of_a_damaged_or_later_file_refuses(a: Path, b: Path) -
     assert "its version is '2'" in refusal_of(a, b)
 
 
-def test_open_directories_where_a_file_is_in_the_way_says_so(a: Path, b: Path) -> None:
+def test_open_directories_where_a_file_is_in_the_way_reports_it(a: Path, b: Path) -> None:
     """What cannot be a directory is refused in a sentence, with the operating system's reason as its cause."""
     a.parent.mkdir()
     a.touch()
@@ -323,7 +323,7 @@ def failing(number: int) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_open_directories_when_any_call_fails_says_so_and_can_be_repeated(
+def test_open_directories_when_any_call_fails_reports_it_and_can_be_repeated(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever call fails, no lock is kept, and the next start finds what it needs."""
@@ -430,7 +430,7 @@ def test_remove_when_it_fails_can_be_repeated(a: Path, b: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("marked", [[0], [1], [0, 1]])
-def test_open_directories_when_one_is_marked_makes_the_channel_anew(
+def test_open_directories_when_one_is_marked_creates_the_channel_again(
     a: Path, b: Path, c: Path, marked: Sequence[int]
 ) -> None:
     """A deletion that was decided is finished at the next start, whichever mark the crash has left."""
@@ -478,7 +478,7 @@ def fail_in(directory: Path, patch: pytest.MonkeyPatch, number: int, call: str, 
     patch.setattr(os, call, fail)
 
 
-def test_mark_deleted_when_a_mark_cannot_be_taken_back_says_that_nobody_knows(
+def test_mark_deleted_when_a_mark_cannot_be_removed_reports_an_unknown_outcome(
     a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A channel that may be gone at the next start must take nothing more; to mark it again clears it up."""
@@ -494,7 +494,7 @@ def test_mark_deleted_when_a_mark_cannot_be_taken_back_says_that_nobody_knows(
     assert made(a, b) != identity
 
 
-def test_mark_deleted_when_a_name_is_not_synced_says_that_nobody_knows(
+def test_mark_deleted_when_a_name_is_not_synced_reports_an_unknown_outcome(
     a: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is unknown whether a mark exists that has its name and may not be on the disk."""
@@ -623,7 +623,7 @@ def test_open_directories_after_a_crash_while_some_are_added_opens(
 
 
 @either_thorough_or_not
-def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_has_all(
+def test_open_directories_after_a_crash_in_a_deletion_finishes_it_or_keeps_all(
     disk: CrashingOs, source: random.Random, *, is_thorough: bool
 ) -> None:
     """After a crash at any point of a deletion the channel is complete or new, never partial."""

@@ -50,7 +50,7 @@ def test_spend_counts_what_is_put_between_two_looks() -> None:
     assert disk.looks == 2
 
 
-def test_spend_where_nobody_has_looked_yet_looks_first() -> None:
+def test_spend_before_any_measurement_measures_first() -> None:
     """A channel below its minimum opens all the same, and refuses puts."""
     with pytest.raises(DiskFullError):
         DiskSpace(SmallDisks(left=99), [LEFT], Clock()).reserve(0, 100)

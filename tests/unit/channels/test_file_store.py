@@ -89,7 +89,7 @@ async def test_open_of_a_new_channel_makes_its_files(stores: Stores) -> None:
     assert stores.progress.fraction == 0
 
 
-async def test_open_after_a_close_reads_next_to_nothing(stores: Stores) -> None:
+async def test_open_after_a_close_reads_almost_nothing(stores: Stores) -> None:
     """The last checkpoint is complete; it is the same channel, and its epochs continue above all former ones."""
     store, channel = await stores.open()
     await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
@@ -106,7 +106,7 @@ async def test_open_after_a_close_reads_next_to_nothing(stores: Stores) -> None:
     found.claims.forget()
 
 
-async def test_open_tells_how_far_it_is(stores: Stores) -> None:
+async def test_open_reports_how_far_it_is(stores: Stores) -> None:
     """Up to all that there is; what is set aside behind the log's end counts, so it need not come to the whole."""
     store, channel = await stores.open(segment_bytes_max=1000)
     for _ in range(5):
@@ -224,7 +224,7 @@ async def test_remove_of_a_marked_channel_leaves_nothing(stores: Stores) -> None
     assert (await append(found, b"b")).first_sequence == 1
 
 
-async def test_remove_that_fails_is_finished_when_the_channel_is_made_anew(
+async def test_remove_that_fails_is_finished_when_the_channel_is_created_again(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark lasts, and nothing holds the directory any more."""
@@ -248,7 +248,7 @@ async def test_remove_that_fails_is_finished_when_the_channel_is_made_anew(
     assert queued(found) == []
 
 
-async def test_closed_channel_is_marked_and_removed_all_the_same(stores: Stores) -> None:
+async def test_closed_channel_is_marked_and_removed_nevertheless(stores: Stores) -> None:
     """One that cannot be opened may be deleted."""
     store, channel = await stores.open()
     await append(channel, b"a")

@@ -55,7 +55,7 @@ def _note(order: list[int], number: int, _call: "asyncio.Future[Any]") -> None:
 # What is under way.
 
 
-async def test_append_until_its_sync_is_seen_by_nobody(disk: SimulatedDisk) -> None:
+async def test_append_is_invisible_until_its_sync(disk: SimulatedDisk) -> None:
     """Neither its events nor its sequences, nor an answer; then all of it."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -230,7 +230,7 @@ async def test_segment_with_a_large_state_has_as_much_of_commits(disk: Simulated
         assert len(segments) < 20
 
 
-async def test_log_whose_first_segments_are_gone_tells_the_same_of_the_rest(disk: SimulatedDisk) -> None:
+async def test_log_whose_first_segments_are_gone_reports_the_same_of_the_rest(disk: SimulatedDisk) -> None:
     """Sequences, stamps, ended transactions and claims: the last segment alone has them all."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel
@@ -273,7 +273,7 @@ async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk
 
 
 @pytest.mark.parametrize("kind", ["create", "truncate"])
-async def test_segment_that_finds_no_room_has_the_full_one_go_on(disk: SimulatedDisk, kind: str) -> None:
+async def test_segment_that_finds_no_room_lets_the_full_one_continue(disk: SimulatedDisk, kind: str) -> None:
     """Takes, and puts for which there is room, continue in the full segment; after a while a new one is tried again."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel = opened.channel

@@ -100,7 +100,7 @@ async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) 
         assert queued(channel) == [b"x", b"a"]
 
 
-async def test_commits_of_takes_behind_a_refused_put_are_made_all_the_same(disk: SimulatedDisk) -> None:
+async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk) -> None:
     """They are tried once more, without what needs room; so are rollbacks."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
@@ -306,7 +306,7 @@ async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: Sim
 # A log that fails.
 
 
-async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: SimulatedDisk) -> None:
+async def test_log_that_fails_refuses_commits_and_lets_the_rest_continue(disk: SimulatedDisk) -> None:
     """Puts and commits fail with LOG_FAILED, takes and rollbacks continue in memory; the failure is logged once."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -345,7 +345,7 @@ async def test_log_that_fails_takes_no_commits_and_lets_the_rest_go_on(disk: Sim
         assert list(opened.checkpoints.valid_checkpoints()) == []
 
 
-async def test_claims_of_a_log_that_fails_begin_no_more_and_may_end(disk: SimulatedDisk) -> None:
+async def test_claims_of_a_log_that_fails_cannot_begin_and_may_end(disk: SimulatedDisk) -> None:
     """The existing claim continues: it can be released or used for reading."""
     async with file_channel(disk) as opened:
         channel = opened.channel
@@ -381,7 +381,7 @@ async def test_append_whose_caller_left_before_it_was_refused_leaves_nothing(dis
             check_accounts(opened.channel)
 
 
-async def test_disk_that_does_not_answer_is_told_of_until_it_does(
+async def test_disk_that_does_not_respond_is_reported_until_it_does(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits wait and finally succeed; both moments are reported once."""

@@ -120,14 +120,14 @@ def test_load_keys_of_something_else_than_a_file_refuses(tmp_path: Path) -> None
         assert f"{path} is not a regular file" in refusal_of(path)
 
 
-def test_load_keys_of_a_missing_file_says_so(tmp_path: Path) -> None:
+def test_load_keys_of_a_missing_file_reports_it(tmp_path: Path) -> None:
     """The sentence has the operating system's reason, and the id without its control characters."""
     assert refusal_of(tmp_path / "none", "a\nb").startswith(
         rf"key 'a\nb': {tmp_path / 'none'} cannot be read: No such file or directory; "
     )
 
 
-def test_load_keys_of_random_bytes_gives_a_key_or_refuses(tmp_path: Path) -> None:
+def test_load_keys_of_random_bytes_returns_a_key_or_refuses(tmp_path: Path) -> None:
     """Whatever a file holds, there is a key of 32 bytes or a sentence."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 - shown where the test fails

@@ -28,7 +28,7 @@ async def test_lease_without_a_call_expires_once() -> None:
     assert watched.expired_at == [5]
 
 
-async def test_renew_before_the_end_starts_anew() -> None:
+async def test_renew_before_the_end_restarts_the_lease() -> None:
     """Each call has the whole lease before it."""
     watched = Watched(5)
     for _ in range(10):
@@ -120,7 +120,7 @@ async def test_lease_without_an_end_never_expires_and_may_be_paused_and_cancelle
     assert watched.expired_at == []
 
 
-async def test_lease_that_was_cancelled_is_gone_with_whoever_had_it() -> None:
+async def test_lease_that_was_cancelled_releases_its_owner() -> None:
     """They hold each other; what is left of a transaction must not have to wait for the garbage collector."""
     gc.disable()
     try:

@@ -58,7 +58,7 @@ async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: Simul
         assert reads(disk) == before + 2
 
 
-async def test_load_that_has_to_wait_for_the_disk_holds_nobody_up(disk: SimulatedDisk) -> None:
+async def test_load_that_waits_for_the_disk_blocks_no_other_call(disk: SimulatedDisk) -> None:
     """It is another thread's."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
@@ -90,7 +90,7 @@ async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: Simula
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-async def test_read_and_load_of_damage_say_so_once(disk: SimulatedDisk, *, is_cached: bool) -> None:
+async def test_read_and_load_of_damage_are_reported_once(disk: SimulatedDisk, *, is_cached: bool) -> None:
     """The caller hears of it each time, the server's log only the first."""
     async with file_channel(disk) as opened:
         disk.is_cached = is_cached

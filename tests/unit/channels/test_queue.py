@@ -74,7 +74,7 @@ def test_remove_through_the_middle_of_a_batch_that_cannot_be_read_removes_nothin
     assert [(batch.first_sequence, batch.count) for batch in broken.remove_through(7)] == [(5, 3)]
 
 
-def test_take_of_an_empty_queue_gives_nothing() -> None:
+def test_take_of_an_empty_queue_returns_nothing() -> None:
     """There is no first sequence either."""
     queue = EventQueue()
     assert queue.take(portion()) == []
@@ -96,7 +96,7 @@ def test_take_of_an_empty_queue_gives_nothing() -> None:
         (portion(events_max=2, body_bytes_max=7), b"a b"),
     ],
 )
-def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: AnswerLimits, bodies: bytes) -> None:
+def test_take_within_limits_returns_the_oldest(queue: EventQueue, limits: AnswerLimits, bodies: bytes) -> None:
     """Batches are cut where a limit says so; what does not fit ends the answer, though a later event might fit."""
     expected = bodies.split()
     assert bodies_of(queue.take(limits)) == expected
@@ -104,14 +104,14 @@ def test_take_within_limits_gives_the_oldest(queue: EventQueue, limits: AnswerLi
     assert queue.event_count == 6 - len(expected)
 
 
-def test_take_of_a_first_event_above_the_bytes_gives_it_alone(queue: EventQueue) -> None:
+def test_take_of_a_first_event_above_the_byte_limit_returns_it_alone(queue: EventQueue) -> None:
     """Otherwise a consumer with that limit would never get past it."""
     queue.take(portion(events_max=3))
     assert bodies_of(queue.take(portion(body_bytes_max=3))) == [b"dddd"]
 
 
 @pytest.mark.parametrize("form", Form)
-def test_take_in_small_answers_gives_all_in_order(form: Form) -> None:
+def test_take_in_small_answers_returns_all_in_order(form: Form) -> None:
     """A big batch leaves bit by bit, each within the answer's bytes."""
     bodies = [bytes([65 + number]) * 30 for number in range(26)]
     queue = queue_of(batch(1, *bodies[:13]), batch(14, *bodies[13:]))
@@ -123,7 +123,7 @@ def test_take_in_small_answers_gives_all_in_order(form: Form) -> None:
     assert taken == bodies
 
 
-def test_take_of_empty_bodies_without_bytes_left_goes_on() -> None:
+def test_take_of_empty_bodies_without_bytes_left_continues() -> None:
     """Events without a body cost no bytes."""
     queue = queue_of(batch(1, b"", b""), batch(3, b"x"), batch(4, b""), batch(5, b"y"))
     assert bodies_of(queue.take(portion(body_bytes_max=1))) == [b"", b"", b"x", b""]
@@ -161,7 +161,7 @@ def test_put_back_beside_a_gap_stays_apart(queue: EventQueue) -> None:
     ("sequence", "removed"),
     [(0, b""), (1, b"a"), (3, b"a b c"), (5, b"a b c dddd e"), (6, b"a b c dddd e f"), (99, b"a b c dddd e f")],
 )
-def test_remove_through_a_sequence_gives_what_it_removed(queue: EventQueue, sequence: int, removed: bytes) -> None:
+def test_remove_through_a_sequence_returns_what_it_removed(queue: EventQueue, sequence: int, removed: bytes) -> None:
     """All up to the sequence, included; the rest stays."""
     expected = removed.split()
     assert bodies_of(queue.remove_through(sequence)) == expected
@@ -169,7 +169,7 @@ def test_remove_through_a_sequence_gives_what_it_removed(queue: EventQueue, sequ
     assert queue.event_count == 6 - len(expected)
 
 
-def test_clear_of_a_queue_gives_all_that_was_in_it(queue: EventQueue) -> None:
+def test_clear_of_a_queue_returns_all_that_was_in_it(queue: EventQueue) -> None:
     """And leaves nothing."""
     assert len(bodies_of(queue.clear())) == 6
     assert (list(queue), queue.event_count, queue.first_sequence) == ([], 0, None)
@@ -195,7 +195,7 @@ def test_clear_of_a_queue_gives_all_that_was_in_it(queue: EventQueue) -> None:
         (5, 2, []),
     ],
 )
-def test_read_of_a_range_gives_its_events(
+def test_read_of_a_range_returns_its_events(
     queue: EventQueue, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
     """Nothing is removed, and no batch without events is given."""

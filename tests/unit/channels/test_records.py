@@ -131,7 +131,7 @@ def test_kept_batches_are_those_that_the_record_was_made_of() -> None:
 
 
 @pytest.mark.parametrize("has_expired", [False, True])
-def test_rollback_record_tells_how_it_came(*, has_expired: bool) -> None:
+def test_rollback_record_contains_its_cause(*, has_expired: bool) -> None:
     """Called for, or by the lease."""
     kind, (payload,) = rollback_record("t", has_expired=has_expired)
     rollback = pb.Rollback.FromString(bytes(payload))
@@ -147,7 +147,7 @@ def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
     assert restore_claim(state_of(claim=note).claim) == note
 
 
-def test_state_of_a_new_channel_knows_of_nothing() -> None:
+def test_state_of_a_new_channel_is_empty() -> None:
     """A state without a claim differs from a claim without an owner."""
     state = state_of()
     assert (state.next_sequence, state.HasField("claim")) == (7, False)

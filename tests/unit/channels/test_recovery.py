@@ -136,7 +136,7 @@ async def test_recover_of_takes_finds_what_is_left(disk: SimulatedDisk) -> None:
     assert (recovered.queue.event_count, recovered.next_sequence) == (2, 15)
 
 
-async def test_recover_goes_on_behind_sequences_that_were_reserved(disk: SimulatedDisk) -> None:
+async def test_recover_continues_behind_sequences_that_were_reserved(disk: SimulatedDisk) -> None:
     """Events in memory may have had them: a gap below the reserve is none, and the channel begins behind all of it."""
     await write(disk, [state(1, 10), put(b"a"), commit(4, [b"a"]), keep(7, reserved_sequence=20)], [state(9, 25)])
     recovered = recovered_from(disk)
@@ -205,7 +205,7 @@ async def test_recover_without_settling_changes_nothing(disk: SimulatedDisk) -> 
     assert killed.fingerprint() == before
 
 
-async def test_recover_tells_how_far_it_is(disk: SimulatedDisk) -> None:
+async def test_recover_reports_how_far_it_is(disk: SimulatedDisk) -> None:
     """Bytes of records, of those that are to be read: what lies before a checkpoint does not count."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"x" * 10_000)
@@ -309,7 +309,7 @@ async def test_recover_ends_what_was_open_and_keeps_how_the_rest_ended(disk: Sim
             channel.transactions.renew("expired")
 
 
-async def test_recover_of_a_living_claim_gives_it_a_whole_lease(disk: SimulatedDisk) -> None:
+async def test_recover_of_a_live_claim_grants_it_a_full_lease(disk: SimulatedDisk) -> None:
     """Its reader continues with its epoch; later readers get later epochs."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a", b"b")

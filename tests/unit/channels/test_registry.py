@@ -95,7 +95,7 @@ async def test_refuse_undeletable_with_something_in_it_asks_for_force(registry: 
         registry.refuse_undeletable("orders", force=False)
 
 
-async def test_watch_is_told_of_each_change(registry: ChannelRegistry) -> None:
+async def test_watch_is_notified_of_each_change(registry: ChannelRegistry) -> None:
     """After it has happened."""
     changes = list[tuple[str, bool]]()
     registry.watch(lambda name: changes.append((name, name in registry)))

@@ -245,7 +245,7 @@ async def test_finish_deletions_before_the_first_opening_removes_what_is_left(se
     assert not (server.base / "orders").exists()
 
 
-async def test_stalled_disk_is_told_to_whoever_watches(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_disk_notifies_watchers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is its end."""
     monkeypatch.setattr("millrace_server.channels.journal.STALL_SECONDS", 0.03)
     monkeypatch.setattr("millrace_server.channels.journal._STALL_CHECK_SECONDS_MIN", 0.01)

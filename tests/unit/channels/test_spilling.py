@@ -167,7 +167,7 @@ async def test_append_of_the_channels_capacity_counts_both_parts(opened: Opened)
 # Takes and transactions.
 
 
-async def test_take_across_memory_and_log_gives_both(opened: Opened) -> None:
+async def test_take_across_memory_and_log_returns_both(opened: Opened) -> None:
     """Flume's takes end at the boundary, and say that there is nothing though there are events; not here."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
@@ -353,7 +353,7 @@ async def test_purge_and_claims_reach_both_parts(opened: Opened) -> None:
 # The disk has no room.
 
 
-async def test_append_with_a_full_disk_goes_on_in_memory_until_that_is_full_too(opened: Opened) -> None:
+async def test_append_with_a_full_disk_continues_in_memory_until_that_is_full_too(opened: Opened) -> None:
     """Then puts fail with DISK_FULL; takes continue, and make room."""
     channel = await opened.open(memory_capacity=2, min_free_bytes=1 << 41)
     await append(channel, b"a", b"b")
@@ -430,7 +430,7 @@ async def fail_log(opened: Opened, channel: Channel) -> None:
         await append(channel, *[b"x"] * 50)
 
 
-async def test_takes_of_memory_after_the_log_has_failed_go_on(opened: Opened) -> None:
+async def test_takes_of_memory_after_the_log_has_failed_continue(opened: Opened) -> None:
     """It is the only way out for what is in memory; puts, which a restart would lose, are refused."""
     channel = await opened.open(memory_capacity=3, transaction_capacity=100)
     await append(channel, b"a", b"b")
@@ -609,7 +609,7 @@ async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Op
     assert queued(channel) == [b"stays", *[b"large"] * 12]
 
 
-async def test_stop_with_a_full_disk_keeps_the_oldest_and_tells_the_rest(
+async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What there is no room for is lost, and the server's log says how much; what was written stays good."""

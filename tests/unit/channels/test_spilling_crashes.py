@@ -98,7 +98,9 @@ async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Cr
 
 
 @pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
-async def test_crash_gives_no_sequence_twice(crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crash_assigns_no_sequence_twice(
+    crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sequences of lost events are not reused either: a consumer must not confuse them with others."""
     monkeypatch.setattr(spillable, "RESERVED_AHEAD", 40)
     channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
@@ -143,7 +145,7 @@ async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> N
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-async def test_checkpoint_tells_stamps_of_what_has_left_memory(crashing: Crashing, *, is_whole: bool) -> None:
+async def test_checkpoint_reports_stamps_of_what_has_left_memory(crashing: Crashing, *, is_whole: bool) -> None:
     """A commit is permanent once its last event was consumed; until then a crash undoes all of it."""
     channel = await crashing.open(memory_capacity=5)
     stamp = Stamp("p", 1, 1) if is_whole else Stamp("p", 1, 2)
@@ -198,7 +200,7 @@ async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(cras
     assert (await channel.transactions.commit([kept], None)).first_sequence == 2
 
 
-async def test_checkpoint_tells_how_transactions_ended(crashing: Crashing) -> None:
+async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> None:
     """Those that rolled back or expired, and those whose events have left memory; so does the log alone."""
     channel = await crashing.open(memory_capacity=2)
     committed = begin_with_puts(channel, b"a")
@@ -239,7 +241,7 @@ async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memor
     assert queued(channel) == [b"c", b"d"]
 
 
-async def test_claim_after_a_crash_goes_on_behind_what_is_lost(crashing: Crashing) -> None:
+async def test_claim_after_a_crash_continues_behind_what_is_lost(crashing: Crashing) -> None:
     """Its epoch lasts; what it did not read is gone, and said to be; it acknowledges over the gap."""
     channel = await crashing.open(memory_capacity=2)
     claim = await channel.claim("r", 30.0, takeover=False)

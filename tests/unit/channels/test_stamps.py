@@ -108,7 +108,7 @@ def test_new_ranges_of_a_whole_in_part_accepted_are_refused(stamp: Stamp) -> Non
 
 
 @pytest.mark.parametrize(("first", "last", "is_accepted"), [(5, 9, True), (6, 6, True), (4, 9, False), (5, 10, False)])
-def test_has_accepted_asks_for_every_number(first: int, last: int, *, is_accepted: bool) -> None:
+def test_has_accepted_requires_every_number(first: int, last: int, *, is_accepted: bool) -> None:
     """A part of them is not enough; of a producer that is not known nothing was accepted."""
     ledger = StampLedger()
     ledger.accept(Stamp("p", 5, 9))
@@ -213,7 +213,7 @@ def test_new_ranges_with_an_oldest_open_number_that_closes_too_few_gaps_are_refu
         ledger_with((3, 3), (5, 5), (7, 7)).new_ranges(Stamp("p", 9, 9, oldest_open=2), 1)
 
 
-def test_accept_with_an_oldest_open_number_of_nobody_known_remembers_only_what_is_stored() -> None:
+def test_accept_with_an_oldest_open_number_of_an_unknown_producer_remembers_only_what_is_stored() -> None:
     """A promise about nothing does not count."""
     ledger = ledger_with((4, 4))
     ledger.accept(Stamp("q", 7, 7, oldest_open=7))
@@ -334,7 +334,7 @@ def test_undo_of_a_stamp_remembers_the_producer_that_was_forgotten_for_it(monkey
     assert [producer_id for producer_id, _ in ledger.producers()] == ["b", "c"]
 
 
-def test_restore_of_producers_goes_on_where_they_were() -> None:
+def test_restore_of_producers_continues_where_they_were() -> None:
     """In the order given, which is that of their silence."""
     ledger = StampLedger()
     ledger.restore("p", [(0, 3), (SEQUENCE_MAX, SEQUENCE_MAX)])

@@ -57,7 +57,7 @@ async def test_next_batch_after_too_many_bytes_says_how_many_were_missed(monkeyp
     assert await seen(subscriber) == (0, [b"e" * 10])
 
 
-async def test_end_with_batches_left_gives_them_first() -> None:
+async def test_end_with_batches_left_returns_them_first() -> None:
     """A subscriber sees all there was, and then the end, however often it asks."""
     subscriber = Subscriber()
     subscriber.publish(batch(1, b"a"))

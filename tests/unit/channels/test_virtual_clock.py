@@ -22,7 +22,7 @@ async def test_settle_with_timers_pending_leaves_the_clock_alone() -> None:
     assert now() == 1
 
 
-def test_loop_when_nothing_can_ever_happen_says_so() -> None:
+def test_loop_when_nothing_can_ever_happen_raises() -> None:
     """A test that waits for nothing fails instead of hanging."""
     loop = VirtualClockLoop()
     try:

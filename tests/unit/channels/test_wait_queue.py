@@ -30,7 +30,7 @@ async def test_wait_without_time_answers_at_once() -> None:
     assert await Waiter().wait(-1) is False
 
 
-async def test_wait_when_nobody_wakes_ends_in_time() -> None:
+async def test_wait_without_a_wake_up_ends_in_time() -> None:
     """Waiting takes exactly as long as was asked for, and leaves nothing behind."""
     line, log = WaitQueue(), list[str]()
     await Call(line, "a", log).wait(2.5)

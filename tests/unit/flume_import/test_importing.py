@@ -185,7 +185,7 @@ def test_import_of_a_source_without_counterpart_leaves_it_out_and_says_why(kind:
     assert "has no counterpart" in notes_of(text)["a.sources.s.type"]
 
 
-def test_import_tells_of_each_option_that_it_does_not_know() -> None:
+def test_import_reports_each_unknown_option() -> None:
     """A typing error in the old file is not taken over either."""
     assert notes_of("a.channels.c.capacty = 7") == {"a.channels.c.capacty": "has no counterpart"}
     assert notes_of("a.channels.c.capacity = many")["a.channels.c.capacity"].startswith('is "many", which is not')
@@ -206,7 +206,7 @@ def test_import_leaves_out_what_names_no_channel() -> None:
         ("a.channels = c", "x", "describes no agent x, but a"),
     ],
 )
-def test_import_of_what_is_not_there_says_so(text: str, agent: str | None, sentence: str) -> None:
+def test_import_of_missing_components_reports_them(text: str, agent: str | None, sentence: str) -> None:
     """The sentence names the agents to choose from."""
     with pytest.raises(FlumeImportError, match=sentence):
         imported(text, agent)

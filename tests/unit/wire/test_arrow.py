@@ -134,7 +134,7 @@ def test_ints_of_a_slice_are_those_of_the_slice(data_type: pa.DataType) -> None:
     assert ints(whole.slice(10)) == ints(pa.array([], data_type)) == array("i")
 
 
-def test_int32_array_of_ints_gives_them_back() -> None:
+def test_int32_array_of_ints_returns_them() -> None:
     """To Arrow and back nothing changes."""
     for numbers in (array("i"), array("i", [-1, 0, 2**31 - 1])):
         assert ints(int32_array(numbers)) == numbers

@@ -37,7 +37,7 @@ def test_cut_anywhere_holds_the_events_of_the_range(events: list[Row], data: st.
 
 
 @given(rows(min_size=1))
-def test_cut_of_each_event_alone_gives_them_all(events: list[Row]) -> None:
+def test_cut_of_each_event_alone_returns_them_all(events: list[Row]) -> None:
     """Batches of one are cut out of a batch of many."""
     cutter = cutter_of(events)
     parts = [ColumnsCutter(cutter.cut(index, index + 1)) for index in range(cutter.count)]

@@ -85,7 +85,7 @@ def test_columns_from_events_with_too_many_headers_in_one_event_refuses() -> Non
         columns_from_events([({str(number): "" for number in range(HEADER_KEYS_MAX + 1)}, b"")])
 
 
-def test_build_without_events_gives_columns_of_none() -> None:
+def test_build_without_events_returns_columns_of_none() -> None:
     """They are legal and hold nothing."""
     columns = ColumnsBuilder().build()
     check_columns(columns)

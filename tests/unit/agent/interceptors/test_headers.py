@@ -47,7 +47,7 @@ def test_giving_a_header_keeps_an_event_s_own_where_it_is_to(kind: str, *, prese
     assert rows[1][0]["h"] not in {"old", ""}
 
 
-def test_host_tells_the_machine_s_name_or_address() -> None:
+def test_host_sets_the_name_or_address_of_the_machine() -> None:
     """The name is the default: an address says little in a container."""
     assert intercepted(table_of(b"1"), type="host") == [({"host": socket.gethostname()}, b"1")]
     [(headers, _)] = intercepted(table_of(b"1"), type="host", header="from", use="ip")
@@ -55,7 +55,7 @@ def test_host_tells_the_machine_s_name_or_address() -> None:
     assert socket.inet_pton(socket.AF_INET6 if ":" in headers["from"] else socket.AF_INET, headers["from"])
 
 
-def test_own_address_where_nothing_can_be_reached_is_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outbound_address_without_a_network_is_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a network still receives events."""
 
     def refuse(*_: object) -> None:
@@ -65,7 +65,7 @@ def test_own_address_where_nothing_can_be_reached_is_the_loopback_address(monkey
     assert outbound_address() == "127.0.0.1"
 
 
-def test_static_gives_one_header_or_several() -> None:
+def test_static_sets_one_header_or_several() -> None:
     """Both ways may be used together."""
     rows = intercepted(table_of(b"1"), type="static", key="a", value="1", headers={"b": "2", "c": ""})
     assert rows == [({"a": "1", "b": "2", "c": ""}, b"1")]
@@ -84,7 +84,7 @@ def test_static_without_a_whole_header_is_refused(table: dict[str, object], prob
     assert problem_with(type="static", **table) == problem
 
 
-def test_uuid_gives_each_event_another_one() -> None:
+def test_uuid_sets_a_different_one_on_each_event() -> None:
     """They are UUIDs of version 4 after the prefix."""
     rows = intercepted(table_of(*[b"x"] * 1_000), type="uuid", prefix="app-")
     ids = [headers["id"] for headers, _ in rows]

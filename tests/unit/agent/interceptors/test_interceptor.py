@@ -29,7 +29,7 @@ def test_own_interceptor_gets_its_options_and_a_table_of_its_own() -> None:
         (EventTable([b"a"], {"h": [1]}), "returned a value of header 'h' that is not str"),  # type: ignore[list-item] # likewise
     ],
 )
-def test_own_interceptor_that_returns_what_cannot_be_stored_is_told_so(
+def test_custom_interceptor_that_returns_what_cannot_be_stored_raises(
     monkeypatch: pytest.MonkeyPatch, result: Any, said: str
 ) -> None:
     """The error is raised in the interceptor, not later."""
@@ -75,7 +75,7 @@ def test_own_interceptor_that_cannot_be_found_is_refused(factory: str, problem: 
     assert problem_with(type="custom", factory=factory) == problem
 
 
-def test_own_module_that_ends_the_program_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_module_that_exits_the_program_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check continues, whatever a user's module does while it is imported."""
     (tmp_path / "leaving_module.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

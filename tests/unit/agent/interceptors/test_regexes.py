@@ -257,7 +257,7 @@ def test_regex_extractor_that_does_not_fit_together_is_refused(table: dict[str, 
 
 @pytest.mark.parametrize("kind", ["regex_filter", "search_replace", "regex_extractor", "remove_header"])
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "[", r"(?P<1>a)"])
-def test_a_pattern_that_is_none_is_refused(kind: str, pattern: str) -> None:
+def test_config_with_an_invalid_pattern_is_refused(kind: str, pattern: str) -> None:
     """The check of the configuration reports it."""
     more = {"replacement": ""} if kind == "search_replace" else {}
     problem = problem_with(type=kind, pattern=pattern, **more)

@@ -35,7 +35,7 @@ def test_settings_in_the_words_of_a_file_are_understood() -> None:
     ],
     ids=str,
 )
-def test_settings_that_are_wrong_are_told(written: dict[str, Any], problem: str) -> None:
+def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: str) -> None:
     """The sentence names the setting, its value, and what is allowed."""
     with pytest.raises(ValidationError) as refused:
         LinesConfig.model_validate(written, strict=True)

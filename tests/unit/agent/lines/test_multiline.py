@@ -53,7 +53,7 @@ def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them()
     assert aggregator.position == 30
 
 
-def test_feed_of_a_line_on_which_the_pattern_takes_for_ever_counts_it_as_no_match(
+def test_feed_of_a_line_on_which_the_pattern_times_out_counts_it_as_no_match(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It ends in time, and the log says so once."""
@@ -65,6 +65,6 @@ def test_feed_of_a_line_on_which_the_pattern_takes_for_ever_counts_it_as_no_matc
     assert "took longer than" in log[0]["reason"]
 
 
-def test_feed_of_lines_that_are_not_utf_8_matches_them_all_the_same() -> None:
+def test_feed_of_lines_that_are_not_utf_8_matches_them_nevertheless() -> None:
     """An invalid character matches as U+FFFD and is passed on unchanged."""
     assert joined(b"\xff 1", b" 2", "é 3".encode(), pattern=r"^\w") == [b"\xff 1\n 2", "é 3".encode()]

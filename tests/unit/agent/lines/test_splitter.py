@@ -60,7 +60,7 @@ def test_feed_of_utf_8_passes_bytes_untouched() -> None:
     assert bodies_of(splitter().feed(b"\xff\xfe\x00\xc3\n\xef\xbb\xbfx\n")) == [b"\xff\xfe\x00\xc3", b"\xef\xbb\xbfx"]
 
 
-def test_finish_hands_out_the_unfinished_line_and_begins_anew() -> None:
+def test_finish_returns_the_unfinished_line_and_restarts() -> None:
     """The last line needs no line end; what follows is an event of its own."""
     split = splitter()
     assert bodies_of(split.feed(b"one\ntw")) == [b"one"]
@@ -131,7 +131,7 @@ def test_feed_of_a_split_line_cuts_no_character() -> None:
         ("utf-8-sig", "grün\nß\n".encode()),
     ],
 )
-def test_feed_of_another_charset_gives_utf_8(charset: str, written: bytes) -> None:
+def test_feed_of_another_charset_returns_utf_8(charset: str, written: bytes) -> None:
     """Bodies are UTF-8, whatever the charset's bytes for a line feed are; a byte order mark is no part of them."""
     split = splitter(charset=charset)
     parts = [split.feed(written[index : index + 1]) for index in range(len(written))]
@@ -203,7 +203,7 @@ def test_feed_of_multiline_events_hands_them_out_once_the_next_begins() -> None:
     ],
     ids=str,
 )
-def test_feed_in_random_portions_gives_the_same_events(settings: dict[str, Any]) -> None:
+def test_feed_in_random_portions_returns_the_same_events(settings: dict[str, Any]) -> None:
     """Events depend on the bytes only; reading from any event returns the same events."""
     drawn = random.Random(f"{SEED} {settings}")
     for _ in range(TRIALS):

@@ -336,7 +336,7 @@ async def test_run_with_a_kept_connection_that_is_reset_under_a_request_opens_an
     ]
 
 
-async def test_run_with_a_connection_that_is_reset_within_an_answer_says_so(scene: Scene) -> None:
+async def test_run_with_a_connection_that_is_reset_within_an_answer_reports_it(scene: Scene) -> None:
     """The request had arrived: it is repeated only after the usual delay."""
     await fill(scene.channel, 1, 1)
     scene.receiver.answers = [OK, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"]
@@ -369,7 +369,7 @@ async def test_run_without_a_whole_answer_keeps_the_events(scene: Scene, said: b
     assert queued(scene.channel) == bodies
 
 
-async def test_run_with_a_receiver_that_says_nothing_gives_up_in_time(scene: Scene) -> None:
+async def test_run_with_a_receiver_that_does_not_respond_gives_up_in_time(scene: Scene) -> None:
     """A request has a time limit; the next one opens a connection of its own."""
     await fill(scene.channel, 1)
     scene.receiver.hold = True
@@ -407,7 +407,7 @@ async def test_run_with_an_endless_answer_reads_little_of_it(scene: Scene) -> No
     assert [request.connection for request in scene.receiver.requests] == [1, 2]
 
 
-async def test_run_without_a_server_says_so(scene: Scene) -> None:
+async def test_run_without_a_server_reports_it(scene: Scene) -> None:
     """A closed port, and an unknown name."""
     await fill(scene.channel, 1)
     await scene.run_failing(r"^http://127.0.0.1:1/: cannot connect: ", scene.sink(url="http://127.0.0.1:1/"))

@@ -129,7 +129,7 @@ async def test_deliver_all_of_many_bytes_stores_them_before_the_batch_is_full(
     delivering.cancel()
 
 
-async def test_deliver_all_into_a_full_channel_reads_no_more(written: Input) -> None:
+async def test_deliver_all_into_a_full_channel_stops_reading(written: Input) -> None:
     """The writer of the input waits; nothing is lost, and nothing is stored twice."""
     registry, writer = channel_and_writer(capacity=4, keep_alive_seconds=1.0)
     delivering = await started(stream().deliver_all(writer, written.read))
@@ -193,7 +193,7 @@ async def test_deliver_all_of_an_event_of_several_lines_waits_for_more_of_it(
     delivering.cancel()
 
 
-async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when_it_begins_anew(
+async def test_deliver_all_cancelled_while_lines_are_joined_takes_them_over_when_it_restarts(
     written: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A regular expression may take long; what it is at is not read again."""

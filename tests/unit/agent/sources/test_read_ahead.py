@@ -22,7 +22,7 @@ class Chunks:
         return self._left.pop(0) if self._left else None
 
 
-async def test_next_reads_one_portion_ahead_and_no_more() -> None:
+async def test_next_reads_only_one_chunk_ahead() -> None:
     """While one is used the next is read; memory holds both, and that is all."""
     chunks = Chunks(3)
     chunks.may_read.release(10)
@@ -34,7 +34,7 @@ async def test_next_reads_one_portion_ahead_and_no_more() -> None:
     await reading.close()
 
 
-async def test_next_that_is_cancelled_gives_the_portion_to_the_next_call() -> None:
+async def test_next_that_is_cancelled_leaves_the_chunk_to_the_next_call() -> None:
     """The thread reads on, and what it has read is not lost."""
     chunks = Chunks(2)
     reading = ReadAhead(chunks.read, WorkerThread("test"))

@@ -85,7 +85,7 @@ async def test_run_with_a_file_as_the_input_stores_it(tmp_path: Path, monkeypatc
     assert bodies_in(registry) == [b"%d" % number for number in range(100_000)]
 
 
-async def test_run_with_a_full_channel_reads_no_more(tmp_path: Path, standard_input: StandardInput) -> None:
+async def test_run_with_a_full_channel_stops_reading(tmp_path: Path, standard_input: StandardInput) -> None:
     """The writer waits; nothing is lost, and little is in memory."""
     registry = registry_with("lines", capacity=10, keep_alive_seconds=0.01)
     lines = [b"%d" % number + b"x" * 1_000 for number in range(3_000)]
@@ -229,7 +229,7 @@ async def test_run_after_a_failure_stores_what_was_read_ahead(
         await until(lambda: bodies_in(registry) == [b"one", b"two", b"three"])
 
 
-async def test_run_with_a_pattern_that_takes_for_ever_keeps_nobody_waiting(
+async def test_run_with_a_pattern_that_times_out_does_not_block_the_server(
     tmp_path: Path, standard_input: StandardInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server continues, and the line counts as one that does not match."""

@@ -181,7 +181,7 @@ def test_open_after_a_crash_removes_its_own_unfinished_files_only(
     assert unfinished_below(out) == [foreign]
 
 
-def test_open_while_another_run_is_at_work_is_refused(open_store: MakeStore) -> None:
+def test_open_while_another_run_is_active_is_refused(open_store: MakeStore) -> None:
     """Two runs of a sink never use the same files."""
     open_store()
     with pytest.raises(ComponentError, match="an earlier run still waits"):

@@ -248,7 +248,7 @@ def test_split_of_values_that_become_the_same_name_shares_a_directory() -> None:
         st.fixed_dictionaries({}, optional={"host": st.text(max_size=3), "timestamp": st.text(max_size=3)}), min_size=1
     )
 )
-def test_split_of_any_headers_gives_each_event_to_one_directory_below_the_root(headers: list[dict[str, str]]) -> None:
+def test_split_of_any_headers_assigns_each_event_to_one_directory_below_the_root(headers: list[dict[str, str]]) -> None:
     """No event is lost or doubled, and none leaves the root."""
     split = _partitioner("/data/{header:host}/{time:%H}").split(_chunk((each, b"") for each in headers))
     assert sorted(row for rows in split.values() for row in rows) == list(range(len(headers)))

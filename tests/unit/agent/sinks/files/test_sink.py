@@ -214,7 +214,7 @@ async def test_run_without_the_directory_says_what_to_do(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-async def test_run_without_permission_says_so(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_without_permission_reports_it(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the directory that must not be written."""
 
     def refuse(path: Path, mode: int = 0o777) -> None:
@@ -291,7 +291,7 @@ async def test_run_with_no_space_for_the_events_resumes_when_there_is(
     assert [path.stat().st_size for path in files_below(out)] == [1_000_001]
 
 
-async def test_run_on_a_file_system_that_hangs_says_so_and_goes_on_when_it_answers(
+async def test_run_on_a_file_system_that_hangs_reports_it_and_continues_when_it_answers(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run does not block for ever; a late operation counts, and nothing is written twice."""
@@ -430,7 +430,7 @@ async def test_call_of_a_job_that_fails_raises_what_it_raised() -> None:
     await worker.close(lambda: None, 10.0)
 
 
-async def test_call_of_a_job_that_exits_raises_and_goes_on() -> None:
+async def test_call_of_a_job_that_exits_raises_and_continues() -> None:
     """A library that calls sys.exit does not end the thread."""
     worker = FileWorker("test", 10.0, "stalled")
     with pytest.raises(RuntimeError, match="SystemExit"):
@@ -439,7 +439,7 @@ async def test_call_of_a_job_that_exits_raises_and_goes_on() -> None:
     await worker.close(lambda: None, 10.0)
 
 
-async def test_call_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> None:
+async def test_call_of_a_job_that_hangs_raises_and_completes_the_rest_later() -> None:
     """The caller does not wait for a call that hangs; later calls wait for its end."""
     answers = threading.Event()
     worker = FileWorker("test", 0.05, "does not answer")
@@ -452,7 +452,7 @@ async def test_call_of_a_job_that_hangs_says_so_and_does_the_rest_later() -> Non
     assert await asyncio.to_thread(closed.wait, 10.0)
 
 
-async def test_call_cancelled_lets_the_job_go_on() -> None:
+async def test_call_cancelled_lets_the_job_continue() -> None:
     """A call that has begun is completed, and its error is not reported as unretrieved."""
     goes_on = threading.Event()
     worker = FileWorker("test", 10.0, "stalled")

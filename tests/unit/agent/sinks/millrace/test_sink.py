@@ -279,7 +279,7 @@ async def test_run_to_an_overloaded_server_sends_less_at_once(scene: Scene) -> N
     assert stored == list(range(10, 201, 10))
 
 
-async def test_run_whose_idle_stream_ends_says_so(scene: Scene) -> None:
+async def test_run_whose_idle_stream_ends_reports_it(scene: Scene) -> None:
     """It is not done: there may be events at any time."""
     scene.target.ends_streams = True
     await scene.give_up("has ended the stream$")
@@ -352,7 +352,7 @@ async def test_run_with_an_event_above_the_message_limit_sets_it_aside(scene: Sc
     assert len(arrived) == 79
 
 
-async def test_run_to_a_channel_that_forgot_what_it_had_stored_goes_on(scene: Scene) -> None:
+async def test_run_to_a_channel_that_forgot_what_it_had_stored_continues(scene: Scene) -> None:
     """A channel that was deleted and created again has stored nothing: the next stream begins without a condition."""
     bodies = await fill(scene.channel, 100)
 
@@ -380,7 +380,7 @@ async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
 # What is broken.
 
 
-async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
+async def test_run_without_a_listening_receiver_takes_nothing(scene: Scene) -> None:
     """The events stay for others, and in order; the state says where it could not go."""
     await fill(scene.channel, 10)
     sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
@@ -388,7 +388,7 @@ async def test_run_where_nobody_listens_takes_nothing(scene: Scene) -> None:
     assert (scene.reader.unsettled_count, scene.channel._contents.counters.take_attempts) == (0, 0)
 
 
-async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) -> None:
+async def test_run_where_the_server_does_not_respond_gives_up_in_time(scene: Scene) -> None:
     """A sink does not wait without limit for a connection that is not served."""
     # The kernel takes the connection, as it does for a process that is stopped.
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -397,7 +397,7 @@ async def test_run_where_the_server_says_nothing_gives_up_in_time(scene: Scene) 
         await scene.give_up(f"{address} does not answer", sink)
 
 
-async def test_run_to_a_missing_channel_says_so(scene: Scene) -> None:
+async def test_run_to_a_missing_channel_reports_it(scene: Scene) -> None:
     """It may be made yet; nothing was taken for it."""
     scene.target.found = None
     await fill(scene.channel, 10)
@@ -413,7 +413,7 @@ async def test_run_to_a_missing_channel_says_so(scene: Scene) -> None:
         (admin_pb.CHANNEL_STATE_CORRUPT, "", "its files are damaged"),
     ],
 )
-async def test_run_to_a_channel_out_of_order_takes_nothing(
+async def test_run_to_an_unavailable_channel_takes_nothing(
     scene: Scene, state: admin_pb.ChannelState, fault: str, words: str
 ) -> None:
     """As the target tells it."""
@@ -434,7 +434,7 @@ async def test_run_whose_answers_do_not_come_ends_after_a_while(scene: Scene) ->
     check_accounts(scene.channel)
 
 
-async def test_run_whose_answers_are_late_says_so_until_they_come(
+async def test_run_whose_answers_are_late_reports_it_until_they_come(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sink's state shows that it makes no progress long before it gives up."""
@@ -468,9 +468,7 @@ async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene)
         (EndOfStreamError(grpc.StatusCode.DEADLINE_EXCEEDED, ""), "did not answer in time"),
     ],
 )
-async def test_run_whose_stream_ends_gives_back_what_was_not_answered(
-    scene: Scene, end: EndOfStreamError, words: str
-) -> None:
+async def test_run_whose_stream_ends_returns_unanswered_events(scene: Scene, end: EndOfStreamError, words: str) -> None:
     """For whatever reason; what was answered before is gone."""
     bodies = await fill(scene.channel, 100)
 
@@ -487,7 +485,7 @@ async def test_run_whose_stream_ends_gives_back_what_was_not_answered(
     check_accounts(scene.channel)
 
 
-async def test_run_whose_events_cannot_be_removed_says_so_and_sends_them_again(
+async def test_run_whose_events_cannot_be_removed_reports_it_and_sends_them_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are stored there and still here; by their names they are not stored again."""
@@ -524,7 +522,7 @@ async def test_run_that_ends_waits_until_all_is_removed(scene: Scene, monkeypatc
         await work
 
 
-async def test_run_of_a_server_that_answers_too_much_says_so(scene: Scene) -> None:
+async def test_run_of_a_server_that_answers_too_much_reports_it(scene: Scene) -> None:
     """A server that counts responses wrongly is not trusted with further events."""
     scene.target.answers_each = 2
     await fill(scene.channel, 10)
@@ -535,7 +533,7 @@ async def test_run_of_a_server_that_answers_too_much_says_so(scene: Scene) -> No
 # Several servers.
 
 
-async def test_run_goes_on_with_the_next_server_once_one_has_failed_for_long(scene: Scene) -> None:
+async def test_run_continues_with_the_next_server_once_one_has_failed_for_long(scene: Scene) -> None:
     """And stays there over a restart."""
     config = config_of("127.0.0.1:1", scene.target.address, failover_seconds=0.0)
     sink = ForwardingSink(config, scene.scratch)

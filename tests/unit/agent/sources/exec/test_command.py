@@ -64,7 +64,7 @@ async def until_gone(pids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", -9), ("kill -TERM $$", -15)]
 )
-async def test_wait_for_a_command_gives_its_exit_code(script: str, code: int) -> None:
+async def test_wait_for_a_command_returns_its_exit_code(script: str, code: int) -> None:
     """Negative for a signal, as everywhere in Python."""
     assert await ended(await start(job(script))) == code
 

@@ -18,7 +18,7 @@ def test_command_as_text_with_a_shell_is_given_to_it() -> None:
     assert config.command == ["/bin/sh", "-c", "a | b"]
 
 
-def test_command_as_an_array_is_run_as_it_is() -> None:
+def test_command_as_an_array_is_run_unchanged() -> None:
     """The command is run without a shell."""
     config = config_of(command=["tail", "-F", "a b"], directory="/var/x", environment={"A": ""})
     assert config.command == ["tail", "-F", "a b"]

@@ -42,7 +42,7 @@ async def test_run_of_a_command_that_ends_stores_all_and_says_how_it_ended(tmp_p
     ("script", "reason"),
     [("kill -KILL $$", "was ended by SIGKILL"), ("kill -40 $$", "was ended by signal 40"), ("exit 0", "exit code 0")],
 )
-async def test_end_of_a_command_in_any_way_is_told(tmp_path: Path, script: str, reason: str) -> None:
+async def test_end_of_a_command_in_any_way_is_reported(tmp_path: Path, script: str, reason: str) -> None:
     """Signals by their names where they have any."""
     async with at_work(shell(script), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.state is ComponentState.STOPPED)
@@ -61,7 +61,7 @@ async def test_run_of_a_command_that_is_to_be_restarted_restarts_it(tmp_path: Pa
     assert set(bodies_in(registry)) == {b"line"}
 
 
-async def test_run_of_a_command_that_ends_again_and_again_says_so_once(
+async def test_run_of_a_command_that_ends_again_and_again_reports_it_once(
     tmp_path: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never worked, so there is nothing new to log."""
@@ -92,7 +92,9 @@ async def test_run_of_a_command_that_succeeds_restarts_it_not_on_failure(tmp_pat
 @pytest.mark.parametrize(
     ("restart", "state"), [("never", ComponentState.FAILED), ("on_failure", ComponentState.BACKING_OFF)]
 )
-async def test_run_of_a_command_that_is_not_there_says_so(tmp_path: Path, restart: str, state: ComponentState) -> None:
+async def test_run_of_a_command_that_is_not_there_reports_it(
+    tmp_path: Path, restart: str, state: ComponentState
+) -> None:
     """The program may be installed later; without restarts there is no further attempt."""
     config = ExecSourceConfig(type="exec", channels=["lines"], command=["no-such-program"], restart=restart)  # type: ignore[arg-type]  # one of the words
     async with at_work(config, registry_with("lines"), tmp_path) as component:
@@ -126,7 +128,7 @@ async def test_run_with_a_full_channel_waits_and_loses_nothing(tmp_path: Path) -
         await until(lambda: component.state is ComponentState.STOPPED)
 
 
-async def test_run_with_events_that_cannot_be_stored_goes_on(tmp_path: Path) -> None:
+async def test_run_with_events_that_cannot_be_stored_continues(tmp_path: Path) -> None:
     """Broken UTF-8, a line that is too long, one that the channel never takes: none of them ends the source.
 
     Flume's source ended with the first bad event.

@@ -26,14 +26,14 @@ def lines_of(log: list[Any]) -> list[str]:
     return [entry["line"] for entry in log]
 
 
-def test_add_of_lines_in_pieces_tells_each_once() -> None:
+def test_add_of_lines_in_pieces_reports_each_once() -> None:
     """However they come; empty ones are not worth a line."""
     log = LogLines().log_of(b"one\r\ntw", b"o\n\n  \nthr", b"ee", is_end=True)
     assert lines_of(log) == ["one", "two", "three"]
     assert {entry["log_level"] for entry in log} == {"warning"}
 
 
-def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
+def test_add_of_a_flood_reports_some_and_counts_the_rest() -> None:
     """The count is logged with the next line, or at the end."""
     told = LogLines()
     log = told.log_of(b"flood\n" * 1_000)
@@ -47,7 +47,7 @@ def test_add_of_a_flood_tells_some_and_counts_the_rest() -> None:
     assert len(told.log_of(b"flood\n" * 1_000)) == LINES_BURST
 
 
-def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
+def test_add_of_an_endless_line_keeps_and_reports_its_beginning() -> None:
     """Memory holds no more of it than the log gets."""
     told = LogLines()
     for _ in range(100):
@@ -56,6 +56,6 @@ def test_add_of_an_endless_line_keeps_and_tells_its_beginning() -> None:
     assert lines_of(told.log_of(b"\nshort\n")) == ["x" * LINE_BYTES_MAX + "...", "short"]
 
 
-def test_add_of_bytes_that_are_no_text_tells_them_all_the_same() -> None:
+def test_add_of_bytes_that_are_no_text_reports_them_nevertheless() -> None:
     """Broken UTF-8 is no reason to say nothing."""
     assert lines_of(LogLines().log_of(b"caf\xe9\n")) == ["caf\ufffd"]

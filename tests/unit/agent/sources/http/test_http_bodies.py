@@ -24,7 +24,7 @@ def pack(encoding: str, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", " GZIP ", "zstd"])
-def test_decode_of_what_was_packed_gives_it_back(encoding: str) -> None:
+def test_decode_of_what_was_packed_returns_it(encoding: str) -> None:
     """Small and large, easy and hard to pack, and in several parts."""
     packer = "zstd" if encoding == "zstd" else "gzip"
     for content in (b"", b"a", b"a" * MIB, random.Random(SEED).randbytes(MIB)):
@@ -39,7 +39,7 @@ def test_find_packing_of_what_is_not_packed_is_none(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "\x00"])
-def test_find_packing_of_what_is_not_known_says_so(encoding: str) -> None:
+def test_find_packing_of_what_is_not_known_reports_it(encoding: str) -> None:
     """What is allowed is named."""
     with pytest.raises(HttpRefusalError, match=r"it must be gzip, zstd or identity$") as raised:
         find_content_coding(encoding)

@@ -18,7 +18,7 @@ def read(content_type: str, body: bytes, events_max: int = 1_000) -> list[Event]
     return read_events(content_type, body, events_max)
 
 
-def test_read_events_of_flumes_array_gives_them() -> None:
+def test_read_events_of_flumes_array_returns_them() -> None:
     """Flume's JSON handler takes the same: headers may be left out, and bodies of bytes have a field of their own."""
     body = [
         {"headers": {"timestamp": "434324343", "host": "a\u00e4"}, "body": "text \u20ac"},
@@ -49,20 +49,20 @@ def test_read_events_of_flumes_array_gives_them() -> None:
         ("application/jsonl", b'\n\n {"body":"a"} \r\n \n{"body":"b"}\r\n'),
     ],
 )
-def test_read_events_of_any_json_that_is_allowed_gives_them(content_type: str, body: bytes) -> None:
+def test_read_events_of_any_json_that_is_allowed_returns_them(content_type: str, body: bytes) -> None:
     """Space, character sets and empty lines make no difference."""
     assert read(content_type, body) == [({}, b"a"), ({}, b"b")]
 
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", "application/octet-stream", "nonsense", "a/b; c", "\xff"])
-def test_read_events_of_another_type_takes_the_body_as_it_is(content_type: str) -> None:
+def test_read_events_of_another_type_takes_the_body_unchanged(content_type: str) -> None:
     """One event, whatever is in it."""
     for body in (b"", b"[1]\n\xff\x00"):
         assert read(content_type, body) == [({}, body)]
 
 
 @pytest.mark.parametrize(("content_type", "body"), [(JSON, b"[]"), (JSON, b" [ ] "), (LINES, b""), (LINES, b"\n \n")])
-def test_read_events_of_none_gives_none(content_type: str, body: bytes) -> None:
+def test_read_events_of_none_returns_none(content_type: str, body: bytes) -> None:
     """Nothing is no error."""
     assert read(content_type, body) == []
 

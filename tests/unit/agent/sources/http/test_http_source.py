@@ -125,7 +125,7 @@ async def test_post_of_a_chunked_and_a_packed_body_stores_it() -> None:
     assert channel_writer.bodies == [b"encoded"]
 
 
-async def test_post_with_headers_that_events_are_to_have_gives_them() -> None:
+async def test_post_with_configured_request_headers_copies_them_to_events() -> None:
     """A request's header goes to all events that do not have it themselves."""
     made, channel_writer = make_source(request_headers={"X-Customer": "customer", "x-none": "none"}), RecordingWriter()
     async with running(made, channel_writer):
@@ -158,7 +158,7 @@ async def test_post_of_many_events_stores_them_in_batches() -> None:
         (TxnCapacityError("too many events"), 413, None),
     ],
 )
-async def test_post_that_channels_refuse_is_told_whether_to_come_again(
+async def test_post_that_channels_refuse_learns_whether_to_retry(
     error: Exception, status: int, retry_after: str | None
 ) -> None:
     """The response has the reason and, if a repetition can succeed, a delay; the repeated request is stored."""
@@ -209,7 +209,7 @@ async def test_post_of_other_events_with_a_key_that_was_used_is_refused() -> Non
     assert channel_writer.bodies == [b"one"]
 
 
-async def test_post_with_a_key_that_is_in_work_is_told_to_come_again() -> None:
+async def test_post_with_a_key_in_progress_gets_retry_after() -> None:
     """A client that repeats the request after its timeout finds it stored."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
@@ -225,7 +225,7 @@ async def test_post_with_a_key_that_is_in_work_is_told_to_come_again() -> None:
     assert channel_writer.bodies == [b"one"]
 
 
-async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> None:
+async def test_fingerprint_of_events_distinguishes_them_but_not_the_order_of_headers() -> None:
     """Wherever one event or header ends and the next begins."""
     kinds: list[list[Event]] = [
         [({}, b"ab")],
@@ -240,7 +240,7 @@ async def test_fingerprint_of_events_tells_them_apart_and_no_headers_order() -> 
 
 
 @pytest.mark.parametrize("key", ["", "k" * 257])
-async def test_post_with_a_key_that_is_none_is_refused(key: str) -> None:
+async def test_post_with_an_invalid_key_is_refused(key: str) -> None:
     """What is allowed is named."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer):
@@ -261,7 +261,7 @@ async def test_post_with_a_key_that_is_none_is_refused(key: str) -> None:
         (b"[" * 1_000, JSON, 400, "BAD_ARGUMENT"),
     ],
 )
-async def test_post_of_what_is_wrong_is_refused_and_harms_nobody(
+async def test_post_of_an_invalid_request_is_refused_and_affects_no_other(
     body: bytes, headers: Mapping[str, str], status: int, reason: str
 ) -> None:
     """The answer has a stable reason and a sentence; nothing is stored, and the next request is."""
@@ -284,7 +284,7 @@ async def test_post_of_a_body_declared_too_large_is_refused_before_it_is_sent() 
         assert await reader.read() == b""
 
 
-async def test_post_that_expects_to_be_told_to_go_on_is() -> None:
+async def test_post_that_expects_100_continue_gets_it() -> None:
     """Curl asks so before a large body."""
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
@@ -325,7 +325,7 @@ async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
     assert channel_writer.rows == []
 
 
-async def test_post_while_others_hold_all_the_room_is_told_to_come_again() -> None:
+async def test_post_while_others_hold_all_memory_gets_retry_after() -> None:
     """What requests reserve together is bounded; when they have gone there is room."""
     made, channel_writer = make_source(body_bytes_max=1_024, inflight_bytes_max=2_048), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer), connected(made) as (_, second):
@@ -377,7 +377,7 @@ async def test_request_for_something_else_is_refused(method: str, path: str, sta
     assert channel_writer.bodies == [b"event"]
 
 
-async def test_post_that_an_interceptor_fails_on_is_answered_and_told_once() -> None:
+async def test_post_that_an_interceptor_fails_on_gets_a_response_and_is_logged_once() -> None:
     """Despite a bug in an interceptor each request gets a response without internals, and the log is not flooded."""
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.refusals = [RuntimeError("secret") for _ in range(10)]
@@ -412,7 +412,7 @@ async def test_run_that_is_cancelled_answers_requests_that_are_in_work() -> None
         pytest.fail("the port is still open")
 
 
-async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_that_is_cancelled_waits_for_channels_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a request cannot be stored in time, its outcome is reported as unknown."""
     monkeypatch.setattr(source, "CLOSING_SECONDS_MAX", 1)
     made, channel_writer = make_source(), RecordingWriter()
@@ -425,7 +425,7 @@ async def test_run_that_is_cancelled_does_not_wait_for_channels_for_ever(monkeyp
     assert (answer.status, answer.json()["reason"]) == (503, "UNAVAILABLE")
 
 
-async def test_post_that_channels_do_not_take_in_time_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_post_that_channels_do_not_take_in_time_gets_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel that waits for room for an hour does not keep its sender for an hour."""
     monkeypatch.setattr(source, "STORING_SECONDS_MAX", 0.05)
     made, channel_writer = make_source(), RecordingWriter()
@@ -435,7 +435,7 @@ async def test_post_that_channels_do_not_take_in_time_is_told_to_come_again(monk
     assert (answer.status, answer.json()["reason"], answer.headers["retry-after"]) == (503, "UNAVAILABLE", "1")
 
 
-async def test_run_with_a_port_in_use_says_so_and_can_begin_again() -> None:
+async def test_run_with_a_port_in_use_reports_it_and_can_begin_again() -> None:
     """The source's state has a sentence with the setting; the port that was found is kept."""
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]

@@ -37,7 +37,7 @@ def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("done", ["rename", "move"])
-def test_finish_of_names_that_come_again_overwrites_none(tmp_path: Path, done: str) -> None:
+def test_finish_of_repeated_names_overwrites_none(tmp_path: Path, done: str) -> None:
     """A file may come every day under the same name; each of them is kept, and none is taken again."""
     spool = tmp_path / "spool"
     target = tmp_path / "archive" if done == "move" else spool
@@ -76,7 +76,7 @@ def test_quarantine_of_a_bad_file_puts_the_reason_beside_it(tmp_path: Path) -> N
     assert (tmp_path / "quarantine/sub/a.reason").read_text() == "it is bad\n"
 
 
-def test_quarantine_of_names_that_come_again_overwrites_none(tmp_path: Path) -> None:
+def test_quarantine_of_repeated_names_overwrites_none(tmp_path: Path) -> None:
     """Neither a file nor a reason, nor a file that is called like a reason."""
     archiver = disposal_on(tmp_path, quarantine_directory=str(tmp_path / "bad"))
     for name in ("a.reason", "a", "a"):
@@ -115,7 +115,7 @@ def test_check_directories_where_files_can_be_taken_away_leaves_no_trace(tmp_pat
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_check_directories_where_there_is_no_directory_says_so(tmp_path: Path) -> None:
+def test_check_directories_where_there_is_no_directory_reports_it(tmp_path: Path) -> None:
     """It is not created: after a typing error the source would wait for ever."""
     with pytest.raises(ComponentError) as caught:
         disposal_on(tmp_path / "nowhere").check_directories()
@@ -138,7 +138,9 @@ def test_check_directories_where_nothing_may_be_written_names_the_directory(
     assert str(caught.value) == f"{tmp_path} cannot be written to: Read-only file system"
 
 
-def test_check_directories_where_files_cannot_be_moved_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_directories_where_files_cannot_be_moved_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first file is read, and not after: on another filesystem, say."""
 
     def refuse(self: Path, target: Path) -> Path:
@@ -152,7 +154,7 @@ def test_check_directories_where_files_cannot_be_moved_says_so(tmp_path: Path, m
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_finish_of_a_name_that_is_as_long_as_names_may_be_tells_the_error(tmp_path: Path) -> None:
+def test_finish_of_a_name_that_is_as_long_as_names_may_be_reports_the_error(tmp_path: Path) -> None:
     """With its suffix it would be longer."""
     path = put(tmp_path, "a" * 250)
     with pytest.raises(OSError, match="File name too long"):

@@ -126,7 +126,7 @@ def test_chunks_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Pat
     assert [(chunk.first, chunk.last) for chunk in found[:3]] == [(10, 109), (110, 149), (150, 249)]
 
 
-def test_chunks_of_a_broken_container_tell_which_record(tmp_path: Path) -> None:
+def test_chunks_of_a_broken_container_report_which_record(tmp_path: Path) -> None:
     """Any damage is the file's fault: the records before it are returned, and none is invented."""
     whole = container(RECORDS, codec="deflate")
     choice = random.Random(17)

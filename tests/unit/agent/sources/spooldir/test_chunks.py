@@ -82,7 +82,7 @@ def test_chunks_of_lines_that_are_left_out_cover_them_too(tmp_path: Path) -> Non
     check_cover(found, 0, len(text))
 
 
-def test_chunks_of_a_line_that_is_not_in_its_charset_tell_where(tmp_path: Path) -> None:
+def test_chunks_of_a_line_that_is_not_in_its_charset_report_where(tmp_path: Path) -> None:
     """The lines before it are stored; the file is bad."""
     path = put(tmp_path, "a", b"good\n\xff\xfe\ngood\n")
     assert bodies_of(chunks_of(path)) == [b"good", b"\xff\xfe", b"good"]

@@ -28,7 +28,7 @@ def read_all(content: Content, size: int = 100_003) -> bytes:
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_read_of_a_file_by_its_name_gives_its_content(tmp_path: Path, name: str) -> None:
+def test_read_of_a_file_by_its_name_returns_its_content(tmp_path: Path, name: str) -> None:
     """The suffix determines the compression; every read is full except the last one."""
     file = opened(put(tmp_path, name, COMPRESSED[name]))
     content = Content(file)
@@ -40,7 +40,7 @@ def test_read_of_a_file_by_its_name_gives_its_content(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", COMPRESSED)
 @pytest.mark.parametrize("position", [0, 2, 4, 5, 500_000, len(TEXT), len(TEXT) + 5])
-def test_skip_to_a_position_goes_on_there(tmp_path: Path, name: str, position: int) -> None:
+def test_skip_to_a_position_continues_there(tmp_path: Path, name: str, position: int) -> None:
     """Compressed or not, within the first bytes, in the middle or at the end."""
     file = opened(put(tmp_path, name, COMPRESSED[name]))
     content = Content(file)
@@ -58,7 +58,7 @@ def test_read_of_an_empty_file_ends_at_once(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_read_of_several_members_gives_all_of_them(tmp_path: Path, compress: object) -> None:
+def test_read_of_several_members_returns_all_of_them(tmp_path: Path, compress: object) -> None:
     """Compressed files can be joined; empty members are nothing, and no end."""
     assert callable(compress)
     name = "a.gz" if compress is gzip.compress else "a.zst"
@@ -69,7 +69,7 @@ def test_read_of_several_members_gives_all_of_them(tmp_path: Path, compress: obj
 
 @pytest.mark.parametrize("name", ["a.gz", "a.zst"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage", "garbage behind"])
-def test_read_of_broken_compression_says_so(tmp_path: Path, name: str, damage: str) -> None:
+def test_read_of_broken_compression_reports_it(tmp_path: Path, name: str, damage: str) -> None:
     """A file that ends in the middle of its compression is not taken for a whole one."""
     whole = COMPRESSED[name]
     if damage == "flipped":
@@ -105,7 +105,7 @@ def test_read_of_a_bomb_keeps_little_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_read_of_a_file_that_grows_says_so(tmp_path: Path, name: str) -> None:
+def test_read_of_a_file_that_grows_reports_it(tmp_path: Path, name: str) -> None:
     """Files in a spool directory are not to be changed any more."""
     path = put(tmp_path, name, COMPRESSED[name])
     file = opened(path)
@@ -118,7 +118,7 @@ def test_read_of_a_file_that_grows_says_so(tmp_path: Path, name: str) -> None:
     file.close()
 
 
-def test_read_of_a_file_that_is_written_to_in_place_says_so(tmp_path: Path) -> None:
+def test_read_of_a_file_that_is_written_to_in_place_reports_it(tmp_path: Path) -> None:
     """Also where its size stays."""
     path = put(tmp_path, "a", TEXT)
     file = opened(path)

@@ -113,7 +113,7 @@ def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) ->
     assert names(scanner) == ["a"]
 
 
-def test_scan_at_a_file_that_another_replaces_waits_anew(tmp_path: Path) -> None:
+def test_scan_of_a_file_that_another_replaces_waits_again(tmp_path: Path) -> None:
     """Another file under the name, with the same size and time, is not the one that had settled."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
@@ -194,7 +194,7 @@ def test_scan_at_more_files_than_are_kept_finds_all_in_the_end(tmp_path: Path, m
     assert taken == ["a", "b", "c", "d", "e"]
 
 
-def test_scan_at_a_directory_below_that_cannot_be_read_tells_it_once(
+def test_scan_at_a_directory_below_that_cannot_be_read_reports_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are looked into all the same."""

@@ -73,7 +73,7 @@ async def test_run_with_headers_asked_for_says_where_events_came_from(tmp_path: 
     ]
 
 
-async def test_run_after_an_earlier_one_goes_on_where_channels_are(tmp_path: Path, spool: Path) -> None:
+async def test_run_after_an_earlier_one_continues_where_channels_are(tmp_path: Path, spool: Path) -> None:
     """What is stored is not stored again; the file's own name is all that is remembered beside the channels."""
     registry = registry_with("lines")
     path = put(spool, "a", b"one\ntwo\nthree\n")
@@ -93,7 +93,7 @@ async def test_run_after_a_crash_before_the_renaming_stores_nothing_again(tmp_pa
     assert bodies_in(registry) == [b"one", b"two"]
 
 
-async def test_run_with_channels_of_which_one_is_ahead_gives_each_what_it_lacks(tmp_path: Path, spool: Path) -> None:
+async def test_run_with_one_channel_ahead_stores_in_each_what_it_lacks(tmp_path: Path, spool: Path) -> None:
     """A crash may come between the commits of two channels."""
     registry = registry_with("lines", "copies", capacity=10_000, transaction_capacity=1_000)
     path = put(spool, "a", TEXT)
@@ -122,7 +122,7 @@ async def test_run_with_a_full_channel_waits_and_repeats_nothing(tmp_path: Path,
         await until(lambda: names_in(spool) == ["a.COMPLETED"])
 
 
-async def test_stop_in_the_middle_of_a_file_goes_on_there_later(
+async def test_stop_in_the_middle_of_a_file_continues_there_later(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped while it waits for room, again and again, and started again: every line once."""
@@ -178,7 +178,7 @@ BAD_FILES: dict[str, tuple[dict[str, Any], bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-async def test_run_with_a_bad_file_sets_it_aside_and_goes_on(
+async def test_run_with_a_bad_file_sets_it_aside_and_continues(
     tmp_path: Path, spool: Path, log: list[Any], name: str
 ) -> None:
     """Flume's source failed at the first of them."""
@@ -307,7 +307,7 @@ class FakeTime:
         return self.now
 
 
-async def test_run_with_a_file_that_cannot_be_taken_away_says_so_and_goes_on(
+async def test_run_with_a_file_that_cannot_be_taken_away_reports_it_and_continues(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stored once; later it is tried again. The others do not wait for it."""

@@ -12,7 +12,7 @@ def test_stored_ranges_of_an_unknown_producer_begin_at_the_start() -> None:
     assert StoredRanges([]).position == 0
 
 
-def test_stored_ranges_of_one_channel_go_on_behind_them() -> None:
+def test_stored_ranges_of_one_channel_continue_behind_them() -> None:
     """What one channel has needs no second scan."""
     stored = StoredRanges([[(0, 99)]])
     assert stored.position == 100

@@ -17,7 +17,7 @@ def contents(frames: list[Frame]) -> list[bytes]:
     return [frame.content for frame in frames]
 
 
-def test_feed_of_lines_gives_each_once_it_has_ended() -> None:
+def test_feed_of_lines_returns_each_once_it_has_ended() -> None:
     """A line is a message; line ends of Windows, NULs and empty lines are none."""
     cut = framer()
     assert contents(cut.feed(b"<1>a\n<2>b\r\n\n\r\n<3>c\0\n<4>")) == [b"<1>a", b"<2>b", b"<3>c"]
@@ -27,14 +27,14 @@ def test_feed_of_lines_gives_each_once_it_has_ended() -> None:
     assert cut.finish(is_clean=True) == []
 
 
-def test_feed_of_counted_messages_gives_them_with_their_line_breaks() -> None:
+def test_feed_of_counted_messages_returns_them_with_their_line_breaks() -> None:
     """RFC 6587's other way; a message may have lines, and the next may follow at once or on a new line."""
     cut = framer()
     assert contents(cut.feed(b"7 <1>a\nb\n4 <2>c\n10 <3>")) == [b"<1>a\nb", b"<2>c"]
     assert contents(cut.feed(b"defghij")) == [b"<3>defghij"]
 
 
-def test_feed_of_both_framings_mixed_tells_them_apart() -> None:
+def test_feed_of_both_framings_mixed_distinguishes_them() -> None:
     """Each message says by how it begins how it ends."""
     cut = framer()
     assert contents(cut.feed(b"<1>a\n4 <2>b<3>c\n4 <4>d")) == [b"<1>a", b"<2>b", b"<3>c", b"<4>d"]
@@ -117,7 +117,7 @@ def test_feed_of_an_endless_message_holds_no_more_than_the_limit(start: bytes) -
         (b"", True, []),
     ],
 )
-def test_finish_gives_what_had_begun(sent: bytes, is_clean: bool, expected: list[Frame]) -> None:  # noqa: FBT001 - a parameter of the test
+def test_finish_returns_the_unfinished_message(sent: bytes, is_clean: bool, expected: list[Frame]) -> None:  # noqa: FBT001 - a parameter of the test
     """A last line needs no line end where the sender has ended; what is incomplete is marked."""
     cut = framer()
     assert cut.feed(sent) == []
@@ -134,7 +134,7 @@ def _portions(sent: bytes, source: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("round_number", range(20))
-def test_feed_of_random_messages_in_random_portions_gives_them_all(round_number: int) -> None:
+def test_feed_of_random_messages_in_random_portions_returns_them_all(round_number: int) -> None:
     """Neither the framing nor where the network cuts makes a difference to what arrives."""
     source = random.Random(SEED + round_number)
     messages, sent = [], b""

@@ -3,7 +3,7 @@ import structlog
 from millrace_server.agent.sources.syslog.listeners import Loss, LossCounter
 
 
-def test_note_of_a_flood_is_told_at_once_and_then_now_and_then() -> None:
+def test_note_of_a_flood_is_logged_at_once_and_then_at_intervals() -> None:
     """The log has few lines, and they account for all."""
     now = 0.0
     losses = LossCounter("log", lambda: now)

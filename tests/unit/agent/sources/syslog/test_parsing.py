@@ -185,7 +185,7 @@ def test_parse_with_fields_to_keep_leaves_them_in_front_as_they_came(
         (b'[a b="1"][a c="2"]', {"a": {"b": "1", "c": "2"}}),
     ],
 )
-def test_parse_of_structured_data_gives_json(text: bytes, expected: object) -> None:
+def test_parse_of_structured_data_returns_json(text: bytes, expected: object) -> None:
     """Escapes are removed, a repeated name has an array, and invalid UTF-8 is replaced."""
     parsed = parse(b"<13>1 - - - - - " + text + b" message")
     assert parsed.structured_data is not None
@@ -193,7 +193,7 @@ def test_parse_of_structured_data_gives_json(text: bytes, expected: object) -> N
     assert parsed.body == b"message"
 
 
-def test_parse_of_dashes_gives_no_headers() -> None:
+def test_parse_of_dashes_returns_no_headers() -> None:
     """A dash says that there is nothing."""
     assert headers(b"<0>1 - - - - - -") == {"facility": "0", "severity": "0"}
 

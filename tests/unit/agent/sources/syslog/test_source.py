@@ -89,7 +89,7 @@ async def test_run_of_udp_stores_each_datagram() -> None:
     assert channel_writer.bodies == [b"one\ntwo", b"\xff\xfe", b"three"]
 
 
-async def test_run_of_several_listeners_tells_where_messages_came_in() -> None:
+async def test_run_of_several_listeners_records_where_messages_arrived() -> None:
     """The sender's address and the port are headers where they are asked for."""
     made = make_source(TCP, UDP, UDP, client_ip_header="ip", port_header="port")
     channel_writer = RecordingWriter()
@@ -215,7 +215,7 @@ async def test_run_that_is_cancelled_stores_what_has_come() -> None:
         pytest.fail("the port is still open")
 
 
-async def test_run_that_is_cancelled_while_nothing_can_be_stored_tells_the_loss(
+async def test_run_that_is_cancelled_while_nothing_can_be_stored_reports_the_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does not wait for ever, and does not lose in silence."""
@@ -330,7 +330,7 @@ async def test_run_with_too_many_connections_closes_those_that_come_last() -> No
 
 
 @pytest.mark.parametrize("transport", list(Transport))
-async def test_run_with_a_port_in_use_says_so_and_leaves_the_others(transport: Transport) -> None:
+async def test_run_with_a_port_in_use_reports_it_and_leaves_the_others(transport: Transport) -> None:
     """The source's state has a sentence with the setting; what it had opened is closed."""
     kind = socket.SOCK_STREAM if transport is Transport.TCP else socket.SOCK_DGRAM
     with socket.socket(socket.AF_INET, kind) as owner:

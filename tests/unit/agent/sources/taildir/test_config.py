@@ -22,7 +22,7 @@ from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
     ],
     ids=str,
 )
-def test_settings_that_are_wrong_are_told(written: dict[str, Any], problem: str) -> None:
+def test_settings_that_are_wrong_are_reported(written: dict[str, Any], problem: str) -> None:
     """The sentence names the setting, its value, and what is allowed."""
     good = {"type": "taildir", "channels": ["orders"], "paths": ["/var/log/*.log"]}
     with pytest.raises(ValidationError) as refused:

@@ -28,7 +28,7 @@ def copied(log: Path, name: str, *, ctime_after: Path | None = None) -> Path:
     return copy
 
 
-def test_find_copy_of_a_file_with_several_gives_the_newest(log: Path) -> None:
+def test_find_copy_of_a_file_with_several_returns_the_newest(log: Path) -> None:
     """Older copies hold no more than was read long ago."""
     append(log, *numbered(0, 100))
     first = copied(log, "app.log.2")
@@ -38,7 +38,7 @@ def test_find_copy_of_a_file_with_several_gives_the_newest(log: Path) -> None:
     assert copy == (str(second), FileKey.of(second.stat()), second.stat().st_size)
 
 
-def test_find_copy_of_a_file_takes_no_other_for_one(logs: Path, log: Path) -> None:
+def test_find_copy_of_a_file_ignores_other_files(logs: Path, log: Path) -> None:
     """A copy has the same beginning, the same at the last place read, a name that begins alike, and is not tailed."""
     append(log, *numbered(0, 100))
     size = log.stat().st_size
@@ -52,7 +52,7 @@ def test_find_copy_of_a_file_takes_no_other_for_one(logs: Path, log: Path) -> No
     assert find_copy(origin_of(log, 300, size), {FileKey.of(log.stat())}) is not None
 
 
-def test_find_copy_of_a_file_of_which_little_is_known_gives_none(logs: Path, log: Path) -> None:
+def test_find_copy_of_a_file_of_which_little_is_known_returns_none(logs: Path, log: Path) -> None:
     """A few bytes in common are no sign; nor is a short beginning, where nothing would be read of the copy."""
     append(log, *numbered(0, 100))
     keys = {FileKey.of(log.stat())}
@@ -65,7 +65,7 @@ def test_find_copy_of_a_file_of_which_little_is_known_gives_none(logs: Path, log
     assert find_copy(origin_of(log, 1_600), keys) is not None
 
 
-def test_find_copy_in_a_directory_that_is_gone_gives_none(log: Path) -> None:
+def test_find_copy_in_a_directory_that_is_gone_returns_none(log: Path) -> None:
     """Nothing is known, and nothing fails."""
     append(log, *numbered(0, 100))
     origin = origin_of(log, 100)

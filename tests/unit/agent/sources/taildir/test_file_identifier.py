@@ -40,7 +40,7 @@ def test_identify_of_an_empty_file_waits(log: Path) -> None:
     assert sights.look() is None
 
 
-def test_identify_of_a_file_tells_what_it_begins_with(log: Path) -> None:
+def test_identify_of_a_file_reports_what_it_begins_with(log: Path) -> None:
     """A file is known by the beginning that it has, and is read from it on."""
     append(log, *numbered(0, 100))
     seen = Sights(log).look()
@@ -61,7 +61,7 @@ def test_identify_after_a_hole_begins_with_what_is_written(log: Path) -> None:
     assert seen.position == seen.head.start == (1 << 20) + 8
 
 
-def test_identify_of_files_that_begin_alike_gives_each_an_identity(log: Path) -> None:
+def test_identify_of_files_that_begin_alike_assigns_each_an_identity(log: Path) -> None:
     """Neither an identity that channels know nor one that is taken is given once more."""
     append(log, *numbered(0, 10))
     sights = Sights(log)

@@ -52,12 +52,12 @@ def found(tree: Path, *patterns: str, exclude: tuple[str, ...] = ()) -> list[str
         (".git/*", [".git/a.log"]),
     ],
 )
-def test_find_by_a_pattern_gives_the_files_that_match(tree: Path, pattern: str, expected: list[str]) -> None:
+def test_find_by_a_pattern_returns_the_files_that_match(tree: Path, pattern: str, expected: list[str]) -> None:
     """A pattern means what it means to a shell; `**` follows no links, and hidden names must be asked for."""
     assert found(tree, pattern) == expected
 
 
-def test_find_by_several_patterns_gives_each_file_to_the_first(tree: Path) -> None:
+def test_find_by_several_patterns_assigns_each_file_to_the_first(tree: Path) -> None:
     """A file that two patterns match is found once, by the first of them."""
     patterns = PathPatterns([str(tree / "b.*"), str(tree / "*.log")], (), lambda *_: None)
     assert [(Path(each.path).name, Path(each.pattern).name) for each in patterns.find()] == [
@@ -74,7 +74,7 @@ def test_find_without_what_is_excluded_leaves_it_out(tree: Path) -> None:
     assert found(tree, "**/*.log", exclude=("b.*", "link.*", "*/y/*")) == ["[1].log", "a.log", "x/a.log"]
 
 
-def test_find_where_a_directory_is_refused_tells_so_and_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_in_an_unreadable_directory_reports_it_and_continues(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreadable directory is reported, and the others are searched."""
     scandir = os.scandir
 

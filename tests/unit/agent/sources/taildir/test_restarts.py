@@ -19,7 +19,7 @@ def bodies_in(tailing: Tailing, index: int) -> list[bytes]:
     return [event.body for event in tailing.channels[index].events]
 
 
-def test_start_after_a_crash_goes_on_where_the_channels_have_stored(tmp_path: Path, log: Path) -> None:
+def test_start_after_a_crash_continues_where_the_channels_have_stored(tmp_path: Path, log: Path) -> None:
     """A durable channel knows what it has stored, so a crash at any moment repeats nothing."""
     append(log, *numbered(0, 1_000))
     tailing = Tailing(tmp_path, config_of(log))
@@ -74,7 +74,7 @@ def test_start_of_an_event_that_was_sent_early_sends_the_same_to_all_channels(tm
     assert bodies_in(tailing, 1) == bodies_in(tailing, 0)
 
 
-def test_start_with_channels_that_have_forgotten_goes_on_where_positions_say(tmp_path: Path, log: Path) -> None:
+def test_start_with_channels_that_have_forgotten_continues_where_positions_say(tmp_path: Path, log: Path) -> None:
     """A channel in memory knows nothing after a restart, and a channel may forget whom it has not heard for long."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log), channel_count=2)
@@ -177,7 +177,7 @@ def test_start_with_positions_of_another_version_changes_nothing(tmp_path: Path,
     assert path.read_bytes() == later
 
 
-def test_start_with_other_settings_goes_on_at_the_same_byte(tmp_path: Path, log: Path) -> None:
+def test_start_with_other_settings_continues_at_the_same_byte(tmp_path: Path, log: Path) -> None:
     """What a line is may change between runs: what was stored stays as it is, what follows is read the new way."""
     append(log, b"one", b" a", "größe".encode("iso-8859-1"), b"two", b" b")
     tailing = Tailing(tmp_path, config_of(log))
@@ -220,7 +220,7 @@ def test_start_with_another_channel_fills_it_from_there_on(tmp_path: Path, log: 
     assert (bodies_in(tailing, 0), bodies_in(tailing, 1)) == (numbered(0, 20), numbered(10, 20))
 
 
-def test_start_of_two_sources_on_one_file_gives_each_all_of_it(tmp_path: Path, log: Path) -> None:
+def test_start_of_two_sources_on_one_file_delivers_all_of_it_to_each(tmp_path: Path, log: Path) -> None:
     """Another source is another producer, though the channel is the same."""
     append(log, *numbered(0, 10))
     first = Tailing(tmp_path / "first", config_of(log), name="first")

@@ -293,7 +293,7 @@ def test_run_on_lines_written_between_copying_and_cutting_reads_them_and_nothing
 
 
 @pytest.mark.parametrize("name", ["app-1.log", "app.log.1"])
-def test_run_on_a_new_file_and_its_copy_reads_the_one_that_goes_on(
+def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
     tmp_path: Path, logs: Path, log: Path, name: str
 ) -> None:
     """Where a file and its copy come together, the lines that are added to the file do not wait."""
@@ -468,7 +468,7 @@ def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path
     assert tailing.bodies_by_file == [numbered(0, 5_000), numbered(5_000, 5_010)]
 
 
-def test_run_on_a_file_cut_in_the_middle_reads_it_anew(tmp_path: Path, log: Path) -> None:
+def test_run_on_a_file_truncated_in_the_middle_reads_it_again(tmp_path: Path, log: Path) -> None:
     """If the end of a file is gone, the rest may have changed too: it is read from its beginning."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log))

@@ -142,7 +142,7 @@ async def test_run_where_positions_are_of_another_version_fails(agent: Agent, tm
     await until_state(agent.components, ComponentKind.SOURCE, "app", ComponentState.FAILED)
 
 
-async def test_run_on_a_name_that_is_not_text_tells_it_in_escapes(
+async def test_run_on_a_name_that_is_not_text_shows_it_with_escapes(
     agent: Agent, registry: ChannelRegistry, logs: Path
 ) -> None:
     """A header is text, and a name need not be."""
