@@ -128,7 +128,7 @@ def test_send_that_fails_raises_what_the_server_said(orders: FakeChannel, error:
     with pytest.raises(CommandError) as raised:
         bench.put([b"a", b"b", b"c", b"d"], [b"e"])
     assert raised.value.__cause__ is error
-    bench.upload.end()
+    bench.upload.close()
     assert (bench.account.lines_read, bench.account.lines_committed) == (5, 2)
     assert bench.progress.commits == [(2, 4)]
     assert [event.body for event in orders.events] == [b"a", b"b"]
@@ -152,7 +152,7 @@ def test_end_counts_what_was_answered_meanwhile(orders: FakeChannel) -> None:
     bench = Bench(orders, batch_events_max=2)
     bench.send([b"a", b"b", b"c"])
     assert bench.account.lines_committed == 0
-    bench.upload.end()
+    bench.upload.close()
     assert bench.producers[0].close_seconds == CLOSE_SECONDS
     assert bench.account.lines_committed == 2
 
@@ -180,7 +180,7 @@ def test_failure_at_one_of_several_servers_counts_the_lines_before_it(orders: Fa
     bench = Bench(orders, other, batch_events_max=2)
     with pytest.raises(CommandError, match="too many"):
         bench.put([b"%d" % number for number in range(10)], [b"10", b"11"])
-    bench.upload.end()
+    bench.upload.close()
     assert [event.body for event in orders.events] == [b"0", b"2", b"4", b"6", b"8", b"10"]
     assert [event.body for event in other.events] == [b"1", b"3"]
     # Line 5 is the first that is not stored.

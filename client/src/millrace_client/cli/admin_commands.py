@@ -9,7 +9,7 @@ import typer
 from millrace_client import ChannelConfig, ChannelInfo, ChannelType, Client, Compression, FsyncPolicy
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.formatting import counted, parse_byte_size
-from millrace_client.cli.session import ChannelArgument, JsonOption, seconds_option, with_client, with_options
+from millrace_client.cli.session import ChannelArgument, JsonOption, checked, seconds_option, with_client, with_options
 from millrace_client.cli.terminal import note_to_terminal, show
 from millrace_client.cli.views import (
     channel_page,
@@ -21,24 +21,16 @@ from millrace_client.cli.views import (
 channel_app = typer.Typer(no_args_is_help=True, help="Create, show, change, delete and purge channels.")
 
 
-def _parse_size(text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_byte_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
 def _count(flag: str, metavar: str, help_text: str, **others: Any) -> Any:
-    return Annotated[int | None, typer.Option(flag, metavar=metavar, help=help_text, show_default=False, **others)]
+    return Annotated[int | None, typer.Option(flag, metavar=metavar, help=help_text, **others)]
 
 
 def _size(flag: str, help_text: str) -> Any:
-    option = typer.Option(flag, metavar="SIZE", help=help_text, show_default=False, callback=_parse_size)
-    return Annotated[str | None, option]
+    return Annotated[str | None, typer.Option(flag, metavar="SIZE", help=help_text, callback=checked(parse_byte_size))]
 
 
 def _seconds(flag: str, help_text: str) -> Any:
-    return Annotated[float | None, seconds_option(flag, min=0, show_default=False, help=help_text)]
+    return Annotated[float | None, seconds_option(flag, min=0, help=help_text)]
 
 
 _LIMITS: dict[str, Any] = {
@@ -59,11 +51,7 @@ _LIMITS: dict[str, Any] = {
     "open_transactions_max": _count("--open-transactions-max", "COUNT", "Maximum of open transactions.", min=1),
     "backup_checkpoint": Annotated[
         bool | None,
-        typer.Option(
-            "--backup-checkpoint/--no-backup-checkpoint",
-            help="Log: keep the previous checkpoint too.",
-            show_default=False,
-        ),
+        typer.Option("--backup-checkpoint/--no-backup-checkpoint", help="Log: keep the previous checkpoint too."),
     ],
     "checkpoint_interval_seconds": _seconds("--checkpoint-interval", "Log: time between checkpoints."),
     "segment_bytes_max": _size("--segment-bytes-max", "Log: maximum size of a segment."),
@@ -71,16 +59,13 @@ _LIMITS: dict[str, Any] = {
     "fsync": Annotated[
         FsyncPolicy | None,
         typer.Option(
-            help="Log: sync before each commit is answered, or at an interval, which a power failure may lose.",
-            show_default=False,
+            help="Log: sync before each commit is answered, or at an interval, which a power failure may lose."
         ),
     ],
     "fsync_interval_seconds": _seconds(
         "--fsync-interval", "Log: how much a power failure may lose with --fsync interval."
     ),
-    "compression": Annotated[
-        Compression | None, typer.Option(help="Log: compression of new events.", show_default=False)
-    ],
+    "compression": Annotated[Compression | None, typer.Option(help="Log: compression of new events.")],
     "memory_capacity": _count(
         "--memory-capacity", "EVENTS", "Spillable: events kept in memory only; a crash loses them.", min=1
     ),
@@ -137,13 +122,7 @@ def create(
 @channel_app.command()
 @with_client
 @with_options(_LIMITS, without={"backup_checkpoint"})
-def update(
-    client: Client,
-    name: ChannelArgument,
-    *,
-    as_json: JsonOption = False,
-    **limits: Any,
-) -> None:
+def update(client: Client, name: ChannelArgument, *, as_json: JsonOption = False, **limits: Any) -> None:
     """Change limits of a channel while it is in use.
 
     Other limits stay as they are. A higher limit applies at once. A lower one waits for free room, up to the

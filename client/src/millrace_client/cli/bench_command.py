@@ -26,7 +26,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure the throughput and t
 
 EventsOption = Annotated[
     int | None,
-    typer.Option("--events", "-n", metavar="N", min=1, show_default=False, help="Stop after this number of events."),
+    typer.Option("--events", "-n", metavar="N", min=1, help="Stop after this number of events."),
 ]
 SecondsOption = Annotated[float, seconds_option("--seconds", min=0.01, help="Stop after this time.")]
 

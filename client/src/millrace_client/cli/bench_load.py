@@ -23,9 +23,8 @@ class Load:
     """The events to send."""
 
     event_count: int | None
-    """The number of events; None for no limit."""
+    """None for no limit."""
     seconds: float
-    """The time limit."""
     body_bytes: int
     header_count: int
     key_count: int
@@ -59,7 +58,6 @@ class Figures:
     """Latencies of a sample of the events."""
 
     def document(self) -> dict[str, object]:
-        """Returns the figures for programs."""
         seconds = self.seconds or float("inf")
         return {
             "events": self.event_count,
@@ -79,7 +77,6 @@ class Figures:
         yield "max", ordered[-1] if ordered else None
 
     def sentence(self, verb: str) -> str:
-        """Returns the figures for people."""
         rate = self.event_count / self.seconds if self.seconds else 0.0
         mebibytes = self.body_bytes / _MIB / self.seconds if self.seconds else 0.0
         parts = [f"{self.event_count:,} events {verb} in {self.seconds:.2f} s", f"{rate:,.0f} events/s"]
@@ -89,11 +86,7 @@ class Figures:
 
 
 def measure_put(producer: Producer, load: Load) -> Figures:
-    """Sends events and waits until all are stored. Latencies are from `send` until the acknowledgement.
-
-    Raises:
-        MillraceError: One of the sampled events, or the last one, was not stored.
-    """
+    """Sends events and waits until all are stored. Latencies are from `send` until the acknowledgement."""
     figures = Figures()
     errors: list[MillraceError] = []
     began = time.monotonic()

@@ -21,13 +21,7 @@ from millrace_client.dead_letters.letters import DeadLetter, LetterSelection, se
 from millrace_client.dead_letters.replay import Replay, ReplayError, ReplayPlan, ReplayReport
 from millrace_client.dead_letters.targets import RetryPolicy
 
-LIST_LETTERS = 100
-"""Default of `--limit`."""
-
-dead_letter_app = typer.Typer(
-    no_args_is_help=True,
-    help="List and replay the events that an agent has set aside.",
-)
+dead_letter_app = typer.Typer(no_args_is_help=True, help="List and replay the events that an agent has set aside.")
 
 OriginOption = Annotated[
     str | None,
@@ -35,13 +29,11 @@ OriginOption = Annotated[
         "--channel-of",
         metavar="ORIGIN",
         callback=check_sendable,
-        show_default=False,
         help="Only events that came from this channel, or were meant for it.",
     ),
 ]
 ReasonOption = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="TEXT", show_default=False, help="Only events whose reason contains this text."),
+    str | None, typer.Option("--reason", metavar="TEXT", help="Only events whose reason contains this text.")
 ]
 
 
@@ -55,7 +47,7 @@ def list_dead_letters(
     reason: ReasonOption = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=0, help="Maximum events to show; 0: all.")
-    ] = LIST_LETTERS,
+    ] = 100,
     as_json: JsonOption = False,
 ) -> None:
     """List the events in a channel that an agent has set aside, oldest first, without taking them.
@@ -65,27 +57,23 @@ def list_dead_letters(
     none.
     """
     letters = selected_letters(client.channel(channel), LetterSelection(origin, reason))
-    shown = islice(letters, limit or None)
-    shown_count = _write_lines(shown) if as_json else _show_table(shown)
+    shown_count = _write(islice(letters, limit or None), as_json=as_json)
     if not shown_count:
         raise CommandError(ExitCode.EMPTY, _nothing_sentence(channel, "list", origin, reason))
     if next(letters, None) is not None:
         note_to_terminal(f"there are more than {counted(shown_count, 'event')}; see all with --limit 0")
 
 
-def _write_lines(letters: Iterable[DeadLetter]) -> int:
+def _write(letters: Iterable[DeadLetter], *, as_json: bool) -> int:
+    if not as_json:
+        table = letters_table(letters)
+        if table.row_count:
+            show(table)
+        return table.row_count
     count = 0
-    for letter in letters:
+    for count, letter in enumerate(letters, start=1):  # noqa: B007 - the last one is the count
         typer.echo(json.dumps(letter_document(letter)))
-        count += 1
     return count
-
-
-def _show_table(letters: Iterable[DeadLetter]) -> int:
-    table = letters_table(letters)
-    if table.row_count:
-        show(table)
-    return table.row_count
 
 
 @dead_letter_app.command("replay")
@@ -102,7 +90,6 @@ def replay_dead_letters(
             "--to",
             metavar="CHANNEL",
             callback=check_sendable,
-            show_default=False,
             help="Replay all events to this channel; by default each to the one that it came from or was meant for.",
         ),
     ] = None,
@@ -168,15 +155,10 @@ def _nothing_sentence(channel: str, what: str, origin: str | None, reason: str |
     return f"there is no dead letter to {what} in {channel}; {advice.format(channel)}"
 
 
+# Characters of a cell of the table. JSON has the whole reason and the whole body.
 REASON_LENGTH_MAX = 60
-"""Maximum characters of a reason in the table; JSON has all of it."""
-
 BODY_LENGTH_MAX = 40
-"""Maximum characters of a body in the table."""
-
 _NAME_LENGTH_MAX = 85
-"""Maximum characters of a channel's name and a sequence."""
-
 _TIME_LENGTH = len("2026-01-02T03:04:05")
 
 
@@ -226,7 +208,7 @@ def _cell(content: str, length_max: int = _NAME_LENGTH_MAX) -> Text:
 
 
 def replay_document(account: ReplayReport, *, is_complete: bool) -> dict[str, object]:
-    """What a replay did, for programs."""
+    """Returns what a replay did, for programs."""
     return {
         "replayed": dict(account.replayed),
         "left": dict(account.left),

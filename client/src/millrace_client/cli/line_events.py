@@ -20,15 +20,9 @@ class LineFormat:
     headers: Mapping[str, str]
     """Headers of every event; a line's own headers take precedence."""
     is_json: bool = False
-    """Whether each line is a JSON object with its own headers."""
 
     def events(self, lines: list[bytes], first_line: int) -> tuple[Sequence[Event | bytes], InputError | None]:
-        """Returns the events of the lines before the first invalid one, and the error of that line.
-
-        Args:
-            lines: Consecutive lines of the input.
-            first_line: The number of lines before them.
-        """
+        """Returns the events of the lines before the first invalid one, and the error of that line."""
         if not self.is_json:
             return ([Event(line, self.headers) for line in lines] if self.headers else lines), None
         events: list[Event] = []
@@ -45,11 +39,7 @@ _FIELDS = {"body", "body_base64", "headers", "sequence"}
 
 
 def event_of_line(line: bytes) -> Event:
-    """Parses an event with `headers` and `body` or `body_base64`. A `sequence` is ignored.
-
-    Raises:
-        ValueError: The line is not an event; the message says why.
-    """
+    """Parses an event with `headers` and `body` or `body_base64`. A `sequence` is ignored."""
     try:
         document = json.loads(line)
     except ValueError as error:
@@ -115,17 +105,11 @@ class LineRouting:
 
     def __init__(self, endpoints: Sequence[str], key_header: str | None) -> None:
         self.server_count = len(endpoints)
-        """The number of servers."""
         self._key_header = key_header
         self._homes = [endpoints.index(ranked(lane, endpoints)[0]) for lane in range(BUCKETS)]
 
     def places(self, events: Sequence[Event | bytes], first_line: int) -> list[Sequence[int]]:
-        """Returns the indexes of each server's events, in order.
-
-        Args:
-            events: Events of consecutive lines.
-            first_line: The number of lines before them.
-        """
+        """Returns the indexes of each server's events, in order; `first_line` is the number of lines before them."""
         if self.server_count == 1:
             return [range(len(events))]
         found: list[list[int]] = [[] for _ in range(self.server_count)]

@@ -10,8 +10,6 @@ from itertools import accumulate, takewhile
 from os import fstat
 
 READ_BYTES = 64 * 1024
-"""Maximum size of one read."""
-
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """No channel stores a longer line by default; this bounds the memory that a file without newlines takes."""
 
@@ -25,7 +23,6 @@ class BatchLimits:
     """When a batch of lines is sealed."""
 
     events_max: int
-    """Maximum number of lines."""
     body_bytes_max: int
     """Maximum bytes of the lines; a larger line is a batch of its own."""
     linger_seconds: float = 0.2
@@ -54,11 +51,7 @@ class LineSource:
         """Bytes of these lines with their newlines."""
 
     def skipped(self, count: int) -> Iterator[list[bytes]]:
-        """Skips `count` lines; yields them in batches.
-
-        Raises:
-            InputError: The input has fewer lines, or they cannot be read.
-        """
+        """Skips `count` lines; yields them in batches."""
         target = self.line_count + count
         while self.line_count < target and (self._ready or self._fill(None)):
             yield self._hand_out(target - self.line_count)
@@ -68,11 +61,7 @@ class LineSource:
             raise InputError(f"the input has {counts}; give the same input as before")
 
     def batches(self, limits: BatchLimits) -> Iterator[list[bytes]]:
-        """Yields non-empty batches of lines, each as soon as it is full or its linger time has passed.
-
-        Raises:
-            InputError: After all lines that could be read.
-        """
+        """Yields non-empty batches of lines, each as soon as it is full or its linger time has passed."""
         while self._ready or self._fill(None):
             sealed_at = time.monotonic() + limits.linger_seconds
             while not self._is_full(limits) and time.monotonic() < sealed_at and self._fill(sealed_at):

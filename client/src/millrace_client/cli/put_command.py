@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import FileIO
 from os import fstat
@@ -25,6 +25,7 @@ from millrace_client.cli.session import (
     JsonOption,
     Session,
     check_sendable,
+    checked,
     current_session,
     parse_server,
     seconds_option,
@@ -36,10 +37,8 @@ from millrace_client.producing.config import EVENT_BYTES_MAX
 
 BATCH_EVENTS = 4096
 """Default of `--batch-size`, if the channel's transaction capacity allows it."""
-
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 """Maximum bytes of a batch: far below the limit of a message, and little to send again."""
-
 PATIENCE_SECONDS = 60.0
 CONNECT_SECONDS = 3.0
 """Minimum patience with a server that cannot be reached, since connecting takes some time."""
@@ -51,17 +50,30 @@ _STDIN = 0
 _ID_LENGTH_MAX = 128
 
 
-def _check_producer_id(text: str | None) -> str | None:
-    if text is not None and not (1 <= len(text) <= _ID_LENGTH_MAX and text.isascii() and text.isprintable()):
-        raise typer.BadParameter(f"{text!r} is not an id; write 1 to {_ID_LENGTH_MAX} printable ASCII characters")
+def _parse_producer_id(text: str) -> str:
+    if not (1 <= len(text) <= _ID_LENGTH_MAX and text.isascii() and text.isprintable()):
+        raise ValueError(f"{text!r} is not an id; write 1 to {_ID_LENGTH_MAX} printable ASCII characters")
     return text
 
 
-def _check_further(texts: list[str] | None) -> list[str]:
-    try:
-        return [parse_server(text) for text in texts or []]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def parse_headers(texts: list[str]) -> dict[str, str]:
+    """Parses `KEY=VALUE` texts; a value may contain `=` and may be empty."""
+    headers: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ValueError(f"{text!r} is not a header; write KEY=VALUE")
+        if key in headers:
+            raise ValueError(f"the header {key!r} is given twice; give it once")
+        if not is_utf8(text):
+            raise ValueError(f"{text!r} is not UTF-8; headers must be")
+        headers[key] = value
+    return headers
+
+
+def _checked_headers(texts: list[str]) -> list[str]:
+    parse_headers(texts)
+    return texts
 
 
 FileArgument = Annotated[
@@ -77,7 +89,6 @@ BatchSizeOption = Annotated[
     typer.Option(
         min=1,
         metavar="LINES",
-        show_default=False,
         help=f"Maximum lines of a commit; by default {BATCH_EVENTS:,}, or what the channel allows.",
     ),
 ]
@@ -92,64 +103,28 @@ ProducerIdOption = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        callback=_check_producer_id,
-        show_default=False,
+        callback=checked(_parse_producer_id),
         help="The id of an interrupted put, whose lines are not stored again.",
     ),
 ]
-
-
-def parse_headers(texts: list[str]) -> dict[str, str]:
-    """Parses `KEY=VALUE` texts; a value may contain `=` and may be empty.
-
-    Raises:
-        ValueError: A text has no key, a key appears twice, or a text is not UTF-8.
-    """
-    headers: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ValueError(f"{text!r} is not a header; write KEY=VALUE")
-        if key in headers:
-            raise ValueError(f"the header {key!r} is given twice; give it once")
-        if not is_utf8(text):
-            raise ValueError(f"{text!r} is not UTF-8; headers must be")
-        headers[key] = value
-    return headers
-
-
-def _check_headers(texts: list[str] | None) -> list[str]:
-    try:
-        parse_headers(texts or [])
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return texts or []
-
-
 HeaderOption = Annotated[
     list[str] | None,
     typer.Option(
         "--header",
         metavar="KEY=VALUE",
-        callback=_check_headers,
-        show_default=False,
+        callback=checked(_checked_headers),
         help="A header for every event; repeatable.",
     ),
 ]
-
 JsonLinesOption = Annotated[
-    bool,
-    typer.Option("--json-lines", help="Read each line as JSON: `body` or `body_base64`, and `headers`."),
+    bool, typer.Option("--json-lines", help="Read each line as JSON: `body` or `body_base64`, and `headers`.")
 ]
-
-
 AlsoOption = Annotated[
     list[str] | None,
     typer.Option(
         "--also",
         metavar="HOST:PORT",
-        callback=_check_further,
-        show_default=False,
+        callback=checked(lambda texts: list(map(parse_server, texts))),
         help="Another server with this channel, to distribute the lines over; repeatable.",
     ),
 ]
@@ -159,7 +134,6 @@ KeyOption = Annotated[
         "--key",
         metavar="HEADER",
         callback=check_sendable,
-        show_default=False,
         help="With --also: events with the same value of this header go to the same server; others round-robin.",
     ),
 ]
@@ -249,7 +223,6 @@ def _limits(channels: Sequence[ChannelInfo], batch_size: int | None) -> BatchLim
 def _configs(
     account: PutAccount, first_numbers: Sequence[int], limits: BatchLimits, patience: float
 ) -> list[ProducerConfig]:
-    """Returns the configuration of each server's producer."""
     config = ProducerConfig(
         batch_events_max=limits.events_max,
         batch_bytes_max=BATCH_BYTES_MAX,
@@ -304,13 +277,7 @@ class _Lines:
 
     def put(self, file: FileIO, upload: Upload) -> None:
         """Sends all lines that are left, and waits until they are stored."""
-        try:
-            self._send(file, upload)
-        finally:
-            upload.end()
-
-    def _send(self, file: FileIO, upload: Upload) -> None:
-        with _progress(file, self.source) as progress:
+        with closing(upload), _progress(file, self.source) as progress:
             try:
                 for batch in self.source.batches(self.limits):
                     upload.send(batch, progress)

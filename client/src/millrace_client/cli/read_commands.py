@@ -20,10 +20,6 @@ from millrace_client.cli.terminal import note, note_to_terminal
 TAKE_BYTES = 4 * 1024 * 1024
 """Bytes of bodies of one transaction, which is what an interrupted take may write twice."""
 
-PEEK_EVENTS = 10
-
-WAIT_SECONDS_MAX = 3600
-
 LongOption = Annotated[
     bool, typer.Option("--long", "-l", help="Write sequence, headers and body separated by tabs, one line per event.")
 ]
@@ -33,14 +29,11 @@ FromOption = Annotated[
 
 
 class EventFormat(Enum):
-    """The output format of events."""
+    """The output format of events; the options `--long` and `--json` describe theirs."""
 
     LINES = "lines"
-    """The unchanged body and a newline."""
     LONG = "long"
-    """Sequence, headers and body separated by tabs, always one line per event."""
     JSON = "json"
-    """One JSON object per line: `sequence`, `headers` and `body`, or `body_base64` if the body is not UTF-8."""
 
 
 class EventWriter:
@@ -55,12 +48,7 @@ class EventWriter:
         self._is_terminal = is_terminal
 
     def write(self, batches: Iterable[Batch]) -> int:
-        """Writes and flushes all events; returns their number.
-
-        Raises:
-            BrokenPipeError: The reader of the stream has closed it.
-            CommandError: The stream cannot be written, for example because the disk is full.
-        """
+        """Writes and flushes all events; returns their number."""
         count = 0
         try:
             for batch in batches:
@@ -96,11 +84,7 @@ class EventWriter:
 
 
 def writer_on_stdout(event_format: EventFormat) -> EventWriter:
-    """Returns a writer on standard output.
-
-    Raises:
-        CommandError: Standard output is closed.
-    """
+    """Returns a writer on standard output."""
     # None if the process was started with a closed standard output.
     if sys.stdout is None:
         raise CommandError(ExitCode.USAGE, "standard output is closed; open it for the command")
@@ -124,10 +108,7 @@ def take(
     max_events: Annotated[
         int, typer.Option("--max-events", "-n", metavar="N", min=0, help="Maximum events to take; 0: all.")
     ] = 0,
-    wait: Annotated[
-        float,
-        seconds_option(min=0, max=WAIT_SECONDS_MAX, help="How long to wait for the next event."),
-    ] = 0,
+    wait: Annotated[float, seconds_option(min=0, max=3600, help="How long to wait for the next event.")] = 0,
     as_json: JsonOption = False,
     long: LongOption = False,
 ) -> None:
@@ -177,7 +158,7 @@ def peek(
     *,
     max_events: Annotated[
         int, typer.Option("--max-events", "-n", metavar="N", min=1, help="Maximum events to show.")
-    ] = PEEK_EVENTS,
+    ] = 10,
     from_sequence: FromOption = 0,
     as_json: JsonOption = False,
     long: LongOption = False,
@@ -217,16 +198,12 @@ def tail(
     try:
         with unwrapped_interrupts():
             for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
-                _write_followed(writer, batch)
+                if batch.skipped_events:
+                    note(f"{counted(batch.skipped_events, 'event')} skipped before sequence {batch.first_sequence:,}")
+                writer.write([batch])
     except KeyboardInterrupt:
         # Ctrl-C is the normal end of a tail.
         return
-
-
-def _write_followed(writer: EventWriter, batch: Batch) -> None:
-    if batch.skipped_events:
-        note(f"{counted(batch.skipped_events, 'event')} skipped before sequence {batch.first_sequence:,}")
-    writer.write([batch])
 
 
 def _format(*, as_json: bool, long: bool) -> EventFormat:

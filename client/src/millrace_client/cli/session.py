@@ -25,11 +25,7 @@ _TIMEOUT_SECONDS_MAX = 86_400
 
 
 def parse_server(text: str) -> str:
-    """Adds the default port to `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged.
-
-    Raises:
-        ValueError: The text is not the address of a server.
-    """
+    """Adds the default port to `HOST`; returns other gRPC targets, such as `unix:PATH`, unchanged."""
     if text.startswith("unix:") or "://" in text:
         return text
     host, colon, port = ("", "", "") if text.endswith("]") else text.rpartition(":")
@@ -45,11 +41,16 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) <= _PORT_MAX
 
 
-def _check_server(text: str | None) -> str | None:
-    try:
-        return None if text is None else parse_server(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def checked(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a callback for options that parses a value; a ValueError ends the command with its message."""
+
+    def check(value: Any) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return check
 
 
 ServerOption = Annotated[
@@ -57,22 +58,21 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         metavar="HOST:PORT",
-        callback=_check_server,
+        callback=checked(parse_server),
         help=f"The server; by default {SERVER_VARIABLE} of the environment, or {DEFAULT_SERVER}.",
-        show_default=False,
     ),
 ]
 
 
 def seconds_option(*flags: str, **others: Any) -> Any:
     """Returns an option for a duration; takes the arguments of `typer.Option`."""
-    return typer.Option(*flags, metavar="SECONDS", callback=_check_number, **others)
+    return typer.Option(*flags, metavar="SECONDS", callback=checked(_not_nan), **others)
 
 
-def _check_number(seconds: float | None) -> float | None:
+def _not_nan(seconds: float) -> float:
     # The bounds of some versions of typer admit nan, since it compares as neither smaller nor larger.
-    if seconds is not None and math.isnan(seconds):
-        raise typer.BadParameter("nan is not a number of seconds")
+    if math.isnan(seconds):
+        raise ValueError("nan is not a number of seconds")
     return seconds
 
 
@@ -83,22 +83,22 @@ TimeoutOption = Annotated[
         min=0.001,
         max=_TIMEOUT_SECONDS_MAX,
         help=f"Timeout of a call to the server; {TIMEOUT_SECONDS:g} by default.",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
-def check_sendable(text: str | None) -> str | None:
-    """Refuses text that cannot be sent to the server, which accepts only UTF-8."""
-    if text is not None and not is_utf8(text):
-        raise typer.BadParameter(f"{text!r} is not UTF-8; write it in UTF-8")
+def _sendable(text: str) -> str:
+    # The server accepts only UTF-8.
+    if not is_utf8(text):
+        raise ValueError(f"{text!r} is not UTF-8; write it in UTF-8")
     return text
 
 
+check_sendable = checked(_sendable)
+
 ChannelArgument = Annotated[
-    str,
-    typer.Argument(metavar="CHANNEL", callback=check_sendable, help="The channel's name.", show_default=False),
+    str, typer.Argument(metavar="CHANNEL", callback=check_sendable, help="The channel's name.", show_default=False)
 ]
 
 
@@ -169,10 +169,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Puts a table of options in the place of a command's `**options`, before its last named option.
 
-    Args:
-        options: The annotation of each option, by name.
-        defaults: The defaults of options; None for the others.
-        without: Names of options that this command lacks.
+    The table has the annotation of each option by its name; options that are not in `defaults` default to None.
     """
     parameters = [
         inspect.Parameter(

@@ -25,10 +25,8 @@ from millrace_client.producer import ProducerHooks
 
 BATCHES_AHEAD_MAX = 2
 """Batches of lines that are read and not yet stored: one in flight, and one that follows at once."""
-
 CLOSE_SECONDS = 1.0
 """How long a put that ends early waits for the batches in flight."""
-
 _POLL_SECONDS = 0.2
 
 
@@ -68,11 +66,9 @@ class PutAccount:
         return self.skipped_lines + self.lines_committed
 
     def document(self, *, is_complete: bool) -> dict[str, object]:
-        """Returns the account for programs."""
         return {**asdict(self), "complete": is_complete, "resume_skip_lines": self.next_line}
 
     def sentence(self) -> str:
-        """Returns the account for people."""
         parts = [counted(self.lines_read, "line") + " read", counted(self.events_committed, "event") + " committed"]
         if self.skipped_lines:
             parts.insert(0, counted(self.skipped_lines, "line") + " skipped")
@@ -111,7 +107,6 @@ class Destination:
     """Numbers its lines from the account's producer id and the next line of this server, so that each line is stored
     once even if a later run sends it again."""
     hooks: TroubleHooks = field(default_factory=TroubleHooks)
-    """The producer's hooks."""
 
 
 class _Share(NamedTuple):
@@ -140,19 +135,13 @@ class _SentBatch(NamedTuple):
     shares: Sequence[_Share]
 
     def is_done(self) -> bool:
-        """Whether the outcome of all lines is known."""
         return all(share.futures[-1].done() for share in self.shares)
 
 
 class Upload:
     """Sends lines to a channel of one or several servers, and keeps the account.
 
-    Args:
-        destinations: The servers, in the routing's order.
-        line_format: How lines become events.
-        routing: The server of each line.
-        account: The account to keep.
-        patience_seconds: How long the producers retry, for messages.
+    The destinations are in the routing's order. Messages say the patience, which is how long the producers retry.
     """
 
     def __init__(
@@ -199,14 +188,10 @@ class Upload:
             raise error
 
     def finish(self, progress: PutProgress) -> None:
-        """Waits until all lines are stored.
-
-        Raises:
-            CommandError: As for `send`.
-        """
+        """Waits until all lines are stored."""
         self._settle(progress, 0)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Closes the producers, and counts the lines that are stored by then."""
         for destination in self._destinations:
             destination.producer.close(CLOSE_SECONDS)
