@@ -100,7 +100,6 @@ def _configured(config: Path, channel: str) -> tuple[Path, LogChannelConfig]:
 
 
 def _keys(key: list[str] | None) -> dict[str, bytes]:
-
     paths: dict[str, Path] = {}
     for text in key or []:
         key_id, equals, path = text.partition("=")

@@ -14,7 +14,6 @@ from millrace_server.network.addresses import Address
 
 _SHOWN_NAMES_MAX = 10
 
-
 _Path = tuple[int | str, ...]
 
 

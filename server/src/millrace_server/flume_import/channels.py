@@ -24,15 +24,21 @@ _ALTERNATIVES = {
 
 def convert_channel(type_name: str, options: Options) -> Table:
     """Returns the table of a channel."""
+    table: Table = {"type": type_name}
     match type_name:
         case "memory":
-            return _memory(options)
+            _set_limits(table, options)
+            options.report_unused()
+            return table
         case "file":
-            return _file(options)
+            _set_limits(table, options)
         case "spillablememory":
-            return _spillable(options)
+            table = _spillable(options)
         case _:
             return _replace_by_file(type_name, options)
+    _set_log(table, options)
+    options.report_unused(_LOG_REASONS)
+    return table
 
 
 def _replace_by_file(type_name: str, options: Options) -> Table:
@@ -44,21 +50,6 @@ def _replace_by_file(type_name: str, options: Options) -> Table:
     return table
 
 
-def _memory(options: Options) -> Table:
-    table: Table = {"type": "memory"}
-    _set_limits(table, options)
-    options.report_unused()
-    return table
-
-
-def _file(options: Options) -> Table:
-    table: Table = {"type": "file"}
-    _set_limits(table, options)
-    _set_log(table, options)
-    options.report_unused(_LOG_REASONS)
-    return table
-
-
 def _spillable(options: Options) -> Table:
     table: Table = {"type": "spillable"}
     overflow, memory = options.number("overflowCapacity"), options.number("memoryCapacity")
@@ -67,21 +58,19 @@ def _spillable(options: Options) -> Table:
     byte_capacity = options.number("byteCapacity")
     _set_limits(table, options)
     set_values(table, memory_byte_capacity=byte_capacity)
-    _set_log(table, options)
-    options.report_unused(_LOG_REASONS)
     return table
 
 
 def _set_limits(table: Table, options: Options) -> None:
+    keep_alive = options.number("keep-alive")
     set_values(
         table,
         capacity=options.number("capacity"),
         transaction_capacity=options.number("transactionCapacity"),
         byte_capacity=options.number("byteCapacity") or None,
         byte_capacity_buffer_percentage=options.number("byteCapacityBufferPercentage"),
+        keep_alive_seconds=None if keep_alive is None else float(keep_alive),
     )
-    keep_alive = options.number("keep-alive")
-    set_values(table, keep_alive_seconds=None if keep_alive is None else float(keep_alive))
 
 
 def _set_log(table: Table, options: Options) -> None:

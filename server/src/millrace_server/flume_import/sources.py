@@ -48,8 +48,7 @@ def _exec(options: Options) -> Table:
         table |= {"shell": True, "command": command}
     else:
         table["command"] = shlex.split(command) or [command]
-    restart = options.flag("restart")
-    table["restart"] = "always" if restart else "never"
+    table["restart"] = "always" if options.flag("restart") else "never"
     set_values(table, batch_events_max=options.number("batchSize"), linger_seconds=options.seconds("batchTimeout"))
     if command.split()[:1] == ["tail"]:
         options.note("command", "a source of type taildir reads files that grow, and loses nothing in a crash")

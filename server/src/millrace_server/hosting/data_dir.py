@@ -6,7 +6,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,9 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError as error:
         raise StartError(f"cannot lock {path} (server.data_dir): {error.strerror}") from None
     # Only for the error message above: the lock does not depend on it, so a full disk does no harm.
-    try:
+    with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except OSError:
-        return
 
 
 def _owner(descriptor: int) -> str:

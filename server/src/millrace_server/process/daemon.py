@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -121,16 +121,10 @@ def published_addresses(path: Path | None, addresses: dict[str, str]) -> Iterato
     try:
         yield
     finally:
-        _remove(path, content)
-
-
-def _remove(path: Path, content: bytes) -> None:
-    try:
-        if path.read_bytes() == content:
-            path.unlink()
-    except OSError:
-        # It is removed already, or the disk has failed: the server stops all the same.
-        return
+        # If it is removed already, or the disk has failed, the server stops all the same.
+        with suppress(OSError):
+            if path.read_bytes() == content:
+                path.unlink()
 
 
 EXIT_SECONDS = 3.0

@@ -41,11 +41,6 @@ class WriteResult(NamedTuple):
     """When to call `roll` next."""
 
 
-class _ConfirmedReceipt(NamedTuple):
-    path: Path
-    last_sequence: int
-
-
 class EventFiles:
     """Writes deliveries into files, and finishes the files.
 
@@ -69,7 +64,8 @@ class EventFiles:
         self._target: FileTarget | None = None
         self._channel_id = ""
         self._found: list[tuple[Path, FileReceipt]] = []
-        self._confirmed: list[_ConfirmedReceipt] = []
+        self._confirmed: dict[Path, int] = {}
+        """The last sequence of each confirmed receipt."""
         self._finished = IntervalSet()
         self._unfinished_counts: Counter[int] = Counter()
         self._touched: set[int] = set()
@@ -117,10 +113,9 @@ class EventFiles:
 
     def delete_receipts_below(self, sequence: int) -> None:
         """Deletes the receipts of events below a sequence: the channel does not deliver these again."""
-        for receipt in self._confirmed:
-            if receipt.last_sequence < sequence:
-                self._receipts.delete(receipt.path)
-        self._confirmed = [receipt for receipt in self._confirmed if receipt.last_sequence >= sequence]
+        for path in [path for path, last_sequence in self._confirmed.items() if last_sequence < sequence]:
+            self._receipts.delete(path)
+            del self._confirmed[path]
         if not self._confirmed:
             self._finished = IntervalSet()
 
@@ -136,16 +131,16 @@ class EventFiles:
     def _begin_channel(self, channel_id: str) -> None:
         self._channel_id = channel_id
         self._finished = IntervalSet()
-        for confirmed in self._confirmed:
-            self._receipts.delete(confirmed.path)
-        self._confirmed = []
+        for path in self._confirmed:
+            self._receipts.delete(path)
+        self._confirmed = {}
         for path, receipt in self._found:
             if receipt.channel_id != channel_id:
                 self._receipts.delete(path)
                 continue
             for first, last in receipt.ranges:
                 self._finished.add(first, last)
-            self._confirmed.append(_ConfirmedReceipt(path, receipt.last_sequence))
+            self._confirmed[path] = receipt.last_sequence
         self._found = []
 
     def _unfinished_of(self, chunks: Iterable[EventChunk]) -> Iterator[EventChunk]:
@@ -193,7 +188,7 @@ class EventFiles:
             except FileExistsError:
                 self._receipts.delete(receipt)
                 continue
-            self._confirmed.append(_ConfirmedReceipt(self._receipts.confirm(receipt), file.ranges.last))
+            self._confirmed[self._receipts.confirm(receipt)] = file.ranges.last
             return
 
     def _result(self) -> WriteResult:
