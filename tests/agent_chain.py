@@ -1,4 +1,4 @@
-"""Whole flows of real daemons, and what befalls them: kills, stops and cuts, at random but by seed.
+"""Chains of real daemons under random kills, stops and network cuts, reproducible by seed.
 
     edge a: taildir -> file channel -> millrace sink ----.
                                                           relay b: file channel -> millrace sink -- collector c
@@ -58,7 +58,7 @@ _KEPT_FILES = 2
 
 
 class Mishap(NamedTuple):
-    """What befalls one daemon or one network.
+    """A fault of one daemon or one network.
 
     A daemon is killed; killed, and again while it starts; or stopped for a while. All connections of a network are cut;
     or it cuts and delays at random for a while.
@@ -70,11 +70,11 @@ class Mishap(NamedTuple):
 
 
 Torment = Sequence[Mishap]
-"""What befalls some of them at once."""
+"""Faults that happen at the same time."""
 
 
 def torments(chance: random.Random, count: int, stop_seconds_max: float) -> list[Torment]:
-    """What is to befall a chain."""
+    """The planned faults of a chain."""
     return [_torment(chance, stop_seconds_max) for _ in range(count)]
 
 
@@ -118,7 +118,7 @@ class AgentChain:
 
     @property
     def line_counts(self) -> dict[str, int]:
-        """How many lines were written, by log."""
+        """The number of lines written, by log."""
         return {name: log.line_count for writer in self.writers.values() for name, log in writer.logs.items()}
 
     def begin(self) -> None:
@@ -131,7 +131,7 @@ class AgentChain:
             writer.start()
 
     def torment(self, plan: Sequence[Torment], chance: random.Random) -> None:
-        """Does to it what is planned, with short pauses; the daemons run when this returns."""
+        """Causes the planned faults, with short pauses; the daemons run when this returns."""
         with ThreadPoolExecutor() as pool:
             for torment in plan:
                 time.sleep(chance.uniform(0, _PAUSE_SECONDS_MAX))
@@ -143,7 +143,7 @@ class AgentChain:
                     pass
 
     def settle(self) -> None:
-        """Writes no more, and waits until all that was written has been read and has gone as far as it goes."""
+        """Stops writing, and waits until all lines have arrived at the end of the chain."""
         for writer in self.writers.values():
             writer.finish()
         give_up = time.monotonic() + _SETTLE_SECONDS_MAX
@@ -152,7 +152,7 @@ class AgentChain:
             time.sleep(0.1)
 
     def _left(self) -> Sequence[str]:
-        """What has not gone as far as it goes."""
+        """The lines that have not arrived at the end of the chain."""
         for edge, writer in self.writers.items():
             if unread := self._unread(edge, writer.folder):
                 return unread
@@ -172,7 +172,7 @@ class AgentChain:
         ]
 
     def _delete_old_files(self) -> None:
-        """Deletes rotated files of which all is stored, but for each log's newest; new files get their inodes."""
+        """Deletes completely stored rotated files except each log's newest; new files reuse their inodes."""
         for edge, writer in self.writers.items():
             stored = {(each["place"], each["inode"], each["position"]) for each in self._positions(edge)}
             with writer.lock:
@@ -183,7 +183,7 @@ class AgentChain:
                         self.counts["delete"] = self.counts.get("delete", 0) + 1
 
     def _positions(self, edge: str) -> list[dict[str, Any]]:
-        """What an edge has saved of the files that it knows."""
+        """The file positions that an edge has saved."""
         saved: list[dict[str, Any]] = json.loads(self._positions_of(edge).read_bytes())["files"]
         return saved
 
@@ -191,7 +191,7 @@ class AgentChain:
         return self.daemons[edge].data_dir / "sources" / "tail" / "positions.json"
 
     def account(self) -> LineAccount:
-        """What the collector has got; nothing is taken."""
+        """The events in the collector's channel, without taking them."""
         with millrace.connect(self.daemons[COLLECTOR].address, timeout_seconds=120) as client:
             channel = client.channel("orders")
             with channel.claim("checker", 600.0) as claim:
@@ -199,7 +199,7 @@ class AgentChain:
                 return LineAccount.of((body for batch in batches for body in batch.bodies()), self.line_counts)
 
     def stop(self) -> None:
-        """Stops all daemons as they should be, in the direction of the data."""
+        """Stops all daemons gracefully, in the direction of the data."""
         for name in (*EDGES, RELAY, COLLECTOR):
             assert self.daemons[name].server.stop() == 0
             self._check_log(name)

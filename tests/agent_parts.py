@@ -1,4 +1,4 @@
-"""Sources and sinks that do what a test tells them, and flows of them in this process."""
+"""Sources and sinks that a test controls, and agents that run them in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +20,7 @@ from tests.channel_events import limits_of
 WAIT_SECONDS_MAX = 20.0
 
 made_sources: list["TestSource"] = []
-"""All that were made in a test, in their order; see `agent_on`."""
+"""All sources that were created in a test, in order; see `agent_on`."""
 made_sinks: list["TestSink"] = []
 """All sinks that were created in a test, in order."""
 

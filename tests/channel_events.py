@@ -1,4 +1,4 @@
-"""Channels with small limits for tests, events in and out of them, and what must hold of a channel at any time."""
+"""Channels with small limits, calls that put and take events, and the invariants of a channel."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -22,21 +22,21 @@ from tests.simulated_channels import DATA, Held, SimulatedChannel, held_on, open
 from tests.simulated_disk import SimulatedDisk
 
 _CHANGING_CALLS = {"create", "rename", "unlink", "write", "reserve", "truncate", "sync", "sync_directory"}
-_GOES_ON_PROBABILITY = 0.2
+_CONTINUE_PROBABILITY = 0.2
 _ENDED_MAX = 10_000
 LASTING_CALLS = (calls.Append, calls.Commit, calls.Purge, calls.Acknowledge, calls.Claim, calls.EndLoan)
-"""Once answered, what they have changed is on the disk."""
+"""Calls whose effect is on the disk once they have returned."""
 
 
 def account_of(held: Held, config: FileChannelConfig) -> Account:
-    """The account of a channel that was just opened and holds this."""
+    """The expected state of a channel that was just opened with this content."""
     account = Account(config, (), _ENDED_MAX, held.epoch)
     account.restore(held.events, held.next_sequence, held.stamps, held.ended, held.claim)
     return account
 
 
 def held_by(account: Account) -> Held:
-    """What the account says that must last."""
+    """The expected state that must be durable."""
     return Held(
         tuple(sorted(account.held)),
         account.next_sequence,
@@ -49,7 +49,7 @@ def held_by(account: Account) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """How a channel may be found: after a power cut, and after a kill."""
+    """The states in which a channel may be found after a power cut and after a kill."""
 
     after_cut: Sequence[Held]
     after_kill: Sequence[Held]
@@ -57,7 +57,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A disk right before a change, and how the channel may be found on it."""
+    """A disk right before a change, and the states in which the channel may be found on it."""
 
     change: str
     disk: SimulatedDisk
@@ -65,12 +65,12 @@ class Moment:
     config: FileChannelConfig
 
     def on(self, change: str, disk: SimulatedDisk) -> "Moment":
-        """What may be found is the same, on another disk."""
+        """Returns the same expectation for another disk."""
         return replace(self, change=change, disk=disk)
 
 
 class Recording:
-    """Keeps a disk at each change from now on."""
+    """Records a copy of the disk at each change from now on."""
 
     def __init__(self, disk: SimulatedDisk, keep: Callable[[str, SimulatedDisk], Moment]) -> None:
         self._disk = disk
@@ -79,7 +79,7 @@ class Recording:
         disk.before_call = self._before_call
 
     def end(self) -> list[Moment]:
-        """Stops, and gives all moments, this one included."""
+        """Stops, and returns all moments including this one."""
         self._disk.before_call = lambda _kind, _name: None
         self.moments.append(self._keep("end", self._disk.copy()))
         return self.moments
@@ -90,7 +90,7 @@ class Recording:
 
 
 class Story:
-    """One channel, through as many processes as it takes.
+    """One channel through several server processes.
 
     Args:
         disk: Where it is.
@@ -122,7 +122,7 @@ class Story:
         self.answered = self.synced = len(self.states) - 1
 
     def allowed(self) -> Allowed:
-        """How it may be found if it crashes now."""
+        """The states in which it may be found after a crash now."""
         return Allowed(self.states[self.synced :], self.states[self.answered :])
 
     def moment(self, change: str, disk: SimulatedDisk) -> Moment:
@@ -130,7 +130,7 @@ class Story:
         return Moment(change, disk, self.allowed(), self.config)
 
     async def do(self, *together: calls.Call) -> list[Any]:
-        """Makes calls at the same time, and holds their answers against the account's; returns the answers.
+        """Makes calls at the same time, and compares their results with the expected ones; returns the results.
 
         None of them may depend on what another one changes.
         """
@@ -169,7 +169,7 @@ class Story:
         return look.outcome
 
     def _note(self) -> int:
-        """Keeps the account's state if it has changed; returns its index then, else 0."""
+        """Records the expected state if it has changed, and returns its index; otherwise 0."""
         held = held_by(self.account)
         if held == self.states[-1]:
             return 0
@@ -177,7 +177,7 @@ class Story:
         return len(self.states) - 1
 
     def have_lasted(self, index: int) -> None:
-        """Everything up to a state was answered."""
+        """Records that all calls up to a state have returned."""
         self.answered = max(self.answered, index)
         if self.config.fsync == "commit":
             self.synced = self.answered
@@ -207,7 +207,7 @@ class Story:
         self._forget_what_was_open()
 
     def kill(self) -> None:
-        """Ends the process at once; all that it wrote is still there."""
+        """Kills the process; everything that it wrote remains."""
         self.opened.abandon()
         self._forget_what_was_open()
 
@@ -216,12 +216,12 @@ class Story:
         self.deliveries = []
 
     def use(self, config: FileChannelConfig) -> None:
-        """From the next opening on."""
+        """The configuration from the next opening on."""
         self.config = self.account.limits = config
 
 
 def outcome_of(task: "asyncio.Future[Any]") -> Any:
-    """What a call answered: a value, or the type of an error."""
+    """The result of a call: a value, or the type of an error."""
     error = task.exception()
     if error is None:
         return task.result()
@@ -232,7 +232,7 @@ def outcome_of(task: "asyncio.Future[Any]") -> Any:
 
 @dataclass
 class Steps:
-    """Chooses at random what happens next in a story."""
+    """Chooses the next step of a history at random."""
 
     story: Story
     chance: random.Random
@@ -248,12 +248,12 @@ class Steps:
         self._steps = [*usual * 2, *rare, *others]
 
     async def go(self, count: int) -> None:
-        """So many steps."""
+        """Performs a number of steps."""
         for _ in range(count):
             await self.chance.choice(self._steps)()
 
     def bodies(self, count_max: int = 4) -> list[bytes]:
-        """Bodies that tell themselves apart."""
+        """Distinct bodies."""
         self.story.number += 1
         size = self.chance.choice([0, 20, 150, 150, 2500])
         count = self.chance.randint(1, count_max)
@@ -301,7 +301,7 @@ class Steps:
         return calls.Commit(txn_ids, self.stamp(count))
 
     async def end(self) -> None:
-        """Ends transactions, or asks again how some have ended."""
+        """Ends transactions, or queries the outcome of some again."""
         opened, ended = self.opened(), self.story.account.ended
         way = self.chance.random()
         if opened and way < 0.7:
@@ -322,7 +322,7 @@ class Steps:
         await self.story.do(*waiting)
 
     async def deliver(self) -> None:
-        """A delivery; one of those that are out is perhaps acknowledged, or returned."""
+        """Takes a delivery, and may acknowledge or return an earlier one."""
         if self.story.account.queue and not self.story.account.claim:
             await self.story.deliver(self.chance.choice([0, 1, 3]))
         if self.story.deliveries and self.chance.random() < 0.8:
@@ -330,7 +330,7 @@ class Steps:
             await self.story.do(calls.EndLoan(delivery, expected, self.chance.random() < 0.7))
 
     async def read(self) -> None:
-        """A claim, some acknowledgements, and most often its release."""
+        """Claims the channel, acknowledges some events, and usually releases the claim."""
         reader_id = self.chance.choice(["r", "s"])
         [outcome] = await self.story.do(calls.Claim(reader_id, 3600.0, self.chance.random() < 0.3))
         if isinstance(outcome, int):
@@ -349,7 +349,7 @@ class Steps:
         self.story.mark()
 
     async def _restart(self) -> None:
-        """The process is stopped, or killed, and the next one opens the channel, perhaps otherwise configured."""
+        """Stops or kills the process; the next one opens the channel, perhaps with another configuration."""
         if self.chance.random() < 0.5:
             await self.story.stop()
         else:
@@ -361,7 +361,7 @@ class Steps:
 async def recorded(
     disk: SimulatedDisk, chance: random.Random, step_count: int, configs: Sequence[FileChannelConfig] = ()
 ) -> list[Moment]:
-    """All moments of a random history, from the channel's making to its close."""
+    """All moments of a random history, from the creation of the channel to its close."""
     configs = configs or [small_limits()]
     story = Story(disk, config=configs[0])
     recording = Recording(disk, story.moment)
@@ -372,7 +372,7 @@ async def recorded(
 
 
 async def check_moment(moment: Moment, chance: random.Random, cut_count: int) -> set[int]:
-    """Crashes at a moment, as often as is said; returns the fingerprints of the disks after the power cuts."""
+    """Crashes at a moment several times; returns the fingerprints of the disks after the power cuts."""
     await check_recovery(moment, moment.disk.copy(), moment.allowed.after_kill, chance)
     cut = [moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(cut_count)]
     # The same disk again would tell nothing new.
@@ -400,7 +400,7 @@ async def check_recovery(moment: Moment, disk: SimulatedDisk, allowed: Sequence[
     if during:
         again = await held_on(chance.choice(during).disk.crashed(chance.randrange(1 << 32)), moment.config)
         assert again in moment.allowed.after_cut, f"found {again}; allowed are {moment.allowed.after_cut}"
-    if chance.random() < _GOES_ON_PROBABILITY:
+    if chance.random() < _CONTINUE_PROBABILITY:
         await _check_going_on(disk, found, moment.config, chance)
 
 

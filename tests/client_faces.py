@@ -1,4 +1,4 @@
-"""Both faces of the client behind one, so that each test runs with both and any difference in shape shows."""
+"""The synchronous and the asyncio client behind one interface, so that each test runs with both."""
 
 import asyncio
 import inspect
@@ -70,7 +70,7 @@ class Driven:
 
 @contextmanager
 def face(name: str) -> Iterator[Connect]:
-    """The face that goes by this name, `sync` or `aio`; closes the clients that were made."""
+    """The client with this name, `sync` or `aio`; closes the clients that were created."""
     if name == "sync":
         yield from _closing(millrace_client.connect)
         return

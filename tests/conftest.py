@@ -42,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnOneWo
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there are several workers, what one of them must run alone and takes longest comes first."""
+    """With several workers, the longest tests that must run on one worker come first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not uses_shared_spark(item.nodeid))
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 DIRECTORY = None
-"""What a name stands for that is a directory's; a file's stands for the number of its content."""
+"""The content of a directory's name; a file's name has the number of its content."""
 
 _Names = dict[Path, int | None]
 
 
 class Killed(BaseException):
-    """Ends the code under test where it stands; nothing catches it."""
+    """Raised to end the code under test at this point; it is never caught."""
 
 
 class CrashingOs:
@@ -39,7 +39,7 @@ class CrashingOs:
         self._live: _Names = {}
         self._synced: _Names = {}
         self._pending: list[tuple[Path, Callable[[_Names], None]]] = []
-        """Changes of names, each with the directory whose sync makes it last."""
+        """Changes of names, each with the directory whose sync makes it durable."""
         self._contents: list[bytes] = []
         self._real_fsync = os.fsync
         for name in ("mkdir", "rmdir", "unlink", "replace", "rename", "link", "open", "fsync"):
@@ -113,7 +113,7 @@ class CrashingOs:
         self._pending.append((directory, change))
 
     def cut_power(self, chance: random.Random) -> None:
-        """Loses any of what was not synced, and shows what is left below the root."""
+        """Loses some unsynced changes, and restores the remaining state below the root."""
         loss = chance.choice((0.5, 1.0))
         for _, change in self._pending:
             if chance.random() >= loss:
@@ -129,7 +129,7 @@ class CrashingOs:
         self._show()
 
     def adopt(self) -> None:
-        """Takes what is below the root now as synced."""
+        """Records the current state below the root as synced."""
         self._pending = []
         self._live = {}
         for path in sorted(self.root.rglob("*")):

@@ -9,7 +9,7 @@ from millrace_spark.landing.storage import StorageError
 
 
 class CrashError(Exception):
-    """The process was killed here."""
+    """Raised where the process is killed."""
 
 
 class CrashingStorage(LocalStorage):
@@ -64,6 +64,6 @@ class CrashingStorage(LocalStorage):
 
 
 def lines_below(folder: Path) -> list[str]:
-    """What readers see: the lines of all files, ordered."""
+    """The lines of all files, in order, as readers see them."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(line for file in files for line in file.read_text().splitlines())

@@ -27,7 +27,7 @@ class CuttingProxy:
         self.cut_count = 0
 
     def lose_next_answer(self) -> None:
-        """Cuts the connection over which the next answer comes, and loses the answer."""
+        """Cuts the connection on which the next response arrives, and loses the response."""
         self._is_armed = True
 
     def serve(self, client_reads: asyncio.StreamReader, client_writes: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What flows through real daemons, as their clients see it."""
+"""Events and sources of real daemons, as clients see them."""
 
 import json
 import time
@@ -28,13 +28,13 @@ def stored_bodies(server: Millraced, channel: str = "lines") -> list[bytes]:
 
 
 def stored_count(server: Millraced, channel: str = "lines") -> int:
-    """How many events a channel holds."""
+    """The number of events in a channel."""
     with millrace_client.connect(server.grpc) as client:
         return client.admin.get_channel(channel).gauges.queued_events
 
 
 def component_of(server: Millraced, name: str) -> dict[str, Any]:
-    """A source, as HTTP tells of it."""
+    """A source, as the HTTP service describes it."""
     with urllib.request.urlopen(f"http://{server.http}/components", timeout=20.0) as answer:
         components: dict[str, dict[str, Any]] = json.load(answer)
     return components[f"SOURCE.{name}"]

@@ -1,4 +1,4 @@
-"""Events in rows, as hypothesis draws them."""
+"""Strategies of hypothesis for events in rows."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""As much of S3 as an uploader needs, in memory: objects, uploads in parts, and what is there.
+"""The part of S3 that an uploader needs, in memory: objects, multipart uploads, and listings.
 
 An object is there when its upload is complete, as with the real one; who asks before finds nothing.
 """
@@ -134,11 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's own name
-        """Says nothing."""
+        """Logs nothing."""
 
 
 def _without_frames(body: bytes) -> bytes:
-    """The payload of what AWS frames to put a checksum behind it."""
+    """The payload of a body in AWS chunks with a trailing checksum."""
     payload = b""
     while True:
         size_line, _, rest = body.partition(b"\r\n")

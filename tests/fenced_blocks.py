@@ -1,4 +1,4 @@
-"""Fenced blocks of a page that are to be run: behind a comment `<!-- run: KIND -->`."""
+"""Executable fenced blocks of a page, each after a comment `<!-- run: KIND -->`."""
 
 import re
 from pathlib import Path

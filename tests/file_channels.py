@@ -48,7 +48,7 @@ def file_limits(**limits: Any) -> FileChannelConfig:
 
 
 class Gate:
-    """Holds calls of one kind that a disk gets from a log's thread, while it is closed."""
+    """Blocks calls of one kind from a log's thread to the disk while the gate is closed."""
 
     def __init__(self, disk: SimulatedDisk, kind: str = "sync") -> None:
         self._kind = kind
@@ -63,11 +63,11 @@ class Gate:
             assert self._may_go.wait(_WAIT_SECONDS)
 
     def close(self) -> None:
-        """Holds the calls that come from now on."""
+        """Blocks calls from now on."""
         self._may_go.clear()
 
     def open(self) -> None:
-        """Lets all go."""
+        """Unblocks all calls."""
         self._may_go.set()
 
     async def reached(self) -> None:
@@ -76,7 +76,7 @@ class Gate:
 
 
 async def turn() -> None:
-    """Lets whatever is ready on the loop run, and what that makes ready."""
+    """Runs the event loop until no callback is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @dataclass
 class FileChannel:
-    """A channel in a log, with all its parts; made by `FileChannel.opened`."""
+    """A channel in a log, with all its parts; created by `FileChannel.opened`."""
 
     disk: Disk
     config: FileChannelConfig
@@ -145,7 +145,7 @@ class FileChannel:
         await asyncio.to_thread(self.log.close)
 
     def story(self) -> "Story":
-        """All that must survive, where nothing is on its way."""
+        """The state that must survive, provided that no call is in progress."""
         contents = self.channel._contents
         held = sorted(contents.held_batches(), key=lambda batch: batch.first_sequence)
         state, ended = self.journal.state(), EndedTxns()
@@ -165,13 +165,13 @@ class FileChannel:
         return [record.kind for record in self.records()]
 
     def records(self) -> list["SeenRecord"]:
-        """The log's records, read from the disk as they are there now."""
+        """The log's records, read from the disk."""
         return records_on(self.disk)
 
 
 @dataclass(frozen=True)
 class Story:
-    """How a channel stands."""
+    """The state of a channel."""
 
     events: list[tuple[int, bytes]]
     """Queued or taken."""
@@ -179,14 +179,14 @@ class Story:
     body_bytes: int
     next_sequence: int
     stamps: dict[str, list[tuple[int, int]]]
-    """What was accepted of each producer."""
+    """The accepted ranges of each producer."""
     ended: dict[str, Outcome]
     claim: ClaimRecord | None
 
 
 @dataclass(frozen=True)
 class SeenRecord:
-    """A record, as a look at the disk finds it."""
+    """A record on the disk."""
 
     segment_id: int
     kind: Kind
@@ -220,7 +220,7 @@ def opened_log(disk: Disk) -> Iterator[WriteAheadLog]:
 
 
 def recovered_from(disk: Disk, progress: ReplayProgress | None = None, *, read_only: bool = False) -> Recovered:
-    """What a replay of the log on a disk comes to."""
+    """The result of replaying the log on a disk."""
     log = WriteAheadLog(SegmentFiles(disk, [DATA], CHANNEL_ID))
     checkpoints = CheckpointFiles(disk, DATA, CHANNEL_ID, keeps_previous=True)
     return recover(log, checkpoints, LogColumns(log, RecentMemory()), progress or ReplayProgress(), read_only=read_only)
@@ -240,7 +240,7 @@ async def file_channel(disk: Disk, **limits: Any) -> AsyncIterator[FileChannel]:
 
 
 async def story_on(disk: SimulatedDisk, **limits: Any) -> Story:
-    """How the channel on a disk is found."""
+    """The state of the channel on a disk."""
     async with file_channel(disk, **limits) as opened:
         return opened.story()
 

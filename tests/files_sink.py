@@ -91,7 +91,7 @@ class SinkBench:
             await asyncio.sleep(0.005)
 
     async def drain(self) -> None:
-        """Lets the sink write everything and end; raises what it raises."""
+        """Runs the sink until everything is written; raises its error."""
         async with self.running() as run:
             self.reader.request_flush()
             emptied = asyncio.create_task(self.until_settled())

@@ -1,4 +1,4 @@
-"""Quick starts of the project's programs: a server process has imported them once, and forks each of them.
+"""Fast starts of the project's programs: a server process imports them once, and forks each of them.
 
 A start of `millraced` spends more than a second of processor time on imports, and the suite starts hundreds. A forked
 program is a process of its own: it has arguments, streams, an exit code, and may be killed. Tests of the documented

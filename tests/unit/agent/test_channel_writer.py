@@ -152,7 +152,7 @@ async def test_deliver_when_cancelled_while_it_waits_has_stored_nothing() -> Non
 
 @pytest.mark.parametrize("is_refused", [False, True])
 async def test_wait_open_after_a_cancelled_delivery_waits_for_its_outcome(*, is_refused: bool) -> None:
-    """A pending commit counts as accepted; if it failed, its events would not be read again."""
+    """A pending commit counts as accepted: if it has failed, its events will not be read again."""
     registry = registry_of(a=memory(), b=memory())
     slow = SlowCommits(registry.get("b"))
     writer = writer_of(registry, ["a", "b"])
@@ -531,7 +531,7 @@ async def test_deliver_through_a_balancer_dead_letters_what_none_of_its_channels
 
 @pytest.mark.parametrize("filtered", [False, True])
 async def test_deliver_through_a_balancer_without_events_counts_as_accepted_by_all(*, filtered: bool) -> None:
-    """Without events no channel has to be the last one."""
+    """A batch without events needs no last channel."""
     registry = registry_of(a=memory(), b=memory())
     selector = LoadBalancingConfig(type="load_balancing")
     interceptors: Sequence[QuickInterceptor] = [Mark(drops_first=True)] if filtered else []

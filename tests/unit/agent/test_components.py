@@ -109,7 +109,7 @@ def test_mark_ready_after_a_failure_keeps_the_state(component: Component) -> Non
 
 
 def test_progress_age_before_any_progress_is_none(component: Component) -> None:
-    """Nothing is made up."""
+    """No value is invented."""
     assert component.progress_age_seconds is None
     component.record_progress(3, 30)
     assert component.progress_age_seconds is not None

@@ -186,7 +186,7 @@ class World:
         self.taken[name] += bodies
 
     def stored(self) -> dict[str, list[bytes]]:
-        """All that ever came into each channel."""
+        """All events that each channel has ever stored."""
         assert all(self.registry.get(name)._contents.capacity.event_count <= CAPACITY for name in NAMES)
         return {name: self.taken[name] + bodies_of(self.registry.get(name)._contents.queue) for name in NAMES}
 
@@ -240,7 +240,7 @@ EACH_SELECTOR = pytest.mark.parametrize(
 def test_offer_through_faults_and_crashes_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    """Whatever happens between the commits, each event is finally where it belongs, once and in order."""
+    """Each event is finally in its channels, once and in order, whatever happens between the commits."""
     make_simple(monkeypatch)
     _run(_live(World(selector, line_lengths), steps))
 

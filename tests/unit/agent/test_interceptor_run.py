@@ -95,7 +95,7 @@ def test_resume_keeps_batch_indexes_through_filters() -> None:
 
 @pytest.mark.parametrize("reasons", [{9: "nobody"}, {-1: "nobody"}])
 def test_resume_when_unknown_events_are_refused_raises(reasons: dict[int, str]) -> None:
-    """A user's interceptor may refuse events that it was never given; that must not loop for ever."""
+    """A user's interceptor may refuse events that it was never given; that must not cause an endless loop."""
     with pytest.raises(StepError, match="interceptors\\[0\\] raised EventsRefusedError: nobody"):
         run_of(Refuse(reasons)).resume()
 

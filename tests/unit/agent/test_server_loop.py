@@ -8,7 +8,7 @@ from tests.server_loop import new_server_loop
 
 
 def test_loop_in_which_a_test_times_out_ends() -> None:
-    """A test that waits for ever fails instead of hanging: pytest's timeout uses a signal."""
+    """A test that waits without end fails instead of hanging: pytest's timeout uses a signal."""
 
     def time_out(_number: int, _frame: object) -> None:
         pytest.fail("Timeout")

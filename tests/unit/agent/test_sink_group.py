@@ -230,7 +230,7 @@ async def test_failover_back_from_one_that_hangs_does_not_wait_for_it(
 
 
 async def test_failover_to_one_that_opens_too_late_leaves_it_ready_for_the_next_time(failover: Group) -> None:
-    """A sink with a higher priority is active by then; it stands by as before."""
+    """A sink with a higher priority is already active; it remains on standby."""
     first, second, third = failover.sinks.values()
     first.open_error = ComponentError("a cannot connect")
     await failover.send()
@@ -316,7 +316,7 @@ async def test_load_balancing_with_one_that_fails_leaves_its_share_to_the_others
 
 @pytest.mark.parametrize("policy", ["failover", "load_balancing"])
 async def test_stop_waits_only_for_running_calls(policy: str) -> None:
-    """Deliveries are settled; a sink that waits for a retry, or stands by, causes no delay."""
+    """Deliveries are settled; a sink that waits for a retry or is on standby causes no delay."""
     async with group_of(policy, backoff_seconds_max=3_600) as group:
         group.sinks["a"].write_error = ComponentError("a is gone")
         await group.send()

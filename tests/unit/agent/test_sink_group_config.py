@@ -40,7 +40,7 @@ def problems_of(**groups: Any) -> list[str]:
 
 
 def test_settings_with_good_groups_have_them() -> None:
-    """All sinks exist, each is in at most one group, and those of a group empty one channel."""
+    """All sinks exist, each is in at most one group, and those of a group empty the same channel."""
     assert problems_of(all={"sinks": ["b", "a"], "policy": "load_balancing"}) == []
 
 
@@ -56,7 +56,7 @@ def test_settings_with_bad_groups_report_all_problems() -> None:
 
 @pytest.mark.parametrize("group", [{"sinks": "a"}, {"sinks": [1, ["a"]]}, {}, "a", {"sinks": ["a"]}])
 def test_settings_with_something_else_for_a_group_are_reported_once(group: object) -> None:
-    """Whatever the value is."""
+    """This holds for any value."""
     assert len({problem.partition(":")[0] for problem in problems_of(all=group)}) >= 1
 
 

@@ -70,7 +70,7 @@ async def test_supervise_of_any_error_says_it_and_tries_again(
 
 
 async def test_supervise_of_a_permanent_failure_ends(component: Component) -> None:
-    """A retry that cannot help is not made."""
+    """A retry that cannot help does not happen."""
     work = Work(component, [ComponentFailedError("no such user")])
     await supervise(component, work.run, quick())
     assert work.runs == 1

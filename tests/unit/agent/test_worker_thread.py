@@ -75,7 +75,7 @@ async def test_thread_without_references_ends() -> None:
 
 
 def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
-    """A user's own function may block for ever."""
+    """A user's own function may block without end."""
     subprocess.run([sys.executable, "-c", _EVER_RUNNING], check=True, timeout=30)
 
 
@@ -91,7 +91,7 @@ async def test_shutdown_completes_queued_calls_and_the_next_call_starts_another_
 
 
 async def test_submit_of_a_function_that_stops_an_iteration_raises() -> None:
-    """A future cannot hold StopIteration, and the caller must not wait for ever."""
+    """A future cannot hold StopIteration, and the caller must not wait without end."""
     with pytest.raises(RuntimeError, match="StopIteration"):
         await WorkerThread("steps").submit(lambda: next(iter(())))
 

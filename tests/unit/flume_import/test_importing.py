@@ -84,7 +84,7 @@ def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
 
 
 def test_import_of_each_source_with_a_counterpart_makes_a_good_configuration() -> None:
-    """Whatever the defaults are, the result passes the check."""
+    """The result passes the check with all defaults."""
     text = """
     a.sources = e h s p t u
     a.sources.e.type = exec
@@ -113,7 +113,7 @@ def test_import_of_each_source_with_a_counterpart_makes_a_good_configuration() -
 
 
 def test_import_of_an_avro_source_has_the_server_listen_there() -> None:
-    """Who sends to that address finds a server, and learns what is different."""
+    """Senders to that address find a server, and the import reports the differences."""
     text = """
     a.sources = s
     a.sources.s.type = avro
@@ -192,7 +192,7 @@ def test_import_reports_each_unknown_option() -> None:
 
 
 def test_import_leaves_out_what_names_no_channel() -> None:
-    """As Flume does, but it says so."""
+    """The result is the same as Flume's, with a warning."""
     text = "a.sinks = s\na.sinks.s.type = null\na.sinks.s.channel = gone\n"
     assert not tables_of(text).get("sinks")
     assert "omitted" in notes_of(text)["a.sinks.s.channel"]

@@ -28,7 +28,7 @@ def test_glob_of_a_simple_expression_matches_the_same_names(pattern: str, glob: 
 
 @pytest.mark.parametrize("pattern", ["(a|b).log", r"a\d+", "ab?", "x{2}", "[ab]+"])
 def test_glob_of_anything_else_is_none(pattern: str) -> None:
-    """What a shell pattern cannot say is left to people."""
+    """Patterns that a shell pattern cannot express are left to the operator."""
     assert to_glob(pattern) is None
 
 

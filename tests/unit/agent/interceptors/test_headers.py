@@ -48,7 +48,7 @@ def test_giving_a_header_keeps_an_event_s_own_where_it_is_to(kind: str, *, prese
 
 
 def test_host_sets_the_name_or_address_of_the_machine() -> None:
-    """The name is the default: an address says little in a container."""
+    """The name is the default, since an address means little in a container."""
     assert intercepted(table_of(b"1"), type="host") == [({"host": socket.gethostname()}, b"1")]
     [(headers, _)] = intercepted(table_of(b"1"), type="host", header="from", use="ip")
     assert headers == {"from": outbound_address()}

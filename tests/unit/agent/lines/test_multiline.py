@@ -27,7 +27,7 @@ def joined(*lines: bytes, **settings: Any) -> list[bytes]:
     ids=str,
 )
 def test_feed_joins_lines_by_their_role(settings: dict[str, Any], expected: list[bytes]) -> None:
-    """A pattern says which lines begin, continue or end an event, or which do not."""
+    """A pattern determines which lines begin, continue or end an event, or which do not."""
     assert joined(b"one", b" 1", b" 2", b"two", b" 3", **settings) == expected
 
 
@@ -56,7 +56,7 @@ def test_feed_of_lines_that_were_left_out_counts_them_to_the_event_around_them()
 def test_feed_of_a_line_on_which_the_pattern_times_out_counts_it_as_no_match(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ends in time, and the log says so once."""
+    """The match ends in time, and is logged once."""
     monkeypatch.setattr("millrace_server.agent.interceptors.regexes.MATCH_SECONDS_MAX", 0.01)
     with capture_logs() as log:
         lines = b"first", b"a" * 60 + b"b", b"a" * 61 + b"b"

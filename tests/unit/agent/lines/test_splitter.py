@@ -166,7 +166,7 @@ def test_feed_of_broken_text_in_another_charset_keeps_its_bytes() -> None:
 
 
 def test_feed_where_broken_text_is_to_fail_hands_out_what_is_before_it() -> None:
-    """Good lines before a bad one are not lost; then each call says where the bad one is."""
+    """Valid lines before an invalid one are not lost; each later call reports the position of the invalid line."""
     split = splitter(decode_errors="fail", charset="ascii")
     assert bodies_of(split.feed(b"one\ntwo\nthr\xe9e\nfour\n")) == [b"one", b"two"]
     assert split.position == 8

@@ -130,7 +130,7 @@ async def test_run_in_another_format_posts_that(
 
 
 async def test_run_with_compression_compresses_requests(scene: Scene) -> None:
-    """A header tells the receiver."""
+    """The header Content-Encoding names the compression."""
     await fill(scene.channel, 5)
     await scene.empty(scene.sink(compression="gzip"))
     [request] = scene.receiver.requests

@@ -9,7 +9,7 @@ from tests.agent_parts import until
 
 
 class Chunks:
-    """Numbers, each once the test lets it be read."""
+    """Numbers, each of which can be read once the test allows it."""
 
     def __init__(self, count: int) -> None:
         self.may_read = threading.Semaphore(0)
@@ -48,7 +48,7 @@ async def test_next_that_is_cancelled_leaves_the_chunk_to_the_next_call() -> Non
 
 
 async def test_close_while_something_is_read_waits_for_it() -> None:
-    """Whatever is closed next, no thread uses it any more."""
+    """No thread uses the file any more, so it can be closed."""
     chunks = Chunks(1)
     reading = ReadAhead(chunks.read, WorkerThread("test"))
     closing = asyncio.create_task(reading.close())

@@ -60,7 +60,7 @@ def config_of(**settings: Any) -> StdinSourceConfig:
 
 
 async def test_run_to_the_end_of_the_input_stores_all_and_stops(tmp_path: Path, standard_input: StandardInput) -> None:
-    """This includes an unfinished last line; the state says why the source has stopped."""
+    """This includes an unfinished last line; the state has the reason for the end."""
     registry = registry_with("lines")
     async with at_work(config_of(), registry, tmp_path) as component:
         standard_input.write(b"one\ntwo\n")

@@ -251,7 +251,7 @@ def failing_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 async def test_run_on_a_disk_that_is_sometimes_full_writes_each_event_once(
     name: str, tmp_path: Path, out: Path, failing_call: Callable[[str, int], None]
 ) -> None:
-    """Whichever call fails, the run reports it, and the next one resumes from there."""
+    """If any call fails, the run reports it, and the next run resumes from there."""
     (tmp_path / "state").mkdir()
     bench = _bench(tmp_path, "{header:host}", roll_events=10)
     told = []
@@ -294,7 +294,7 @@ async def test_run_with_no_space_for_the_events_resumes_when_there_is(
 async def test_run_on_a_file_system_that_hangs_reports_it_and_continues_when_it_answers(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run does not block for ever; a late operation counts, and nothing is written twice."""
+    """The run does not block without limit; a late operation counts, and nothing is written twice."""
     answers = threading.Event()
     real_publish = LocalTarget.publish
 

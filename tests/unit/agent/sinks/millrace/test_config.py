@@ -21,7 +21,7 @@ def problems(**settings: object) -> str:
 
 
 def test_config_of_the_design_is_good(tmp_path: Path) -> None:
-    """The example that the design gives is what users begin with."""
+    """The example of the documentation is valid."""
     tables = sink(endpoints=["collector-1:7070", "collector-2:7070"])
     config = check_settings(tables, "test").sinks["collector"]
     assert config.type == "millrace"

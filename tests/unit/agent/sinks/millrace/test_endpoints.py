@@ -89,7 +89,7 @@ async def test_current_after_a_restart_is_the_one_before_it(tmp_path: Path, cloc
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"elsewhere:1\n", b"b:1\n" * 1_000])
 async def test_current_of_a_file_that_says_nothing_is_the_first(tmp_path: Path, clock: Clock, content: bytes) -> None:
-    """Whatever is in it."""
+    """The content of the file makes no difference."""
     (tmp_path / FILE_NAME).write_bytes(content)
     assert await opened(tmp_path, clock).current() == "a:1"
 

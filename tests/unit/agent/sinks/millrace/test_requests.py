@@ -95,7 +95,7 @@ async def test_requests_but_the_first_name_the_one_before_them(channel: Channel,
 async def test_requests_over_gaps_promise_at_times_what_never_comes(
     channel: Channel, reader: ChannelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest event that the channel still has, with every so many gaps; without gaps nothing is said."""
+    """A request reports the channel's oldest event after every so many gaps; without gaps it reports nothing."""
     monkeypatch.setattr(requests, "GAPS_PER_REPORT", 2)
     await append(channel, *[b"%d" % number for number in range(40)])
     elsewhere = await channel.deliveries.deliver(TakeLimits(events_max=3))
@@ -176,7 +176,7 @@ async def test_requests_are_no_larger_than_the_target_takes(
 
 
 async def test_requests_grow_again_once_many_were_taken(channel: Channel, reader: ChannelReader) -> None:
-    """Up to what the target takes, should one large batch have made them small."""
+    """They grow up to the target's limit after a large batch has made them small."""
     await channel.transactions.append([stored(*[b"x"] * 16)], None)
     encoder = RequestEncoder("orders", 8, 2)
     for largest in (2, 4, 8, 8):
@@ -199,7 +199,7 @@ def rows_of(made: event_pb2.EventColumns) -> list[Row]:
 
 @given(BATCHES)
 def test_build_of_any_batches_has_their_events_one_after_the_other(batches: list[list[Row]]) -> None:
-    """Whichever of them have a header, the same for all or not, or none."""
+    """A header may be missing, the same for all events, or different."""
     joiner = ColumnsJoiner()
     assert {joiner.add(columns(*rows)) for rows in batches} == {True}
     assert joiner.count == sum(map(len, batches))
@@ -240,5 +240,5 @@ def test_add_of_sparse_headers_bounds_the_sizes_that_are_written(monkeypatch: py
 
 
 def test_add_of_the_first_takes_anything() -> None:
-    """However large it is: it has to go somehow."""
+    """An event of any size must be sent."""
     assert ColumnsJoiner().add(columns(({}, bytes(2 * requests.JOINED_BYTES_MAX))))

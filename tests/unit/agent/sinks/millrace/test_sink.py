@@ -65,7 +65,7 @@ class Scene:
         return ForwardingSink(config_of(self.target.address, **settings), self.scratch)
 
     async def give_up(self, words: str, sink: ForwardingSink | None = None) -> ComponentError:
-        """Runs a sink that has to give up, and say so."""
+        """Runs a sink that must give up, and checks its reason."""
         with pytest.raises(ComponentError, match=words) as raised:
             await (sink or self.sink()).run(self.reader)
         self.reader.nack_all()
@@ -196,7 +196,7 @@ def _set() -> asyncio.Event:
 
 
 async def test_run_of_a_refused_append_sends_all_again_from_there(scene: Scene) -> None:
-    """The sink's state says why, after how long it comes again, and nothing has lost its place."""
+    """The sink's state has the reason and the retry delay, and all events keep their places."""
     bodies = await fill(scene.channel, 100)
 
     async def answer(request: Request) -> Answer:
@@ -327,7 +327,7 @@ async def test_run_of_a_lone_event_above_the_capacity_sets_it_aside(scene: Scene
 
 
 async def test_run_of_a_rejected_event_without_a_dead_letter_channel_tries_again(scene: Scene) -> None:
-    """Nothing is dropped; the sink's state says which event it is."""
+    """Nothing is dropped; the sink's state names the event."""
     bodies = await fill(scene.channel, 10)
     scene.target.answer = Held(TOO_LARGE, _set())
     for _ in range(3):
@@ -368,7 +368,7 @@ async def test_run_to_a_channel_that_forgot_what_it_had_stored_continues(scene: 
 
 
 async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
-    """It would feed itself for ever."""
+    """The sink would feed its own channel without end."""
     assert scene.target.found is not None
     scene.target.found.channel_id = scene.channel.channel_id
     bodies = await fill(scene.channel, 10)
@@ -381,7 +381,7 @@ async def test_run_to_the_channel_that_it_empties_fails(scene: Scene) -> None:
 
 
 async def test_run_without_a_listening_receiver_takes_nothing(scene: Scene) -> None:
-    """The events stay for others, and in order; the state says where it could not go."""
+    """The events stay for other sinks, in order; the state names the unreachable target."""
     await fill(scene.channel, 10)
     sink = ForwardingSink(config_of("127.0.0.1:1"), scene.scratch)
     await scene.give_up(r"cannot reach a Millrace server at 127.0.0.1:1; is millraced running", sink)
@@ -398,7 +398,7 @@ async def test_run_where_the_server_does_not_respond_gives_up_in_time(scene: Sce
 
 
 async def test_run_to_a_missing_channel_reports_it(scene: Scene) -> None:
-    """It may be made yet; nothing was taken for it."""
+    """The channel may still be created; no event was taken for it."""
     scene.target.found = None
     await fill(scene.channel, 10)
     await scene.give_up("does not take events for its channel orders: CHANNEL_NOT_FOUND")
@@ -416,7 +416,7 @@ async def test_run_to_a_missing_channel_reports_it(scene: Scene) -> None:
 async def test_run_to_an_unavailable_channel_takes_nothing(
     scene: Scene, state: admin_pb.ChannelState, fault: str, words: str
 ) -> None:
-    """As the target tells it."""
+    """The reason is the target's."""
     assert scene.target.found is not None
     scene.target.found.state = state
     scene.target.found.fault = fault
@@ -451,7 +451,7 @@ async def test_run_whose_answers_are_late_reports_it_until_they_come(
 
 
 async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
-    """Where nothing was sent, no answer is late."""
+    """As long as nothing was sent, no response is late."""
     async with running(scene.sink(timeout_seconds=0.05), scene.reader):
         await asyncio.sleep(0.3)
         await fill(scene.channel, 10)

@@ -126,7 +126,7 @@ async def test_terminate_of_what_will_not_end_kills_it() -> None:
 
 
 async def test_end_of_a_command_ends_what_it_left_behind() -> None:
-    """A process in its background would hold the output for ever, and there would be one more with each restart."""
+    """A background process would hold the output open, and each restart would add another one."""
     command = await start(job("sleep 1000 & echo $!; exit 4", grace_seconds=0.1))
     [pid] = await pids_from(command, 1)
     assert await ended(command) == 4

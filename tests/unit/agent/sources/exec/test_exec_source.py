@@ -75,7 +75,7 @@ async def test_run_of_a_command_that_ends_again_and_again_reports_it_once(
 async def test_run_of_a_command_that_lives_after_a_restart_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it has nothing to say."""
+    """This includes a command without output."""
     monkeypatch.setattr("millrace_server.agent.sources.exec.source._STABLE_SECONDS", 0.05)
     script = f"test -e {tmp_path}/tried && sleep 1000; touch {tmp_path}/tried; exit 1"
     async with at_work(shell(script, restart="always"), registry_with("lines"), tmp_path / "data") as component:
@@ -143,7 +143,7 @@ async def test_run_with_events_that_cannot_be_stored_continues(tmp_path: Path) -
 
 
 async def test_run_with_a_line_that_must_not_be_fails_and_ends_the_command(tmp_path: Path) -> None:
-    """Where a line's charset is to hold, the source says which one broke it; what came before is stored."""
+    """If the charset is enforced, the source names the invalid line; the lines before it are stored."""
     registry = registry_with("lines")
     script = "echo $$; printf 'caf\\351\\n'; sleep 0.05; while :; do echo more; sleep 0.01; done"
     async with at_work(shell(script, decode_errors="fail"), registry, tmp_path) as component:

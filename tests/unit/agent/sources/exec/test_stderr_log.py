@@ -57,5 +57,5 @@ def test_add_of_an_endless_line_keeps_and_reports_its_beginning() -> None:
 
 
 def test_add_of_bytes_that_are_no_text_reports_them_nevertheless() -> None:
-    """Broken UTF-8 is no reason to say nothing."""
+    """Invalid UTF-8 is logged too."""
     assert lines_of(LogLines().log_of(b"caf\xe9\n")) == ["caf\ufffd"]

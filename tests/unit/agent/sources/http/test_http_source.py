@@ -311,7 +311,7 @@ async def test_post_of_an_endless_body_is_refused_and_cut_off(monkeypatch: pytes
 
 
 async def test_post_that_comes_letter_by_letter_is_refused_in_time() -> None:
-    """Neither a head nor a body may take for ever."""
+    """The time for a head and for a body is limited."""
     made, channel_writer = make_source(request_seconds_max=0.1), RecordingWriter()
     async with running(made, channel_writer), connected(made) as (reader, writer):
         writer.write(head(1_000, {}))

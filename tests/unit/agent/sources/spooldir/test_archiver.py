@@ -38,7 +38,7 @@ def test_finish_by_moving_keeps_the_directories(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("done", ["rename", "move"])
 def test_finish_of_repeated_names_overwrites_none(tmp_path: Path, done: str) -> None:
-    """A file may come every day under the same name; each of them is kept, and none is taken again."""
+    """A file may arrive every day under the same name; each of them is kept, and none is read again."""
     spool = tmp_path / "spool"
     target = tmp_path / "archive" if done == "move" else spool
     chosen = {"type": done, **({"directory": str(target)} if done == "move" else {})}
@@ -107,7 +107,7 @@ def test_rename_that_fails_leaves_no_name_behind(tmp_path: Path, monkeypatch: py
 
 
 def test_check_directories_where_files_can_be_taken_away_leaves_no_trace(tmp_path: Path) -> None:
-    """The directory for done files is made."""
+    """The directory for completed files is created."""
     archive = tmp_path / "deep/archive"
     (tmp_path / "spool").mkdir()
     disposal_on(tmp_path / "spool", done={"type": "move", "directory": str(archive)}).check_directories()
@@ -116,7 +116,7 @@ def test_check_directories_where_files_can_be_taken_away_leaves_no_trace(tmp_pat
 
 
 def test_check_directories_where_there_is_no_directory_reports_it(tmp_path: Path) -> None:
-    """It is not created: after a typing error the source would wait for ever."""
+    """The directory is not created: after a typing error the source would wait without end."""
     with pytest.raises(ComponentError) as caught:
         disposal_on(tmp_path / "nowhere").check_directories()
     assert (
@@ -141,7 +141,7 @@ def test_check_directories_where_nothing_may_be_written_names_the_directory(
 def test_check_directories_where_files_cannot_be_moved_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first file is read, and not after: on another filesystem, say."""
+    """The check precedes the first read; the target may be on another filesystem."""
 
     def refuse(self: Path, target: Path) -> Path:
         raise OSError(18, "Invalid cross-device link", str(self))

@@ -127,7 +127,7 @@ def test_chunks_for_channels_that_differ_end_where_their_ranges_do(tmp_path: Pat
 
 
 def test_chunks_of_a_broken_container_report_which_record(tmp_path: Path) -> None:
-    """Any damage is the file's fault: the records before it are returned, and none is invented."""
+    """Any damage makes the file bad: the records before it are returned, and none is invented."""
     whole = container(RECORDS, codec="deflate")
     choice = random.Random(17)
     outcomes = Counter[str]()
@@ -158,7 +158,7 @@ def test_chunks_of_something_else_call_it_bad(tmp_path: Path) -> None:
 
 
 def test_chunks_of_a_block_that_is_too_large_call_the_file_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is in memory as a whole; how large it says it is need not be true."""
+    """A block is held in memory as a whole, and its declared size may be wrong."""
     monkeypatch.setattr(avro_module, "BLOCK_BYTES_MAX", 1_000)
     path = put(tmp_path, "a.avro", container([{"number": 1, "note": "x" * 2_000}]))
     _, failure = pieces_and_failure_of(path)

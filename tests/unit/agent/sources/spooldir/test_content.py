@@ -162,7 +162,7 @@ def _lengthen(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [_make_it_a_pipe, _make_it_a_link, _make_it_another, _remove, _lengthen])
 def test_open_of_what_is_not_as_it_was_found_refuses(tmp_path: Path, change: object) -> None:
-    """Between the scan and the opening anything may happen; whatever is there now has to settle first."""
+    """The file may change between the scan and the opening; what is there then has to settle first."""
     assert callable(change)
     found = locate(put(tmp_path, "a", b"x\n"))
     change(found.path)

@@ -96,7 +96,7 @@ def test_scan_at_other_things_than_files_leaves_them_out(tmp_path: Path) -> None
 
 
 def test_scan_at_a_file_that_grows_waits_until_it_has_settled(tmp_path: Path) -> None:
-    """Only what was seen without a change for the whole time is taken, whatever its own time says."""
+    """Only a file that was unchanged for the whole time is read, whatever its modification time is."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock, settle_seconds=2.0)
     path = put(tmp_path, "a", b"1\n", modified_seconds=LONG_AGO)
@@ -222,7 +222,7 @@ def test_scan_into_a_directory_that_is_not_there_raises(tmp_path: Path) -> None:
 
 
 def test_pause_after_a_look_that_took_long_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking takes at most a tenth of the time, however large the directory is."""
+    """Scans take at most a tenth of the time, however large the directory is."""
     clock = Clock()
     scanner = lookout_on(tmp_path, clock)
     scandir = os.scandir

@@ -84,7 +84,7 @@ async def test_run_after_an_earlier_one_continues_where_channels_are(tmp_path: P
 
 
 async def test_run_after_a_crash_before_the_renaming_stores_nothing_again(tmp_path: Path, spool: Path) -> None:
-    """All of the file is stored; it only has to be taken away."""
+    """All of the file is stored; it only has to be renamed."""
     registry = registry_with("lines")
     path = put(spool, "a", b"one\ntwo\n")
     await store(registry, "lines", path, 0, 7)
@@ -204,7 +204,7 @@ def told_of(log: list[Any]) -> list[Any]:
 async def test_run_with_a_file_that_is_bad_in_its_middle_stores_what_comes_before(
     tmp_path: Path, spool: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says how much of it."""
+    """The reason file says how much of it is stored."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=10_000)
     put(spool, "a.gz", gzip.compress(TEXT)[:-8])
@@ -220,7 +220,7 @@ async def test_run_with_a_file_that_is_bad_in_its_middle_stores_what_comes_befor
 async def test_run_with_a_file_that_changes_while_it_is_read_sets_it_aside(
     tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flume's source failed at such a file."""
+    """Flume's source failed on such a file."""
     monkeypatch.setattr(chunks_module, "CHUNK_BYTES", 256)
     registry = registry_with("lines", capacity=20, keep_alive_seconds=0.01)
     path = put(spool, "a", TEXT, modified_seconds=10.0)
@@ -341,7 +341,7 @@ def refuse_to_rename(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 async def test_run_without_its_directory_waits_for_it(tmp_path: Path) -> None:
-    """The state says that it is not there."""
+    """The state says that the directory does not exist."""
     spool = tmp_path / "spool"
     registry = registry_with("lines")
     async with at_work(spool_config(spool), registry, tmp_path) as component:

@@ -37,7 +37,7 @@ def test_stored_ranges_that_do_not_begin_at_the_start_have_a_border_there() -> N
 
 
 def test_batches_between_borders_never_overlap_a_range_in_part() -> None:
-    """Whatever channels have, from the position on each batch is all new or all stored for each of them."""
+    """For any ranges, each batch from the position on is entirely new or entirely stored for each channel."""
     for seed in range(200):
         choice = random.Random(seed)
         channels = []

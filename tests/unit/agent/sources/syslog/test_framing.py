@@ -35,7 +35,7 @@ def test_feed_of_counted_messages_returns_them_with_their_line_breaks() -> None:
 
 
 def test_feed_of_both_framings_mixed_distinguishes_them() -> None:
-    """Each message says by how it begins how it ends."""
+    """The beginning of each message determines how it is delimited."""
     cut = framer()
     assert contents(cut.feed(b"<1>a\n4 <2>b<3>c\n4 <4>d")) == [b"<1>a", b"<2>b", b"<3>c", b"<4>d"]
 

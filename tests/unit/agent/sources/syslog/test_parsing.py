@@ -194,7 +194,7 @@ def test_parse_of_structured_data_returns_json(text: bytes, expected: object) ->
 
 
 def test_parse_of_dashes_returns_no_headers() -> None:
-    """A dash says that there is nothing."""
+    """A dash stands for no value."""
     assert headers(b"<0>1 - - - - - -") == {"facility": "0", "severity": "0"}
 
 

@@ -103,7 +103,7 @@ async def test_run_of_several_listeners_records_where_messages_arrived() -> None
 
 
 async def test_run_of_many_messages_batches_them_by_count() -> None:
-    """A full batch does not wait for the linger, and none is larger than the channel_writer takes."""
+    """A full batch does not wait for the linger time, and no batch is larger than the writer's limit."""
     made, channel_writer = make_source(linger_seconds=60.0), RecordingWriter(events_max=150)
     async with running(made, channel_writer), sender(made) as (_, writer):
         writer.write(b"".join(b"<13>1 - - - - - - %d\n" % number for number in range(450)))
@@ -218,7 +218,7 @@ async def test_run_that_is_cancelled_stores_what_has_come() -> None:
 async def test_run_that_is_cancelled_while_nothing_can_be_stored_reports_the_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It does not wait for ever, and does not lose in silence."""
+    """The source waits for a limited time, and logs what is lost."""
     monkeypatch.setattr(source, "FINISH_SECONDS_MAX", 0.05)
     made, channel_writer = make_source(), RecordingWriter()
     channel_writer.may_store.clear()
@@ -265,7 +265,7 @@ async def test_run_with_broken_framing_keeps_the_beginning_and_closes_the_connec
 
 
 async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who never ends a message is cut off; who ends each of them, or is silent between two, is not."""
+    """A sender that never ends a message is disconnected; one that is silent between two messages is not."""
     monkeypatch.setattr(listeners, "MESSAGE_SECONDS_MAX", 0.2)
     made, channel_writer = make_source(), RecordingWriter()
     async with running(made, channel_writer), sender(made) as (reader, slow), sender(made) as (_, quiet):

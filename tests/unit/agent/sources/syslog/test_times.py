@@ -33,7 +33,7 @@ def test_read_bsd_without_a_year_takes_the_latest_that_is_not_ahead(now: str, te
 
 
 def test_read_bsd_in_a_time_zone_is_of_that_zone() -> None:
-    """What says nothing of a zone is the sender's; summer time is known."""
+    """A timestamp without a zone has the configured one, with its summer time."""
     times = TimestampParser("Europe/Berlin", lambda: datetime(2026, 6, 15, tzinfo=UTC))
     assert times.parse_bsd("Jun 14 12:00:00") == milliseconds("2026-06-14T12:00:00+02:00")
     assert times.parse_bsd("Jan 14 12:00:00") == milliseconds("2026-01-14T12:00:00+01:00")
@@ -42,7 +42,7 @@ def test_read_bsd_in_a_time_zone_is_of_that_zone() -> None:
 
 
 def test_read_bsd_a_year_later_is_of_the_new_year() -> None:
-    """What was read once is not taken for true for ever."""
+    """A cached time does not stay valid without limit."""
     now = datetime(2026, 6, 15, tzinfo=UTC)
     times = TimestampParser("UTC", lambda: now)
     assert times.parse_bsd("Jun 15 12:00:00") == milliseconds("2026-06-15T12:00:00+00:00")

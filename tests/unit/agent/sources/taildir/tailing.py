@@ -105,7 +105,7 @@ class Tailing:
 
     @property
     def positions_path(self) -> Path:
-        """Where positions are saved."""
+        """The file with the saved positions."""
         return self._place.directory / POSITIONS_FILE
 
     def start(self, config: TaildirSourceConfig | None = None) -> None:
@@ -119,7 +119,7 @@ class Tailing:
         return [list(channel.ledger.intervals_of(producer_id)) for channel in self.channels]
 
     def run(self, seconds: float = 0.0) -> None:
-        """Works until nothing is left to be read, then for so long again and again."""
+        """Runs until nothing is left to read, and then for this much longer."""
         self._drain()
         end = self.now + seconds
         while self.now < end:
@@ -153,7 +153,7 @@ class Tailing:
 
 
 def append(path: Path, *lines: str | bytes) -> None:
-    """Adds lines to a file, which is made where it is missing."""
+    """Adds lines to a file, which is created if it is missing."""
     with path.open("ab") as file:
         file.writelines((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
 

@@ -20,7 +20,7 @@ def origin_of(path: Path, *ends: int, head_bytes: int = HEAD_BYTES_MAX) -> CopyO
 
 
 def copied(log: Path, name: str, *, ctime_after: Path | None = None) -> Path:
-    """A copy under another name, made later than another file."""
+    """A copy under another name, created after another file."""
     copy = log.with_name(name)
     shutil.copy(log, copy)
     while ctime_after is not None and copy.stat().st_ctime_ns <= ctime_after.stat().st_ctime_ns:
@@ -39,7 +39,7 @@ def test_find_copy_of_a_file_with_several_returns_the_newest(log: Path) -> None:
 
 
 def test_find_copy_of_a_file_ignores_other_files(logs: Path, log: Path) -> None:
-    """A copy has the same beginning, the same at the last place read, a name that begins alike, and is not tailed."""
+    """A copy has the same beginning, the same last read bytes, a name that begins alike, and is not tailed."""
     append(log, *numbered(0, 100))
     size = log.stat().st_size
     append(logs / "app.log.other", b"x", *numbered(1, 100))
@@ -53,7 +53,7 @@ def test_find_copy_of_a_file_ignores_other_files(logs: Path, log: Path) -> None:
 
 
 def test_find_copy_of_a_file_of_which_little_is_known_returns_none(logs: Path, log: Path) -> None:
-    """A few bytes in common are no sign; nor is a short beginning, where nothing would be read of the copy."""
+    """A few common bytes are no evidence; nor is a short beginning if nothing would be read of the copy."""
     append(log, *numbered(0, 100))
     keys = {FileKey.of(log.stat())}
     copy = copied(log, "app.log.1")

@@ -74,7 +74,7 @@ def test_identify_of_files_that_begin_alike_assigns_each_an_identity(log: Path) 
 
 
 def test_identify_with_nothing_known_asks_the_channels(log: Path) -> None:
-    """A file that channels know is found out, also when it has grown; the last of those that were alike counts."""
+    """A file that channels know is recognized even if it has grown; of several alike the last one counts."""
     append(log, *numbered(0, 1))
     sights = Sights(log)
     first = sights.identity()

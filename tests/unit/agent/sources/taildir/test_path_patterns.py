@@ -94,6 +94,6 @@ def test_find_in_an_unreadable_directory_reports_it_and_continues(tree: Path, mo
 def test_find_by_a_relative_pattern_begins_at_the_working_directory(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative path is made whole, so that headers and positions hold whole paths."""
+    """A relative path becomes absolute, so that headers and positions contain absolute paths."""
     monkeypatch.chdir(tree)
     assert [each.path for each in PathPatterns(["x/*.log"], (), lambda *_: None).find()] == [str(tree / "x/a.log")]

@@ -38,7 +38,7 @@ def test_start_after_a_crash_continues_where_the_channels_have_stored(tmp_path: 
 def test_start_after_a_crash_between_commits_stores_in_each_channel_what_it_misses(
     tmp_path: Path, log: Path, settings: dict[str, object]
 ) -> None:
-    """Where channels have stored unlike parts of a file, each gets the rest of it, cut where another one has ended."""
+    """If channels have stored different parts of a file, each gets the rest, split where other parts end."""
     drawn = random.Random(SEED)
     append(log, *numbered(0, 500))
     tailing = Tailing(tmp_path, config_of(log, **settings), channel_count=3)
@@ -111,7 +111,7 @@ def test_start_in_good_order_repeats_nothing_for_channels_that_forget(tmp_path: 
 
 
 def test_run_for_a_while_saves_positions_by_itself(tmp_path: Path, log: Path) -> None:
-    """After a crash a channel in memory gets again at most what was read since they were saved last."""
+    """After a crash a channel in memory gets again at most what was read since the last save."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(log))
     tailing.run(SAVE_SECONDS + 1)

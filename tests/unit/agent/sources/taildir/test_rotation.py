@@ -209,7 +209,7 @@ def test_run_on_a_file_cut_short_reads_what_is_new_once(
 
 
 def test_run_on_a_file_cut_short_many_times_to_the_same_beginning_reads_each(tmp_path: Path, log: Path) -> None:
-    """Generations of a file that all begin alike are different files, for a channel that remembers and one that not."""
+    """Generations of a file that begin alike are different files, for channels that remember them and for others."""
     header = b"the same header each time, and not a short one"
     tailing = Tailing(tmp_path, config_of(log), channel_count=2)
     expected = []
@@ -296,7 +296,7 @@ def test_run_on_lines_written_between_copying_and_cutting_reads_them_and_nothing
 def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
     tmp_path: Path, logs: Path, log: Path, name: str
 ) -> None:
-    """Where a file and its copy come together, the lines that are added to the file do not wait."""
+    """If a file and its copy appear together, lines that are added to the file do not wait."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
     append(log, *numbered(0, 100))
@@ -312,7 +312,7 @@ def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
 
 
 def test_run_on_a_file_like_one_that_is_deleted_reads_it(tmp_path: Path, logs: Path, log: Path) -> None:
-    """Who deletes a file and makes one of the same content means another file: rather twice than not at all."""
+    """A file that is deleted and created with the same content is a new file: duplicates are better than a loss."""
     append(log, *numbered(0, 100))
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
@@ -409,7 +409,7 @@ def test_start_after_several_rotations_reads_the_files_in_the_order_of_writing(
 def test_run_on_files_renamed_between_finding_and_reading_keeps_the_order_of_writing(
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that has another name by the time of its turn is looked for: what is newer must not be read before it."""
+    """A file that was renamed before its turn is searched for: newer files must not be read before it."""
     tailing = Tailing(tmp_path, config_of(logs / "*"))
     tailing.run(5)
     older = write_older_and_newer(log)

@@ -48,7 +48,7 @@ def holds(registry: ChannelRegistry, expected: list[bytes]) -> Callable[[], bool
 async def test_run_brings_lines_with_the_headers_that_are_asked_for(
     agent: Agent, registry: ChannelRegistry, logs: Path, log: Path
 ) -> None:
-    """The headers of an event say where it comes from: its file, its offset, and the headers of the pattern."""
+    """The headers of an event contain its origin: its file, its offset, and the headers of the pattern."""
     append(log, b"one", b"two")
     other = logs / "other.txt"
     append(other, b"three")
@@ -85,7 +85,7 @@ async def test_run_keeps_the_channels_limits(agent: Agent, registry: ChannelRegi
 
 
 async def test_run_into_a_full_channel_waits_and_loses_nothing(tmp_path: Path, log: Path) -> None:
-    """While the channel is full nothing is lost, and the state says so; then the source continues."""
+    """While the channel is full nothing is lost, and the state has the reason; then the source continues."""
     append(log, *numbered(0, 100))
     small = registry_with("orders", capacity=30, transaction_capacity=10, keep_alive_seconds=0.0)
     async with agent_on(small, tmp_path) as agent:
