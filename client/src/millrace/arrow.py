@@ -35,11 +35,6 @@ def record_batches(
 
     Small batches are joined, so that a channel filled event by event does not become RecordBatches of one row. A batch
     larger than `RECORD_BATCH_ROWS_MAX` stays whole.
-
-    Args:
-        batches: The sequence of the first event, and the events, of each batch.
-        schema: See `RecordBatchBuilder`.
-        constants: See `RecordBatchBuilder`.
     """
     builder = RecordBatchBuilder(schema, constants)
     for batch in batches:

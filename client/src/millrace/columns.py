@@ -36,9 +36,6 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
 
     Takes some microseconds for a thousand events: it compares sums and lengths, and touches no event.
 
-    Args:
-        columns: The columns to check.
-
     Raises:
         ColumnsError: A sum is wrong, a key is repeated, there are too many keys, or values are not UTF-8.
     """
@@ -59,11 +56,6 @@ def check_columns(columns: event_pb2.EventColumns) -> None:
 
 def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None:
     """Checks one header of so many events.
-
-    Args:
-        index: Its index in the columns.
-        header: The header to check.
-        count: The number of events.
 
     Raises:
         ColumnsError: A sum is wrong, or values are not UTF-8.

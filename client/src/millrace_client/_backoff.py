@@ -6,13 +6,7 @@ _DOUBLINGS_MAX = 64
 
 
 class Backoff:
-    """Exponential back-off with jitter, so that clients that failed together do not retry together.
-
-    Args:
-        first_seconds: The pause after the first failure; it doubles with each further one.
-        seconds_max: The longest pause, unless the server asks for a longer one.
-        draw: The source of the jitter. None: one of its own.
-    """
+    """Exponential back-off with jitter, so that clients that failed together do not retry together."""
 
     def __init__(self, first_seconds: float, seconds_max: float, draw: random.Random | None = None) -> None:
         self._first_seconds = first_seconds
@@ -27,12 +21,7 @@ class Backoff:
         return self.seconds_after(self.failure_count, seconds_min)
 
     def seconds_after(self, failure_count: int, seconds_min: float | None = None) -> float:
-        """Returns the pause after so many consecutive failures: between half of its full length and the full length.
-
-        Args:
-            failure_count: From 1.
-            seconds_min: The delay that the server asked for; None: it did not.
-        """
+        """Returns the pause after so many consecutive failures: between half of its full length and the full length."""
         # Beyond 64 doublings every pause is at its maximum, and a float would overflow.
         longest = min(self._first_seconds * 2.0 ** min(failure_count - 1, _DOUBLINGS_MAX), self._seconds_max)
         return max(longest * self._random.uniform(0.5, 1.0), seconds_min or 0.0)

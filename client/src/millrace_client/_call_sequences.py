@@ -116,7 +116,6 @@ class TxnCalls:
         self._is_take_in_doubt = False
 
     def begin(self) -> CallSequence[None]:
-        """Begins the transaction."""
         self.lease_seconds = yield _calls.begin_txn(self.channel, self.txn_id, self.lease_seconds)
 
     def put(self, parts: Sequence[bytes]) -> CallSequence[int]:
@@ -145,12 +144,10 @@ class TxnCalls:
         return batches
 
     def renew(self) -> CallSequence[float]:
-        """Renews the lease; returns it."""
         self.lease_seconds = yield _calls.renew_txn(self.channel, self.txn_id)
         return self.lease_seconds
 
     def commit(self, stamp: Stamp | None) -> CallSequence[Receipt]:
-        """Commits; a repeat returns the same receipt."""
         self._check_known(take=True)
         try:
             receipt: Receipt = yield _calls.commit(self.channel, [self.txn_id], stamp)
@@ -162,7 +159,6 @@ class TxnCalls:
         return receipt
 
     def rollback(self) -> CallSequence[None]:
-        """Rolls back; a repeat does nothing."""
         yield _calls.rollback(self.channel, self.txn_id)
         self.has_ended = True
 
@@ -217,7 +213,6 @@ class ClaimCalls:
         self._is_released = False
 
     def renew(self, wait_seconds: float) -> CallSequence[float]:
-        """Renews the lease; returns it."""
         try:
             self.grant = yield _calls.renew_claim(
                 self.channel, self.grant, self.reader_id, self._lease_seconds, wait_seconds
@@ -229,7 +224,6 @@ class ClaimCalls:
         return self.grant.lease_seconds
 
     def release(self) -> CallSequence[None]:
-        """Ends the claim."""
         yield _calls.release(self.channel, self.reader_id, self.grant.epoch)
         self._is_released = True
 

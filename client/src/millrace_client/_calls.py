@@ -49,9 +49,7 @@ class Call(Generic[T]):
     """How long the server may wait before it answers, beyond the client's timeout; on a stream before each answer.
     None: without a limit."""
     channel: str = ""
-    """The channel, for errors."""
     txn_id: str = ""
-    """The transaction, for errors."""
 
 
 def begin_txn(channel: str, txn_id: str, lease_seconds: float | None) -> Call[float]:

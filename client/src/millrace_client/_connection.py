@@ -101,11 +101,9 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls or streams are in progress."""
         return bool(self._calls or self.streams)
 
     def run(self, call: Call[T]) -> T:
-        """Executes a call with one answer."""
         make = self.opened().unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         token = object()

@@ -42,7 +42,6 @@ class DeliveredEvents:
 
     @property
     def count(self) -> int:
-        """The number of events."""
         return sum(batch.count for batch in self._batches)
 
     def bodies(self) -> list[bytes]:

@@ -26,16 +26,13 @@ class Watch:
         self._watchdog.wake_for(self.deadline)
 
     def disarm(self) -> None:
-        """Ends the wait."""
         self.deadline = math.inf
 
     def close(self) -> None:
-        """Removes the timer."""
         self.deadline = math.inf
         self.is_closed = True
 
     def fire(self) -> None:
-        """Calls the alarm."""
         self.deadline = math.inf
         self.has_fired = True
         self._alarm()

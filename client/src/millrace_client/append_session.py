@@ -28,14 +28,7 @@ _COLUMNS_FIELD = pb.AppendStreamRequest.COLUMNS_FIELD_NUMBER
 def append_request(
     channel: str, stamp: event_pb2.ProducerStamp, columns: Sequence[Buffer], columns_bytes: int
 ) -> bytes:
-    """Encodes an AppendStreamRequest around columns that are encoded already.
-
-    Args:
-        channel: The target channel.
-        stamp: The numbers of the events.
-        columns: The encoded EventColumns, in pieces.
-        columns_bytes: The bytes of all pieces together.
-    """
+    """Encodes an AppendStreamRequest around columns that are encoded already."""
     head = pb.AppendStreamRequest(channel=channel, stamp=stamp).SerializeToString()
     return b"".join((head, field_head(_COLUMNS_FIELD, columns_bytes), *columns))
 
@@ -57,7 +50,6 @@ class AppendSession(Generic[RequestT]):
         self._channel = channel
 
     def note_sent(self, request: RequestT, now: float) -> None:
-        """Adds a request behind those in progress."""
         if not self.unanswered:
             self.waiting_since = now
         self.unanswered.append(request)
@@ -88,14 +80,7 @@ class ThreadedAppendSession(AppendSession[RequestT]):
     def __init__(
         self, channel: grpc.Channel, errors: ErrorTranslator, name: str, timeout_seconds: float | None = None
     ) -> None:
-        """Starts the stream.
-
-        Args:
-            channel: The gRPC channel of the server.
-            errors: Creates errors that name the server.
-            name: The Millrace channel.
-            timeout_seconds: How long the whole stream may last. None: without a limit.
-        """
+        """Starts the stream."""
         super().__init__(errors, name)
         stub: grpc.StreamStreamMultiCallable[bytes, pb.AppendStreamResponse]
         stub = channel.stream_stream(APPEND_STREAM.path, None, APPEND_STREAM.parse)
@@ -168,5 +153,4 @@ class AsyncAppendSession(AppendSession[RequestT]):
         return answer if isinstance(answer, pb.AppendStreamResponse) else None
 
     def cancel(self) -> None:
-        """Ends the stream at once."""
         self._call.cancel()

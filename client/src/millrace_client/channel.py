@@ -22,7 +22,6 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The channel's name."""
         return self._name
 
     def append(self, events: Iterable[Event | bytes | str], stamp: Stamp | None = None) -> Receipt:

@@ -29,7 +29,6 @@ class Compression(StrEnum):
     """How a channel's records are compressed."""
 
     NONE = "none"
-    """Not at all."""
     ZSTD = "zstd"
     """Zstandard."""
 
@@ -40,7 +39,6 @@ class ChannelState(StrEnum):
     UNKNOWN = "unknown"
     """The server reports a state that this client does not know."""
     OPEN = "open"
-    """It serves."""
     REPLAYING = "replaying"
     """It is replaying its log and opens afterwards."""
     LOG_FAILED = "log_failed"
@@ -73,7 +71,6 @@ class ChannelConfig:
     lease_seconds: float | None = None
     """How long a transaction or claim lives without a call; at most 3,600."""
     open_transactions_max: int | None = None
-    """The most open transactions."""
     backup_checkpoint: bool | None = None
     """Whether to keep the checkpoint before the newest one. Cannot be changed."""
     checkpoint_interval_seconds: float | None = None
@@ -158,7 +155,6 @@ class ChannelCounters:
     event_take_success_count: int
     """Events removed by commits, acks and acknowledgements."""
     commit_count: int
-    """Transactions committed."""
     rollback_count: int
     """Transactions rolled back for any reason."""
     lease_expired_count: int
@@ -172,9 +168,7 @@ class ClaimStatus:
     """The living claim on a channel."""
 
     reader_id: str
-    """The reader that holds it."""
     epoch: int
-    """Its epoch."""
     remaining_seconds: float
     """How long it lives without another call."""
 
@@ -184,21 +178,16 @@ class ChannelInfo:
     """The state of a channel at one moment."""
 
     name: str
-    """Its name."""
     channel_id: str
     """Its unique id, which changes if the channel is deleted and created again."""
     config: ChannelLimits
-    """The limits in force."""
     gauges: ChannelGauges
-    """Its current contents."""
     counters: ChannelCounters
-    """Its counters."""
     claim: ClaimStatus | None
     """The living claim; None if there is none."""
     start_time: datetime
     """When the server process opened the channel, UTC."""
     state: ChannelState
-    """Its state."""
     fault: str
     """The fault and what to do about it, in a sentence; empty if there is none."""
     replayed_fraction: float

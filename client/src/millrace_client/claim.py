@@ -18,12 +18,10 @@ class GrantedClaim:
 
     @property
     def channel(self) -> str:
-        """The channel's name."""
         return self._sequences.channel
 
     @property
     def reader_id(self) -> str:
-        """The reader's id."""
         return self._sequences.reader_id
 
     @property

@@ -98,7 +98,6 @@ class Admin:
         return self._connection.run(_calls.list_channels())
 
     def get_channel(self, name: str) -> ChannelInfo:
-        """Returns one channel."""
         return self._connection.run(_calls.get_channel(name))
 
     def watch_channels(self, names: Sequence[str] = (), interval_seconds: float = 1.0) -> Iterator[list[ChannelInfo]]:

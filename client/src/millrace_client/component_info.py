@@ -26,7 +26,6 @@ class ComponentState(StrEnum):
     STARTING = "starting"
     """It is starting, or waits for its channels to open."""
     RUNNING = "running"
-    """It is working."""
     BACKING_OFF = "backing_off"
     """It has failed, and retries automatically."""
     FAILED = "failed"
@@ -77,12 +76,10 @@ class ComponentInfo:
     type: str
     """Its configured type, such as `taildir`."""
     state: ComponentState
-    """Its state."""
     reason: str
     """Why it backs off, has failed or has stopped, in a sentence; may be empty."""
     since: datetime
     """When it entered its state, UTC."""
     counters: ComponentCounters
-    """Its counters."""
     progress_age_seconds: float | None
     """How long ago it completed its last batch; None if it never did."""

@@ -71,7 +71,6 @@ class Consumer:
 
     @property
     def config(self) -> ConsumerConfig:
-        """The consumer's limits."""
         return self._engine.config
 
     def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
@@ -177,7 +176,6 @@ class Consumer:
         return self._engine.close(seconds)
 
     def metrics(self) -> ConsumerMetrics:
-        """Returns the consumer's current metrics."""
         return self._engine.metrics()
 
     def __enter__(self) -> Self:

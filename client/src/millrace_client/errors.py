@@ -280,7 +280,6 @@ class SendAttempt:
     time: datetime
     """When it ended, UTC."""
     server: str
-    """The server's address."""
     reason: str
     """The reason of the error; empty if the server stored the event, or had stored it before."""
     message: str
@@ -302,7 +301,6 @@ class SendResult:
     attempts: tuple[SendAttempt, ...]
     """The last attempts, at most `attempts_kept_max`, oldest first; empty if it was never sent."""
     attempt_count: int
-    """The number of all attempts."""
     error: MillraceError | None
     """Why it is not stored; None if it is."""
     is_outcome_known: bool

@@ -41,7 +41,6 @@ class Stamp:
     first_sequence: int
     """The first number; may be 0."""
     last_sequence: int
-    """The last number, inclusive."""
     oldest_open_sequence: int | None = None
     """The producer will send no number below this one again, so that the channel need not remember them; at most
     `first_sequence`. None: unknown."""
@@ -77,7 +76,6 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """The number of events."""
         return self.columns.count
 
     @property

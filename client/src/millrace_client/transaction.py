@@ -19,7 +19,6 @@ class TransactionState:
 
     @property
     def txn_id(self) -> str:
-        """The transaction's id."""
         return self._sequences.txn_id
 
     @property

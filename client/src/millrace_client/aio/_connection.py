@@ -93,7 +93,6 @@ class Connection:
         return self._opened is not None and not self._is_closed
 
     async def run(self, call: Call[T]) -> T:
-        """Executes a call with one answer."""
         make = self.opened().unary(call.method)
         timeout_seconds = self.settings.timeout_seconds + (call.wait_seconds or 0.0)
         try:

@@ -84,20 +84,16 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """The server's address, as given to `connect`."""
         return self._connection.settings.endpoint
 
     @property
     def timeout_seconds(self) -> float:
-        """How long an answer may take."""
         return self._connection.settings.timeout_seconds
 
     def channel(self, name: str) -> Channel:
-        """Returns a handle on a channel. Makes no call, and does not create the channel."""
         return Channel(self._connection, name)
 
     async def close(self) -> None:
-        """Ends deliveries cleanly, cancels all other calls, and disconnects. May be repeated."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -26,19 +26,11 @@ class Delivery(DeliveredEvents):
         self._stream = stream
 
     async def ack(self) -> None:
-        """Removes the events from the channel; waits until that is sent. May be repeated.
-
-        Raises:
-            StreamEndedError: It is too late: the events have returned to the channel.
-        """
+        """Removes the events; see `millrace_client.Delivery.ack`. Waits until that is sent."""
         await self._stream.settle(Settlement(self.delivery_id, is_ack=True))
 
     async def nack(self) -> None:
-        """Returns the events to their places in the channel; waits until that is sent.
-
-        Raises:
-            StreamEndedError: It is too late: they have returned already.
-        """
+        """Returns the events; see `millrace_client.Delivery.nack`. Waits until that is sent."""
         await self._stream.settle(Settlement(self.delivery_id, is_ack=False))
 
 
@@ -55,11 +47,7 @@ class Deliveries:
         self._start = _calls.consume_start(channel, limits)
 
     async def aclose(self) -> None:
-        """Ends the stream: acks take effect, and events that were not acknowledged return to the channel.
-
-        Raises:
-            MillraceError: The server did not confirm the end in time; it will notice by itself.
-        """
+        """Ends the stream; see `millrace_client.Deliveries.close`."""
         self._is_closed = True
         if self._stream is not None:
             await self._stream.finish()
@@ -119,13 +107,11 @@ class ConsumeStream:
         connection.streams.add(self)
 
     async def start(self, start: pb.ConsumeRequest) -> None:
-        """Sends the first message."""
         # If it cannot be sent, reading raises the reason.
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(start)
 
     async def settle(self, settlement: Settlement) -> None:
-        """Sends an ack or nack to the server."""
         if self._is_ending or self._has_ended:
             raise StreamEndedError(
                 "the stream has ended; events that were not acknowledged have returned to the channel"

@@ -49,7 +49,6 @@ class AsyncConsumer:
 
     @property
     def config(self) -> ConsumerConfig:
-        """The consumer's limits."""
         return self._engine.config
 
     async def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
@@ -89,17 +88,7 @@ class AsyncConsumer:
     async def run(
         self, handler: Callable[[ConsumerDelivery], Awaitable[object]], workers: int = 1, *, ordered: bool = False
     ) -> ConsumerCloseReport:
-        """Calls a coroutine function with each delivery until `stop`, then closes; see `millrace_client.Consumer.run`.
-
-        Args:
-            handler: Processes one delivery. With several workers, several tasks call it at once.
-            workers: The number of tasks.
-            ordered: With one worker: if the handler raises, it is called again with the same delivery.
-
-        Raises:
-            MillraceError: A channel of a server has failed; other deliveries in hand were finished first.
-            BadArgumentError: The number of workers is not allowed.
-        """
+        """Calls a coroutine function with each delivery, in tasks; see `millrace_client.Consumer.run`."""
         tasks = HandlerTasks(self._engine, handler, ordered=ordered)
         try:
             await tasks.run(checked_workers(workers, ordered=ordered))
@@ -113,7 +102,6 @@ class AsyncConsumer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the consumer was stopped or closed."""
         return self._engine.is_stopping
 
     async def close(self, timeout_seconds: float | None = None) -> ConsumerCloseReport:
@@ -123,7 +111,6 @@ class AsyncConsumer:
         return await self._engine.close(seconds)
 
     def metrics(self) -> ConsumerMetrics:
-        """Returns the consumer's current metrics."""
         return self._engine.metrics()
 
     async def __aenter__(self) -> Self:

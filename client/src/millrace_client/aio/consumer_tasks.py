@@ -49,24 +49,11 @@ class ConsumerDelivery(TrackedDelivery):
         self._engine = engine
 
     async def ack(self) -> bool:
-        """Removes the events from the channel; waits until that is sent. Repeating it is harmless.
-
-        Returns:
-            False if it is too late: the delivery was returned before, or is lost (`is_lost`) because its stream broke;
-            then its events will be delivered again.
-        """
+        """Removes the events; see `millrace_client.ConsumerDelivery.ack`. Waits until that is sent."""
         return await self._engine.settle(self, DeliveryState.ACKED)
 
     async def nack(self, delay_seconds: float = 0.0) -> bool:
-        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
-
-        Args:
-            delay_seconds: How long this consumer holds them back first. Meanwhile they count towards `prefetch` and
-                `prefetch_bytes_max`. They return at once if the stream ends before.
-
-        Returns:
-            False if it is too late: the delivery was acknowledged before, or is lost.
-        """
+        """Returns the events; see `millrace_client.ConsumerDelivery.nack`."""
         return await self._engine.nack(self, checked_delay(delay_seconds))
 
     async def __aenter__(self) -> Self:
@@ -88,19 +75,11 @@ class Notifier:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def notify_all(self) -> None:
-        """Wakes all tasks that wait now."""
         for waiter in self._waiting:
             _wake(waiter)
 
     async def wait(self, deadline: float | None) -> bool:
-        """Waits for the next notification.
-
-        Args:
-            deadline: When to stop waiting, on the loop's clock. None: never.
-
-        Returns:
-            False once the deadline has passed.
-        """
+        """Waits for the next notification; returns False once the deadline, on the loop's clock, has passed."""
         loop = asyncio.get_running_loop()
         if deadline is not None and deadline <= loop.time():
             return False
@@ -261,7 +240,6 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         return self._core.report()
 
     def close_soon(self, seconds: float) -> None:
-        """Starts to close. For any thread."""
         if self._loop is not None and self._process_id == os.getpid():
             self._loop.call_soon_threadsafe(self._close_apart, seconds)
 

@@ -74,7 +74,6 @@ class AsyncProducer:
 
     @property
     def config(self) -> ProducerConfig:
-        """The limits."""
         return self._config
 
     @property
@@ -160,11 +159,7 @@ class AsyncProducer:
         return buffer
 
     async def flush(self, timeout_seconds: float | None = None) -> int:
-        """Sends buffered events at once, and waits until all events sent before are settled.
-
-        Returns:
-            How many of these events are not settled after the timeout; 0 if all are.
-        """
+        """Sends buffered events, and waits until they are settled; see `millrace_client.Producer.flush`."""
         self._check_process()
         return await self._wait_settled(self._accumulator.close_pages(), timeout_seconds)
 
@@ -195,7 +190,6 @@ class AsyncProducer:
         return ProducerCloseReport(max(events_left, engine.abandoned_count), self._callbacks.waiting_count)
 
     def metrics(self) -> ProducerMetrics:
-        """Returns the producer's current metrics."""
         return metrics_of(self._accumulator, self._counters, self._engine, self._callbacks, time.monotonic())
 
     def _check_process(self) -> None:

@@ -77,7 +77,6 @@ class ConsumerConfig:
     retry_seconds: float = 1.0
     """How long a delivery is held back after its handler raised; it doubles each time, with random jitter."""
     retry_seconds_max: float = 60.0
-    """The longest such time."""
     close_seconds: float = 30.0
     """How long the end of a `with` block, or of `run`, waits for deliveries in hand."""
     timeout_seconds: float = 20.0
@@ -87,7 +86,6 @@ class ConsumerConfig:
     options: Sequence[tuple[str, str | int]] = ()
     """Options of the gRPC channels; they override the client's own."""
     hooks: ConsumerHooks = field(default_factory=ConsumerHooks)
-    """Called as the consumer works."""
 
     def __post_init__(self) -> None:
         _within("delivery_events_max", self.delivery_events_max, 0, (1 << 32) - 1)

@@ -29,7 +29,6 @@ class ConsumerCloseReport:
     unsettled_deliveries: int
     """Deliveries in hand that were not settled in time; their events return."""
     unsettled_events: int
-    """The number of their events."""
     errors: tuple[Exception, ...]
     """Why streams did not end cleanly: events that were acknowledged last on these may be delivered again."""
 
@@ -40,13 +39,7 @@ class ConsumerCloseReport:
 
 
 class ConsumerCore(Generic[DeliveryT]):
-    """The part of an engine that never waits. Not locked; see `DeliveryBuffer`.
-
-    Attributes:
-        config: The consumer's limits.
-        buffer: The unsettled deliveries.
-        is_stopping: Whether no more deliveries are accepted or handed out.
-    """
+    """The part of an engine that never waits. Not locked; see `DeliveryBuffer`."""
 
     def __init__(
         self,
@@ -112,16 +105,9 @@ class ConsumerCore(Generic[DeliveryT]):
     def note_stream_end(
         self, subscription: Subscription[DeliveryT], stream: object, error: Exception | None, lived_seconds: float
     ) -> float | None:
-        """Notes that a subscription's stream has ended.
+        """Notes that a stream has ended, because of an error or cleanly, after so long.
 
-        Args:
-            subscription: The subscription.
-            stream: The stream that its deliveries refer to.
-            error: Why it ended; None if the server ended it cleanly.
-            lived_seconds: How long it lasted.
-
-        Returns:
-            After how long to start it again; None: not at all.
+        Returns after how long to start it again; None: not at all.
         """
         self.buffer.lose(subscription, stream)
         if self.is_stopping:
@@ -211,12 +197,7 @@ class ConsumerCore(Generic[DeliveryT]):
 
 
 class ConsumerEngine(Generic[DeliveryT]):
-    """Base of the engines.
-
-    Attributes:
-        config: The consumer's limits.
-        subscriptions: All channels of all servers.
-    """
+    """Base of the engines."""
 
     def __init__(self, core: ConsumerCore[DeliveryT]) -> None:
         self._core = core

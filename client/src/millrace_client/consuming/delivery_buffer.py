@@ -21,9 +21,6 @@ class DeliveryBuffer(Generic[DeliveryT]):
     """The unsettled deliveries. Not locked: its engine admits one caller at a time, and nothing here waits.
 
     Attributes:
-        subscriptions: All subscriptions; each keeps its own deliveries in order.
-        counters: The consumer's counters.
-        attempts: The failed attempts of handlers.
         deferred: Calls of hooks and of the log, for when the engine has released its lock.
     """
 
@@ -53,7 +50,6 @@ class DeliveryBuffer(Generic[DeliveryT]):
         return self.unsettled_bytes < self._bytes_max or not subscription.unsettled
 
     def add(self, delivery: DeliveryT) -> None:
-        """Queues a delivery that has arrived."""
         subscription: Subscription[DeliveryT] = delivery.subscription
         if not subscription.queued:
             self._turns.append(subscription)
@@ -212,7 +208,6 @@ class AttemptCounter:
         return failures
 
     def forget(self, subscription: str, first_sequence: int) -> None:
-        """Forgets the failures after a success."""
         self._failures.pop((subscription, first_sequence), None)
 
 

@@ -81,7 +81,6 @@ class SubscriptionMetrics:
     endpoint: str
     channel: str
     state: SubscriptionState
-    """The state of its stream."""
     error: Exception | None
     """What ended its last stream; None if nothing did."""
     queued_deliveries: int
@@ -158,24 +157,18 @@ class ReportsMetrics(Protocol):
         """Returns the current state."""
 
 
-METRICS: tuple[Metric[ConsumerMetrics], ...] = (
-    Metric(
-        "queued_deliveries",
-        False,
-        "deliveries",
-        "Deliveries that wait to be handed out.",
-        lambda it: it.queued_deliveries,
-    ),
-    Metric("queued_bytes", False, "bytes", "Bytes of these.", lambda it: it.queued_bytes),
-    Metric("unsettled_deliveries", False, "deliveries", "Deliveries that are out.", lambda it: it.unsettled_deliveries),
-    Metric("unsettled_bytes", False, "bytes", "Bytes of these.", lambda it: it.unsettled_bytes),
-    Metric("delivered_events", True, "events", "Events delivered.", lambda it: it.delivered_events),
-    Metric("delivered_bytes", True, "bytes", "Bytes delivered.", lambda it: it.delivered_bytes),
-    Metric("delivered_deliveries", True, "deliveries", "Deliveries that arrived.", lambda it: it.delivered_deliveries),
-    Metric("acked_events", True, "events", "Events acknowledged.", lambda it: it.acked_events),
-    Metric("nacked_events", True, "events", "Events returned.", lambda it: it.nacked_events),
-    Metric("lost_events", True, "events", "Events handed out whose stream broke before.", lambda it: it.lost_events),
-    Metric("handler_failures", True, "failures", "Handlers that raised.", lambda it: it.handler_failures),
-    Metric("reconnects", True, "reconnects", "Streams that broke, or could not be begun.", lambda it: it.reconnects),
+METRICS: tuple[Metric, ...] = (
+    Metric("queued_deliveries", False, "deliveries", "Deliveries that wait to be handed out."),
+    Metric("queued_bytes", False, "bytes", "Bytes of these."),
+    Metric("unsettled_deliveries", False, "deliveries", "Deliveries that are out."),
+    Metric("unsettled_bytes", False, "bytes", "Bytes of these."),
+    Metric("delivered_events", True, "events", "Events delivered."),
+    Metric("delivered_bytes", True, "bytes", "Bytes delivered."),
+    Metric("delivered_deliveries", True, "deliveries", "Deliveries that arrived."),
+    Metric("acked_events", True, "events", "Events acknowledged."),
+    Metric("nacked_events", True, "events", "Events returned."),
+    Metric("lost_events", True, "events", "Events handed out whose stream broke before."),
+    Metric("handler_failures", True, "failures", "Handlers that raised."),
+    Metric("reconnects", True, "reconnects", "Streams that broke, or could not be begun."),
 )
 """All metrics that are single numbers."""

@@ -11,19 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from millrace_client._metrics import Metric
-from millrace_client.consuming.metrics import METRICS, ConsumerMetrics, ReportsMetrics
+from millrace_client.consuming.metrics import METRICS, ReportsMetrics
 
 _PREFIX = "millrace.consumer."
 
 
 def observe(consumer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str] | None = None) -> None:
-    """Registers a consumer's metrics with a meter, for as long as the meter lives.
-
-    Args:
-        consumer: The consumer to observe.
-        meter: The meter that observes it.
-        attributes: The attributes of the observations, such as the consumer's name.
-    """
+    """Registers a consumer's metrics with a meter, for as long as the meter lives."""
     for metric in METRICS:
         create = meter.create_observable_counter if metric.is_counter else meter.create_observable_up_down_counter
         create(
@@ -35,6 +29,6 @@ def observe(consumer: ReportsMetrics, meter: Meter, attributes: Mapping[str, str
 
 
 def _observation(
-    consumer: ReportsMetrics, metric: Metric[ConsumerMetrics], attributes: dict[str, str]
+    consumer: ReportsMetrics, metric: Metric, attributes: dict[str, str]
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     return lambda _options: [Observation(metric.read(consumer.metrics()), attributes)]

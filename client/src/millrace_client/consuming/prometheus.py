@@ -33,7 +33,6 @@ class ConsumerCollector(Collector):
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metrics."""
         states = {name: consumer.metrics() for name, consumer in self._consumers.items()}
         for metric in METRICS:
             kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily

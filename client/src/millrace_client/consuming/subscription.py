@@ -38,9 +38,6 @@ class Subscription(Generic[DeliveryT]):
     """One channel of one server: its deliveries in order, and the state of its stream.
 
     Attributes:
-        endpoint: The server's address.
-        channel: The channel's name.
-        backoff: The pauses between its streams.
         queued: Deliveries that have arrived and were not handed out.
         unsettled: All deliveries that have arrived and are not settled.
         error: What ended its last stream; None if nothing did.
@@ -57,7 +54,6 @@ class Subscription(Generic[DeliveryT]):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.endpoint}/{self.channel}"
 
     @property
@@ -130,12 +126,10 @@ class TrackedDelivery(DeliveredEvents):
 
     @property
     def endpoint(self) -> str:
-        """The server that it comes from."""
         return self.subscription.endpoint
 
     @property
     def channel(self) -> str:
-        """The channel that it comes from."""
         return self.subscription.channel
 
     @property

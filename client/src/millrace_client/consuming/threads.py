@@ -256,10 +256,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
     def close(self, seconds: float, *, after_error: bool = False) -> ConsumerCloseReport:
         """Closes the engine; see `Consumer.close`.
 
-        Args:
-            seconds: How long that may take.
-            after_error: Wait only for other loops and handlers, not for deliveries from `receive`, which may be
-                abandoned.
+        After an error it does not wait for deliveries from `receive`, which may be abandoned.
         """
         if self._process_id not in (None, os.getpid()):
             # The parent's threads do not exist here, and its locks may be held for ever.

@@ -20,13 +20,11 @@ class DeadLetter:
 
     @property
     def sequence(self) -> int:
-        """Its sequence in the dead-letter channel."""
         assert self.event.sequence is not None, "it was read from a channel"
         return self.event.sequence
 
     @property
     def reason(self) -> str:
-        """Why it was set aside."""
         return self._field(DeadLetterField.REASON)
 
     @property
@@ -84,12 +82,10 @@ class LetterSelection:
     """Selects dead letters. By default it selects all of them."""
 
     origin: str | None = None
-    """Only letters of this origin."""
     reason: str | None = None
     """Only letters whose reason contains this text, regardless of case."""
 
     def includes(self, letter: DeadLetter) -> bool:
-        """Whether a letter is selected."""
         if self.origin is not None and letter.origin != self.origin:
             return False
         return self.reason is None or self.reason.casefold() in letter.reason.casefold()

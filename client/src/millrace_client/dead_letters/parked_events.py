@@ -53,12 +53,7 @@ class ParkedEvents:
         self._ends = ExitStack()
 
     def skip(self, count: int, last_sequence: int) -> None:
-        """Notes events to be parked before any event behind them is taken.
-
-        Args:
-            count: Their number: the oldest events behind those skipped before.
-            last_sequence: The sequence of the last of them.
-        """
+        """Notes the next events, up to a sequence, to be parked before any event behind them is taken."""
         self._skipped_count += count
         self._skipped_last = last_sequence
 
@@ -84,7 +79,6 @@ class ParkedEvents:
             self._skipped_count -= sum(map(len, batches))
 
     def renew_if_due(self) -> None:
-        """Renews the leases of the parked events."""
         for _, lease in self._open:
             lease.renew_if_due()
 

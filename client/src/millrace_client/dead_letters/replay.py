@@ -50,16 +50,13 @@ class ReplayReport:
 
     @property
     def replayed_count(self) -> int:
-        """The number of returned events."""
         return self.replayed.total()
 
     @property
     def left_count(self) -> int:
-        """The number of selected events that stay."""
         return self.left.total()
 
     def leave(self, reason: str, count: int = 1) -> None:
-        """Counts events that stay."""
         is_known = reason in self.left or len(self.left) < REASONS_MAX
         self.left[reason if is_known else _OTHER_REASONS] += count
 
@@ -73,7 +70,6 @@ class ReplayPlan:
     """Which letters return, and where to."""
 
     selection: LetterSelection = field(default_factory=LetterSelection)
-    """Which letters."""
     target: str | None = None
     """Their channel. None: for each letter the channel that it was taken from, or was meant for."""
     keep_headers: bool = False
@@ -102,8 +98,6 @@ class _Page:
     """A part of the queue, whose letters are taken in one transaction while the events that stay are parked.
 
     Attributes:
-        runs: The events in it.
-        parked: Parks the events that stay.
         position: The sequence to continue at.
         first_taken: The oldest sequence that was taken.
     """
@@ -163,13 +157,6 @@ class Replay:
     sequences. So a replay that was interrupted at any point is completed by another one: nothing is lost, and nothing
     is stored twice in a channel. Events that stay keep their places. Events that arrive meanwhile are left for the next
     replay.
-
-    Args:
-        client: The server.
-        channel_name: The dead-letter channel.
-        plan: Which letters return, and where to.
-        retry: How long to retry channels that are full.
-        progress: Informed while the replay runs.
 
     Raises:
         ChannelNotFoundError: The dead-letter channel does not exist.

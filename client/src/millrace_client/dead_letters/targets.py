@@ -81,12 +81,9 @@ class Targets:
     """The channels that dead letters return to.
 
     Args:
-        client: The server.
         channel_id: The dead-letter channel's id. With an event's sequence it identifies the event for ever, so that
             each channel stores it once, however often it is sent.
-        retry: How long to retry channels that are full.
         keep_headers: Whether events keep the headers about their rejection.
-        progress: Informed when a channel refuses for now.
     """
 
     def __init__(
@@ -108,15 +105,7 @@ class Targets:
         return self._targets[name] is not None
 
     def store(self, name: str, letters: Sequence[DeadLetter], before_try: Callable[[], None]) -> list[Refusal]:
-        """Stores letters in a channel that exists.
-
-        Args:
-            name: The channel.
-            letters: The letters, in order.
-            before_try: Called before each call to the server.
-
-        Returns:
-            The letters that the channel will never accept; all others are stored.
+        """Stores letters in a channel that exists; returns those that it will never accept.
 
         Raises:
             MillraceError: The channel does not accept them now.
@@ -212,18 +201,10 @@ def _is_next(one: DeadLetter, other: DeadLetter) -> bool:
 
 
 def append_pipelined(channel: Channel, appends: Sequence[StampedEvents], after_each: Callable[[], None]) -> int:
-    """Stores appends of one producer without waiting between them. Each is stored only if all before it are.
+    """Stores small appends of one producer, in order, without waiting between them; returns how many are stored.
 
-    Does not report why an append is refused: the caller repeats the rest one by one and learns the reason; the stamps
-    keep events that were stored without an answer from being stored twice.
-
-    Args:
-        channel: The target channel.
-        appends: Appends with ascending numbers. All of them together should be small, since they are sent at once.
-        after_each: Called after each answer.
-
-    Returns:
-        The number of appends that are known to be stored, counted from the first.
+    Each is stored only if all before it are. Does not report why an append is refused: the caller repeats the rest one
+    by one and learns the reason; the stamps keep events that were stored without an answer from being stored twice.
     """
     connection = channel._connection  # noqa: SLF001 - of this package; the public API has no call for many appends
     timeout_seconds = connection.settings.timeout_seconds + KEEP_ALIVE_SECONDS

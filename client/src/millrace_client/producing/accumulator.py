@@ -36,14 +36,7 @@ _LOCK_ATTEMPTS_MAX = 100
 
 
 class Accumulator(BufferMemory):
-    """Buffers events that are in no batch yet, and accounts for the memory of all events that are not settled.
-
-    Args:
-        config: The limits.
-        producer_id: The value of the context header.
-        counters: Counts drops and waits.
-        clock: Returns the time in seconds.
-    """
+    """Buffers events that are in no batch yet, and accounts for the memory of all events that are not settled."""
 
     def __init__(
         self,
@@ -379,11 +372,6 @@ class Accumulator(BufferMemory):
     ) -> tuple[list[Page], list[OrderingBucket]]:
         """Takes the pages of the next batch, if one is due.
 
-        Args:
-            buffer: The channel's buffer.
-            now: The time.
-            accepts: Returns whether a bucket may go into this batch.
-
         Returns:
             Pages that fit into one batch, oldest first, and the keyed buckets that the batch holds from now on. Both
             are empty if nothing is due: no free bucket has a full page, or a page whose first event has lingered.
@@ -425,7 +413,6 @@ class Accumulator(BufferMemory):
             return set(self.open_pages)
 
     def release_buckets(self, buckets: list[OrderingBucket]) -> None:
-        """Releases the buckets that a batch held."""
         now = self._clock()
         with self.lock:
             for bucket in buckets:

@@ -57,7 +57,6 @@ class BufferMemory:
         return waiter
 
     def release(self, held_bytes: int) -> None:
-        """Releases memory of the buffer."""
         with self.lock:
             self.held_bytes -= held_bytes
             self._notify_room()

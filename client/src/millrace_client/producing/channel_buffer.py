@@ -43,7 +43,6 @@ class OrderingBucket:
 
     @property
     def head(self) -> Page | None:
-        """The oldest page."""
         return self.closed[0] if self.closed else self.page
 
 
@@ -70,7 +69,6 @@ class ChannelBuffer:
         return (page for bucket, page in self.waiting.items() if not bucket.is_held)
 
     def pop_page(self, bucket: OrderingBucket) -> None:
-        """Removes a bucket's oldest page."""
         if bucket.closed:
             bucket.closed.popleft()
         else:

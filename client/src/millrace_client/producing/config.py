@@ -33,9 +33,7 @@ class Routing(StrEnum):
     """Which of several servers gets a batch. Failing servers are skipped until they have recovered."""
 
     ROUND_ROBIN = "round_robin"
-    """The servers take turns."""
     RANDOM = "random"
-    """A random server."""
     BY_KEY = "by_key"
     """Consistent hashing of the event's key: a key keeps its server while that is healthy, and when servers come or
     go, few keys change theirs. All producers agree on it. For events without a key the servers take turns."""

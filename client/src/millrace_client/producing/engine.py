@@ -89,7 +89,6 @@ class Engine:
     # From start to end.
 
     def start(self) -> None:
-        """Starts to resolve the endpoints, and to send."""
         self._resolving = self._loop.create_task(self._keep_resolving())
 
     def close_by(self, deadline: float) -> None:
@@ -389,7 +388,6 @@ class Engine:
         return UnavailableError("the servers accepted nothing within the event's delivery time", channel=channel)
 
     def _abandon(self, error: MillraceError) -> None:
-        """Fails everything that is not settled."""
         for channel in self._channels():
             for batch in channel.abort():
                 batch.doubted = channel

@@ -67,7 +67,6 @@ class ProducerMetrics:
     retrying_batches: int
     """Batches that wait for another attempt."""
     waiting_callbacks: int
-    """Callbacks that wait to run."""
     events_stored: int
     """Includes deduplicated events."""
     events_deduplicated: int
@@ -112,9 +111,7 @@ class ProducerRates:
     events_per_second: float
     """Events stored."""
     batches_per_second: float
-    """Batches stored."""
     bytes_per_second: float
-    """Bytes of stored requests."""
     retries_per_second: float
 
 
@@ -161,46 +158,22 @@ class ReportsMetrics(Protocol):
         """Returns the current state."""
 
 
-METRICS: tuple[Metric[ProducerMetrics], ...] = (
-    Metric("open_events", False, "events", "Events that were sent and are not settled.", lambda m: m.open_events),
-    Metric("buffer_bytes", False, "bytes", "Memory that open events take.", lambda m: m.buffer_bytes),
-    Metric("buffer_bytes_max", False, "bytes", "Memory that they may take.", lambda m: m.buffer_bytes_max),
-    Metric("inflight_batches", False, "batches", "Batches sent and not answered.", lambda m: m.inflight_batches),
-    Metric(
-        "retrying_batches",
-        False,
-        "batches",
-        "Batches that wait for another attempt.",
-        lambda m: m.retrying_batches,
-    ),
-    Metric("waiting_callbacks", False, "callbacks", "Callbacks that are to run.", lambda m: m.waiting_callbacks),
-    Metric("events_stored", True, "events", "Events stored.", lambda m: m.events_stored),
-    Metric(
-        "events_deduplicated",
-        True,
-        "events",
-        "Events stored by an earlier attempt whose answer was lost.",
-        lambda m: m.events_deduplicated,
-    ),
-    Metric("events_failed", True, "events", "Events not stored.", lambda m: m.events_failed),
-    Metric("events_dropped", True, "events", "Events given up for newer ones.", lambda m: m.events_dropped),
-    Metric("bytes_stored", True, "bytes", "Bytes of requests stored.", lambda m: m.bytes_stored),
-    Metric("batches_stored", True, "batches", "Batches stored.", lambda m: m.batches_stored),
-    Metric(
-        "attempts_failed",
-        True,
-        "batches",
-        "Batches refused or not answered, each time.",
-        lambda m: m.attempts_failed,
-    ),
-    Metric("retries", True, "batches", "Batches to be sent again.", lambda m: m.retries),
-    Metric("callback_errors", True, "callbacks", "Callbacks that raised.", lambda m: m.callback_errors),
-    Metric(
-        "blocked_seconds",
-        True,
-        "seconds",
-        "Time that sends waited for room.",
-        lambda m: m.blocked_seconds,
-    ),
+METRICS: tuple[Metric, ...] = (
+    Metric("open_events", False, "events", "Events that were sent and are not settled."),
+    Metric("buffer_bytes", False, "bytes", "Memory that open events take."),
+    Metric("buffer_bytes_max", False, "bytes", "Memory that they may take."),
+    Metric("inflight_batches", False, "batches", "Batches sent and not answered."),
+    Metric("retrying_batches", False, "batches", "Batches that wait for another attempt."),
+    Metric("waiting_callbacks", False, "callbacks", "Callbacks that are to run."),
+    Metric("events_stored", True, "events", "Events stored."),
+    Metric("events_deduplicated", True, "events", "Events stored by an earlier attempt whose answer was lost."),
+    Metric("events_failed", True, "events", "Events not stored."),
+    Metric("events_dropped", True, "events", "Events given up for newer ones."),
+    Metric("bytes_stored", True, "bytes", "Bytes of requests stored."),
+    Metric("batches_stored", True, "batches", "Batches stored."),
+    Metric("attempts_failed", True, "batches", "Batches refused or not answered, each time."),
+    Metric("retries", True, "batches", "Batches to be sent again."),
+    Metric("callback_errors", True, "callbacks", "Callbacks that raised."),
+    Metric("blocked_seconds", True, "seconds", "Time that sends waited for room."),
 )
 """All metrics that are single numbers."""

@@ -14,12 +14,7 @@ _FINAL = frozenset({RetryAdvice.CORRECT, RetryAdvice.SMALLER, RetryAdvice.NEVER}
 
 
 class RetryPolicy:
-    """Which batches are sent again, and after how long. For one thread.
-
-    Args:
-        config: The limits.
-        draw: The source of the jitter. None: one of its own.
-    """
+    """Which batches are sent again, and after how long. For one thread."""
 
     def __init__(self, config: ProducerConfig, draw: random.Random | None = None) -> None:
         self._attempts_max = config.attempts_max

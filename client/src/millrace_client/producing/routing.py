@@ -48,10 +48,7 @@ class Router:
     def choose(self, servers: Sequence[CandidateT], home_order: Sequence[str], now: float) -> CandidateT | None:
         """Returns the server that gets the next batch; None if the batch must wait.
 
-        Args:
-            servers: All servers, by priority.
-            home_order: With by-key routing, the addresses of the keys' home and its replacements; empty without keys.
-            now: The time.
+        With by-key routing, `home_order` has the addresses of the keys' home and its replacements.
         """
         if self._routing is Routing.BY_KEY and home_order:
             by_name = {server.address: server for server in servers}

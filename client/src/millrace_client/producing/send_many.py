@@ -42,7 +42,6 @@ class _Run:
 
     page: Page
     first: int
-    """The index of the first."""
     count: int
 
 

@@ -63,7 +63,6 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """The number of its events."""
         return self.stamp.last_sequence - self.stamp.first_sequence + 1
 
     @property
@@ -91,14 +90,7 @@ class Batch:
 
 
 class Server:
-    """The connection to one server, on one event loop.
-
-    Args:
-        target: Its address.
-        connection: How to connect.
-        config: The producer's limits.
-        on_change: Called on the event loop when the server becomes reachable or unreachable.
-    """
+    """The connection to one server, on one event loop."""
 
     def __init__(
         self, target: Target, connection: ConnectionOptions, config: ProducerConfig, on_change: Callable[[], None]
@@ -254,7 +246,6 @@ class ServerChannel:
         self._numbering.note_gap(self.name)
 
     def send(self, batch: Batch, now: float) -> None:
-        """Sends a batch behind those in progress."""
         batch.sent_at = now
         self.server.inflight_count += 1
         session = self._session

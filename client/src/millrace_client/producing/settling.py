@@ -42,7 +42,6 @@ class RateLimitedLog:
             LOG.warning(message, channel, server, pause_seconds, error.message)
 
     def failed(self, channel: str, event_count: int, error: MillraceError) -> None:
-        """Logs that events will not be stored."""
         kind = ("", channel, error.reason)
         event_count += self._unlogged_events.pop(kind, 0)
         if self._is_due(*kind):
@@ -71,13 +70,6 @@ class RateLimitedLog:
 class BatchSettler:
     """Settles batches and pages: results, callbacks, hooks, counters and the log. For the engine's event loop.
 
-    Args:
-        accumulator: Settles the events and releases their memory.
-        counters: Counts the outcomes.
-        callbacks: Runs the callbacks.
-        hooks: Informed of the outcomes. None: there are none.
-        clock: Returns the event loop's time.
-
     Attributes:
         retries: The batches that wait for another attempt. A part of a split batch follows the part before it.
     """
@@ -102,7 +94,6 @@ class BatchSettler:
             accumulator.on_drop = self._note_drop
 
     def store(self, batch: Batch, server: str, answer: pb.AppendStreamResponse) -> None:
-        """Settles a batch that a server has stored."""
         batch.note_attempt(server, None)
         seconds = self._clock() - batch.created_at
         counters = self._counters
@@ -155,12 +146,7 @@ class BatchSettler:
         return sum(following.count for following in [batch, *followers])
 
     def fail_expired(self, timed_before: float, error_of: Callable[[str], MillraceError]) -> int:
-        """Fails buffered events whose delivery time began so long ago; returns their number.
-
-        Args:
-            timed_before: When it began; infinity for all events.
-            error_of: Returns the error for a channel.
-        """
+        """Fails buffered events whose delivery time began before this; returns their number."""
         event_count = 0
         for buffer, page in self._accumulator.take_expired(timed_before):
             error = error_of(buffer.channel)

@@ -32,7 +32,6 @@ class Target:
     """The address of one server."""
 
     address: str
-    """Where to connect."""
     authority: str
     """The name in its certificate and in requests; empty: the address itself."""
 
@@ -94,8 +93,6 @@ class HealthWatch:
     A connection that breaks or cannot be established shows at once, and a server that is stopping says so.
 
     Args:
-        channel: The gRPC channel of the server.
-        backoff: The pauses between attempts.
         report: Called with each finding: whether the server is ready, and whether it is down.
     """
 
@@ -113,14 +110,12 @@ class HealthWatch:
         self._wakeup.set()
 
     def stop(self) -> None:
-        """Ends the watch."""
         self._is_ending = True
         self._wakeup.set()
         if self._call is not None:
             self._call.cancel()
 
     def run(self) -> None:
-        """Watches until `stop`."""
         failure_count = 0
         while not self._is_ending:
             # Once the server is known to be down, gRPC itself reconnects with growing pauses and reports a success.
