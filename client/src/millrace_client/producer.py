@@ -35,7 +35,57 @@ CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
 
 
-class Producer:
+class BufferingProducer:
+    """The part of a producer that does not depend on how its engine runs; base of both APIs' producers."""
+
+    def __init__(  # noqa: PLR0913 - all but the first have defaults
+        self,
+        endpoints: str | Sequence[str],
+        channel: str = "",
+        *,
+        config: ProducerConfig | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: tuple[tuple[str, str | int], ...] = (),
+        hooks: ProducerHooks | None = None,
+    ) -> None:
+        self._config = config or ProducerConfig()
+        self._channel = channel
+        self._producer_id = self._config.producer_id or new_txn_id()
+        self._counters = ProducerCounters()
+        self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
+        self._settings = EngineSettings(
+            endpoints=check_endpoints(endpoints),
+            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
+            config=self._config,
+            hooks=hooks,
+        )
+        self._buffers: dict[str, ChannelBuffer] = {}
+        self._process_id = os.getpid()
+        self._prepare_engine()
+
+    def _prepare_engine(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def producer_id(self) -> str:
+        """The producer's id, in context headers, and in its stamps if it was configured."""
+        return self._producer_id
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The limits."""
+        return self._config
+
+    def _channel_name(self, channel: str) -> str:
+        if name := channel or self._channel:
+            return name
+        raise BadArgumentError("channel: is empty; name one here, or when making the producer")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(self._settings.endpoints)}>"
+
+
+class Producer(BufferingProducer):
     """Sends events to one or several servers in the background. `send` returns at once.
 
         with Producer("127.0.0.1:7070", channel="orders") as producer:
@@ -86,47 +136,14 @@ class Producer:
         BadArgumentError: There is no endpoint, or several of them with a `producer_id`.
     """
 
-    def __init__(  # noqa: PLR0913 - all but the first have defaults
-        self,
-        endpoints: str | Sequence[str],
-        channel: str = "",
-        *,
-        config: ProducerConfig | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-        options: tuple[tuple[str, str | int], ...] = (),
-        hooks: ProducerHooks | None = None,
-    ) -> None:
-        self._config = config or ProducerConfig()
-        self._channel = channel
-        self._producer_id = self._config.producer_id or new_txn_id()
-        self._endpoints = check_endpoints(endpoints)
-        counters = ProducerCounters()
-        self._accumulator = Accumulator(self._config, self._producer_id, counters)
-        settings = EngineSettings(
-            endpoints=self._endpoints,
-            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
-            config=self._config,
-            hooks=hooks,
-        )
-        self._threaded = ThreadedEngine(settings, self._accumulator, counters)
+    def _prepare_engine(self) -> None:
+        self._threaded = ThreadedEngine(self._settings, self._accumulator, self._counters)
         self._put = self._accumulator.put
-        self._buffers: dict[str, ChannelBuffer] = {}
-        self._process_id = os.getpid()
         self._is_forked = False
         _PRODUCERS.add(self)
         self._finalizer = weakref.finalize(self, self._threaded.close_in_background)
         # When the program exits, the engine closes itself and waits.
         self._finalizer.atexit = False
-
-    @property
-    def producer_id(self) -> str:
-        """The producer's id, in context headers, and in its stamps if it was configured."""
-        return self._producer_id
-
-    @property
-    def config(self) -> ProducerConfig:
-        """The limits."""
-        return self._config
 
     def send(
         self,
@@ -194,9 +211,7 @@ class Producer:
     def _open_buffer(self, channel: str) -> ChannelBuffer:
         if self._is_forked:
             raise forked_error(self._process_id)
-        name = channel or self._channel
-        if not name:
-            raise BadArgumentError("channel: is empty; name one here, or when making the producer")
+        name = self._channel_name(channel)
         self._threaded.open()
         buffer = self._buffers[channel] = self._accumulator.buffer(name)
         return buffer
@@ -242,9 +257,6 @@ class Producer:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<Producer of {', '.join(self._endpoints)}>"
 
 
 _PRODUCERS: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -3,33 +3,28 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-import grpc
-
 from millrace_client._forks import FORKS, forked_error
-from millrace_client._settings import check_endpoints, new_txn_id
-from millrace_client.errors import BadArgumentError, BufferFullError, ProducerClosedError
+from millrace_client.errors import BufferFullError, ProducerClosedError
 from millrace_client.events import Event
-from millrace_client.producer import CLOSE_SECONDS
-from millrace_client.producing.accumulator import Accumulator
+from millrace_client.producer import CLOSE_SECONDS, BufferingProducer
 from millrace_client.producing.callbacks import Job, run_guarded
 from millrace_client.producing.channel_buffer import ChannelBuffer
-from millrace_client.producing.config import Overflow, ProducerConfig
-from millrace_client.producing.engine import Engine, EngineSettings, metrics_of
-from millrace_client.producing.metrics import ProducerCounters, ProducerHooks, ProducerMetrics
+from millrace_client.producing.config import Overflow
+from millrace_client.producing.engine import Engine, metrics_of
+from millrace_client.producing.metrics import ProducerCounters, ProducerMetrics
 from millrace_client.producing.pages import AsyncSendFuture, Page
 from millrace_client.producing.results import Callback
 from millrace_client.producing.sending import check_body, check_key, parts_of
-from millrace_client.producing.targets import ConnectionOptions
 from millrace_client.producing.threaded import ProducerCloseReport
 
 
-class AsyncProducer:
+class AsyncProducer(BufferingProducer):
     """Sends events to one or several servers, for the tasks of one event loop; see `millrace_client.Producer`.
 
         async with AsyncProducer("127.0.0.1:7070", channel="orders") as producer:
@@ -40,41 +35,10 @@ class AsyncProducer:
     hooks run on that loop, each in a call of its own, and must not block it.
     """
 
-    def __init__(  # noqa: PLR0913 - all but the first have defaults
-        self,
-        endpoints: str | Sequence[str],
-        channel: str = "",
-        *,
-        config: ProducerConfig | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
-        options: tuple[tuple[str, str | int], ...] = (),
-        hooks: ProducerHooks | None = None,
-    ) -> None:
-        self._config = config or ProducerConfig()
-        self._channel = channel
-        self._producer_id = self._config.producer_id or new_txn_id()
-        self._counters = ProducerCounters()
-        self._accumulator = Accumulator(self._config, self._producer_id, self._counters)
-        self._settings = EngineSettings(
-            endpoints=check_endpoints(endpoints),
-            connection=ConnectionOptions(credentials=credentials, options=tuple(options)),
-            config=self._config,
-            hooks=hooks,
-        )
+    def _prepare_engine(self) -> None:
         self._callbacks = _LoopCallbacks(self._counters)
         self._engine: Engine | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._buffers: dict[str, ChannelBuffer] = {}
-        self._process_id = os.getpid()
-
-    @property
-    def producer_id(self) -> str:
-        """The producer's id, in context headers, and in its stamps if it was configured."""
-        return self._producer_id
-
-    @property
-    def config(self) -> ProducerConfig:
-        return self._config
 
     @property
     def is_busy(self) -> bool:
@@ -144,9 +108,7 @@ class AsyncProducer:
 
     def _open_buffer(self, channel: str) -> ChannelBuffer:
         self._check_process()
-        name = channel or self._channel
-        if not name:
-            raise BadArgumentError("channel: is empty; name one here, or when making the producer")
+        name = self._channel_name(channel)
         if self._engine is None and self._accumulator.refusal is None:
             FORKS.check_usable()
             FORKS.watch(self)
@@ -203,9 +165,6 @@ class AsyncProducer:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"<AsyncProducer of {', '.join(self._settings.endpoints)}>"
 
 
 class _LoopCallbacks:

@@ -90,13 +90,7 @@ class Accumulator(BufferMemory):
         callback: Callback | None,
         may_wait: bool,  # noqa: FBT001 - passed by position, which is faster
     ) -> tuple[Page, int]:
-        """Adds an event; returns its page and its index in the page.
-
-        Raises:
-            BadArgumentError, TypeError: A header is malformed.
-            EventTooLargeError: The event is larger than the limit.
-            BufferFullError: The buffer has no room for it.
-        """
+        """Adds an event; returns its page and its index in the page."""
         bucket = buffer.keyless if key is None else buffer.buckets[self._hash(key) % BUCKETS]
         size = len(body) + SIZE_BYTES
         if not self.lock.acquire(False):
@@ -133,10 +127,8 @@ class Accumulator(BufferMemory):
             page.encoded_bytes += size
             page.held_bytes += held
             self.held_bytes += held
-            if position + 1 >= buffer.events_max:
-                self._close_page(bucket)
-            elif not position and not (self._is_timed or bucket.is_held):
-                self._wake_once()
+            if not position or position + 1 >= buffer.events_max:
+                self._note_first_or_last(buffer, bucket, page)
         finally:
             self.lock.release()
         return page, index
@@ -176,10 +168,8 @@ class Accumulator(BufferMemory):
             page.encoded_bytes = page.encoded_bytes + bulk.encoded_bytes if position else bulk.bytes_on_new_page
             page.held_bytes += bulk.held_bytes
             self.held_bytes += bulk.held_bytes
-            if len(page.bodies) >= buffer.events_max:
-                self._close_page(bucket)
-            elif not position and not (self._is_timed or bucket.is_held):
-                self._wake_once()
+            if not position or len(page.bodies) >= buffer.events_max:
+                self._note_first_or_last(buffer, bucket, page)
         finally:
             self.lock.release()
         return page, position + page.dropped_count
@@ -254,6 +244,13 @@ class Accumulator(BufferMemory):
         bucket.closed.append(bucket.page)
         bucket.page = None
         if not bucket.is_held:
+            self._wake_once()
+
+    def _note_first_or_last(self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page) -> None:
+        """Closes a page that is full now; otherwise wakes the engine for its first event."""
+        if len(page.bodies) >= buffer.events_max:
+            self._close_page(bucket)
+        elif not (self._is_timed or bucket.is_held):
             self._wake_once()
 
     def _wake_once(self) -> None:
