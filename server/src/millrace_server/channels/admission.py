@@ -20,7 +20,7 @@ from millrace_server.errors import (
 from millrace_server.wal.disk import Disk
 
 FREE_BYTES_SECONDS = 0.1
-"""How long a measurement of the free disk space is used; meanwhile written bytes are subtracted from it."""
+"""How long a measurement of the free space counts; written bytes are subtracted meanwhile."""
 
 DISK_RETRY_DELAY_SECONDS = 1.0
 
@@ -37,11 +37,7 @@ class Waiter:
         self._woken: asyncio.Future[bool] | None = None
 
     async def wait(self, seconds: float) -> bool:
-        """Waits to be woken.
-
-        Returns:
-            True where it was woken, False where the time passed.
-        """
+        """Returns True once the call is woken, False when the time has passed."""
         if seconds <= 0:
             return False
         loop = asyncio.get_running_loop()
@@ -87,16 +83,13 @@ class WaitQueue:
             del self._waiters[waiter]
 
     def is_first(self, waiter: Waiter) -> bool:
-        """Whether no other waiter came before."""
         return next(iter(self._waiters)) is waiter
 
     def wake_next(self) -> None:
-        """Wakes the first waiter."""
         if self._waiters:
             next(iter(self._waiters)).wake()
 
     def wake_all(self) -> None:
-        """Wakes all waiters."""
         for waiter in self._waiters:
             waiter.wake()
 
@@ -122,7 +115,6 @@ class Capacity:
         )
 
     def change(self, event_count: int, body_bytes: int) -> None:
-        """Counts a change, and wakes the first waiter where it freed something."""
         self.event_count += event_count
         self.body_bytes += body_bytes
         assert self.event_count >= 0, self.event_count
@@ -137,7 +129,6 @@ class Capacity:
         self.waiters.wake_next()
 
     def full_error(self, event_count: int, body_bytes: int, waited_seconds: float) -> MillraceError:
-        """The error for a commit that was not admitted in time."""
         message = (
             f"the channel holds {self.event_count} events of {self.events_max} and {self.body_bytes} body bytes of "
             f"{self.body_bytes_max}; no room for {event_count} more with {body_bytes} in {waited_seconds:g} s"
@@ -151,10 +142,7 @@ class Capacity:
 class DiskSpace:
     """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
 
-    Args:
-        disk: Where the directories are.
-        directories: Directories of the channel; the one with the least space counts.
-        clock: A monotonic clock in seconds.
+    The directory with the least space counts.
     """
 
     def __init__(self, disk: Disk, directories: Sequence[Path], clock: Callable[[], float]) -> None:
@@ -165,11 +153,7 @@ class DiskSpace:
         self._measured_until = clock()
 
     def reserve(self, byte_count: int, min_free_bytes: int) -> None:
-        """Counts bytes that puts are about to write.
-
-        Raises:
-            DiskFullError: They would leave less than `min_free_bytes`.
-        """
+        """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain."""
         if self._clock() >= self._measured_until:
             self._free_bytes = min(map(self._disk.free_bytes, self._directories))
             self._measured_until = self._clock() + FREE_BYTES_SECONDS
@@ -183,12 +167,7 @@ class DiskSpace:
 
 
 class ChannelLimits:
-    """Refuses requests that are too large for a channel.
-
-    Args:
-        config: The channel's configuration.
-        answer_bytes_max: Bytes that the events of one answer may have.
-    """
+    """Refuses requests that are too large for a channel."""
 
     def __init__(self, config: ChannelConfig, answer_bytes_max: int) -> None:
         self.transaction_capacity = config.transaction_capacity
@@ -212,7 +191,6 @@ class ChannelLimits:
                 )
 
     def refuse_above_open_bytes(self, batches: Sequence[StoredColumns]) -> None:
-        """Raises EventTooLargeError where one body has more bytes than one transaction may put."""
         body_bytes_max = self._open_body_bytes_max
         for stored in batches:
             if stored.body_bytes > body_bytes_max and stored.largest_body_bytes > body_bytes_max:
@@ -221,7 +199,6 @@ class ChannelLimits:
                 )
 
     def refuse_too_much(self, put_count: int, body_bytes: int) -> None:
-        """Raises TxnCapacityError where a transaction would put more events or bytes of bodies than it may."""
         if put_count > self.transaction_capacity:
             raise TxnCapacityError(
                 f"the transaction would put {put_count} events; transaction_capacity is {self.transaction_capacity}"
@@ -242,7 +219,7 @@ class ChannelLimits:
             )
 
     def takes_left(self, take_count: int, txn_id: str) -> int:
-        """How many more events a transaction may take; raises TxnCapacityError where there are none."""
+        """Returns how many more events a transaction may take; raises TxnCapacityError if none."""
         left = self.transaction_capacity - take_count
         if left <= 0:
             raise TxnCapacityError(
@@ -253,7 +230,7 @@ class ChannelLimits:
         return left
 
     def answer_limits(self, limits: TakeLimits, events_max: int) -> AnswerLimits:
-        """What one answer holds, of at most `events_max` events."""
+        """Returns the limits of one answer of at most `events_max` events."""
         answer_bytes_max = self._answer_bytes_max
         if limits.form is Form.ROWS:
             # Rows are encoded one by one, which holds up all other calls: so an answer in rows is small.

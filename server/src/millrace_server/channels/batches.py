@@ -30,20 +30,16 @@ class Form(Enum):
 
 
 class ColumnsSource(Protocol):
-    """Where columns that are not in memory are read from."""
+    """Reads columns that are not in memory."""
 
     def read(self, stored: "StoredColumns") -> Buffer:
         """The columns as they came."""
 
 
 class StoredColumns:
-    """The checked columns of one request: in memory, in a log, or in both.
+    """The checked columns of one request: in memory, in the log, or in both.
 
-    Attributes:
-        count: Events.
-        body_bytes: Bytes of their bodies.
-        raw_bytes: Bytes of the columns.
-        location: Where the channel's log stores them; None where they are in memory only.
+    `location` is None while they are in memory only.
     """
 
     __slots__ = ("_cutter", "_raw", "_source", "body_bytes", "count", "location", "raw_bytes")
@@ -61,7 +57,7 @@ class StoredColumns:
     def in_log(
         cls, location: Location, source: ColumnsSource, count: int, body_bytes: int, raw_bytes: int
     ) -> "StoredColumns":
-        """Columns that are in a log, and are read into memory on demand."""
+        """Returns columns that are in a log, and are read into memory on demand."""
         stored = cls(b"", count, body_bytes)
         stored.raw_bytes = raw_bytes
         stored.locate(location, source)
@@ -70,19 +66,16 @@ class StoredColumns:
 
     @classmethod
     def of(cls, columns: event_pb2.EventColumns) -> "StoredColumns":
-        """Columns that are known to be good."""
+        """Stores columns that are known to be valid."""
         return cls(columns.SerializeToString(), columns.count, sum(columns.body_sizes[:]))
 
     @classmethod
     def received(cls, received: Buffer | event_pb2.EventColumns) -> "StoredColumns":
-        """Columns from a client: checked, and kept as they came where they are plain.
-
-        Args:
-            received: The columns as they came, or parsed.
+        """Checks columns from a client, and keeps the received bytes where the columns are plain.
 
         Raises:
             ColumnsError: They contradict themselves.
-            DecodeError: They are no columns.
+            DecodeError: The bytes are not an EventColumns message.
         """
         if isinstance(received, event_pb2.EventColumns):
             columns = received
@@ -98,7 +91,7 @@ class StoredColumns:
 
     @property
     def raw(self) -> Buffer:
-        """The columns as they came, read from the log where they are not in memory."""
+        """The serialized columns, read from the log where they are not in memory."""
         # Another thread may have it forgotten meanwhile.
         if (raw := self._raw) is not None:
             return raw
@@ -107,56 +100,46 @@ class StoredColumns:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether `raw` needs no disk."""
         return self._raw is not None
 
     def locate(self, location: Location, source: ColumnsSource) -> None:
-        """Sets where a log stores them too."""
         self.location = location
         self._source = source
 
     def remember(self, raw: Buffer) -> None:
-        """Keeps what was read from the log, until it is forgotten."""
         self._raw = raw
 
     def forget(self) -> None:
-        """Drops what the log has too from memory."""
+        """Drops the columns from memory; the log has them."""
         assert self.location is not None, "only a log can give them back"
         self._raw = None
         self._cutter = None
 
     @property
     def largest_body_bytes(self) -> int:
-        """Bytes of the largest body; 0 where there is none."""
         return max(_parsed(self.raw).body_sizes[:], default=0)
 
     def first_index_above(self, answer_bytes_max: int) -> int | None:
-        """The first event that alone, in either form, might not fit an answer; None where all do."""
+        """Returns the first event that alone, in either form, might not fit an answer; None if all do."""
         # No event has more in it than the whole, however it is encoded.
         if self.raw_bytes + _ROW_HEADERS_BYTES <= answer_bytes_max:
             return None
         return _first_above(self.cutter(), 0, self.count, answer_bytes_max)
 
     def cutter(self, *, keep: bool = False) -> ColumnsCutter:
-        """Cuts these columns.
-
-        Args:
-            keep: Keep the cutter for the next call. For those who cut a batch up bit by bit; it costs memory until the
-                batch is gone.
-        """
+        """Returns a cutter of these columns; `keep` stores it for the next call, until the batch is gone."""
         cutter = self._cutter or ColumnsCutter(_parsed(self.raw))
         if keep:
             self._cutter = cutter
         return cutter
 
     def forget_cutter(self) -> None:
-        """Frees the cutter that `cutter` has kept; the batch is whole again."""
         self._cutter = None
 
 
 @dataclass(slots=True)
 class Window:
-    """Events `start` to `stop` (excluded) of stored columns. It does not change; see `StoredBatch`."""
+    """Events `start` to `stop` (excluded) of stored columns; immutable, see `StoredBatch`."""
 
     stored: StoredColumns
     start: int
@@ -165,38 +148,35 @@ class Window:
 
     @classmethod
     def whole(cls, stored: StoredColumns) -> "Window":
-        """The window on all of it."""
         return cls(stored, 0, stored.count, stored.body_bytes)
 
     @property
     def count(self) -> int:
-        """Events in the window."""
         return self.stop - self.start
 
     @property
     def is_whole(self) -> bool:
-        """Whether it spans all of the stored columns."""
         return self.stop - self.start == self.stored.count
 
     def part(self, start: int, stop: int) -> "Window":
-        """A window inside this one; indexes count from its first event."""
+        """Returns a window inside this one; indexes count from its first event."""
         if start == 0 and stop == self.count:
             return self
         start, stop = self.start + start, self.start + stop
         return Window(self.stored, start, stop, self.stored.cutter(keep=True).body_bytes(start, stop))
 
     def columns(self) -> Buffer:
-        """The window's events as a serialized EventColumns."""
+        """Returns the window's events as a serialized EventColumns."""
         if self.is_whole:
             return self.stored.raw
         return self.stored.cutter().cut(self.start, self.stop).SerializeToString()
 
     def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
-        """For each event its headers and its body."""
+        """Yields the headers and the body of each event."""
         return self.stored.cutter().rows(self.start, self.stop)
 
     def fit(self, body_bytes_max: int, answer_bytes_max: int, form: Form) -> "Fit":
-        """How many of the first events keep both limits, and what they take of them."""
+        """Returns how many of the first events stay within both limits."""
         if form is Form.COLUMNS and self.is_whole and self.body_bytes <= body_bytes_max:
             answer_bytes = self.stored.raw_bytes + _BATCH_BYTES
             if answer_bytes <= answer_bytes_max:
@@ -216,24 +196,18 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The first events of a window that keep an answer's limits."""
+    """The first events of a window that stay within an answer's limits."""
 
-    count: int
-    """0 where the first event alone passes a limit."""
-
+    count: int  # 0 where the first event alone exceeds a limit.
     body_bytes: int
-    """Bytes of their bodies."""
-
-    answer_bytes: int
-    """At least as many bytes as they have when encoded."""
+    answer_bytes: int  # An upper bound of their encoded size.
 
 
 @dataclass(slots=True)
 class StoredBatch:
     """A window whose events have their sequences.
 
-    It does not change. It is not frozen either: each commit makes some, and what is frozen takes three times as long
-    to make.
+    Immutable by convention: each commit creates some, and a frozen dataclass takes three times as long to create.
     """
 
     first_sequence: int
@@ -241,7 +215,6 @@ class StoredBatch:
 
     @property
     def count(self) -> int:
-        """Events in the batch."""
         return self.window.stop - self.window.start
 
     @property
@@ -251,23 +224,23 @@ class StoredBatch:
 
     @property
     def is_in_log(self) -> bool:
-        """Whether a log has its events; else a crash loses them."""
+        """Whether a log has its events; otherwise a crash loses them."""
         return self.window.stored.location is not None
 
     def part(self, start: int, stop: int) -> "StoredBatch":
-        """A part of the batch; indexes count from its first event."""
+        """Returns a part of the batch; indexes count from its first event."""
         if start == 0 and stop == self.count:
             return self
         return StoredBatch(self.first_sequence + start, self.window.part(start, stop))
 
     def between(self, from_sequence: int, to_sequence: int) -> "StoredBatch":
-        """The part from one sequence to another (excluded), which must overlap the batch."""
+        """Returns the part from one sequence to another (excluded), which must overlap the batch."""
         start = max(from_sequence - self.first_sequence, 0)
         stop = min(to_sequence - self.first_sequence, self.count)
         return self.part(start, stop)
 
     def without(self, start: int, count: int, body_bytes: int) -> "list[StoredBatch]":
-        """What remains where `count` events from an index on go, whose bodies have so many bytes."""
+        """Returns what remains without `count` events from an index on, whose bodies have `body_bytes`."""
         if start == 0 and count == self.count:
             return []
         mine, stop = self.window, start + count
@@ -282,7 +255,7 @@ class StoredBatch:
         return [front, StoredBatch(self.first_sequence + stop, back)]
 
     def joined(self, following: "StoredBatch") -> "StoredBatch | None":
-        """This batch and the one after it as one, where they are neighbours in the same stored columns."""
+        """Returns both batches as one where they are neighbours in the same stored columns, else None."""
         mine, theirs = self.window, following.window
         if (
             mine.stored is not theirs.stored
@@ -302,7 +275,6 @@ def _parsed(raw: Buffer) -> event_pb2.EventColumns:
 
 
 def _first_above(cutter: ColumnsCutter, start: int, stop: int, answer_bytes_max: int) -> int | None:
-    """The first event of a range that alone is above the limit."""
     # A range's bound is above that of each event in it: one look clears a whole range, where most are cleared.
     if max(cutter.columns_bytes_bound(start, stop), cutter.rows_bytes_bound(start, stop)) <= answer_bytes_max:
         return None
@@ -318,16 +290,14 @@ _SIZES_FIELD = event_pb2.HeaderColumn.SIZES_FIELD_NUMBER
 
 
 class _NotPlainError(Exception):
-    """Whether these columns are good is for protobuf and `check_columns` to find out."""
+    """Only protobuf and `check_columns` can decide whether these columns are valid."""
 
 
 def count_plain(raw: Buffer) -> tuple[int, int] | None:
-    """Counts columns that `check_columns` would pass.
+    """Returns the event count and body bytes of columns that `check_columns` would accept.
 
-    Returns:
-        How many events they hold, and how many bytes their bodies have together. None where they contradict themselves,
-        and where it takes protobuf to see what they mean: where their bytes are not those that protobuf would write for
-        them, but for the order of the fields. None also where protobuf is faster, see `place_of`.
+    Returns None where they contradict themselves, where their bytes differ from what protobuf would write by more than
+    the order of the fields, and where protobuf is faster, see `place_of`.
     """
     place = place_of(_BODIES_FIELD, raw)
     # Protobuf would not write a field for bodies without bytes.
@@ -342,7 +312,7 @@ def count_plain(raw: Buffer) -> tuple[int, int] | None:
 
 
 def _checked_count(rest: bytes, body_bytes: int) -> int:
-    """The number of events in valid columns, given the bytes of their bodies, which `rest` does not contain."""
+    """Returns the number of events in valid columns; `rest` is the columns without their bodies."""
     columns = pb.PackedColumns.FromString(rest)
     columns.DiscardUnknownFields()
     event_count, _, size_sum = _count_sizes(columns.body_sizes)
@@ -369,7 +339,7 @@ def _check_header(header: pb.PackedHeader, event_count: int) -> None:
 
 
 def _count_sizes(packed: bytes) -> tuple[int, int, int]:
-    """How many sizes a packed field holds, how many of them are 0, and what all come to."""
+    """Returns how many sizes a packed field holds, how many of them are 0, and their sum."""
     if (repeated := repeated_number(packed)) is not None:
         number, count = repeated
         return count, 0 if number else count, number * count
@@ -381,7 +351,6 @@ def _count_sizes(packed: bytes) -> tuple[int, int, int]:
 
 
 def _parsed_header(encoded: bytes) -> event_pb2.HeaderColumn:
-    """A HeaderColumn that is as protobuf would write it."""
     header = event_pb2.HeaderColumn.FromString(encoded)
     if header.ByteSize() != len(encoded):
         raise _NotPlainError

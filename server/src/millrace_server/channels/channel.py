@@ -23,7 +23,7 @@ _MICROSECONDS = 1_000_000
 
 
 def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
-    """The storage of a new channel in memory."""
+    """Returns the storage of a new channel in memory."""
     contents = Contents(name, Capacity(config.capacity, config.body_bytes_max))
     return ChannelStorage(
         channel_id=secrets.token_hex(16),
@@ -36,13 +36,8 @@ def memory_storage(name: str, config: ChannelConfig) -> ChannelStorage:
 class Channel:
     """A named, ordered queue of events.
 
-    All methods run on the event loop that created the channel. Those that are not coroutines are atomic.
-
-    Attributes:
-        transactions: Puts, takes, commits and appends.
-        deliveries: Takes that a stream or a sink owns.
-        claims: One reader's exclusive right to the channel.
-        updating: Held while the configuration changes: a change may wait for room, and the next one builds on it.
+    All methods run on the event loop that created the channel. Those that are not coroutines are atomic. The holder of
+    `updating` changes the configuration: a change may wait for room, and the next one builds on it.
     """
 
     def __init__(
@@ -75,42 +70,35 @@ class Channel:
 
     @property
     def fault(self) -> MillraceError | None:
-        """Why no commit is possible; None while the channel works."""
         return self._core.committer.fault
 
     @property
     def is_stalled(self) -> bool:
-        """Whether commits wait longer for the disk than they should."""
         return self._core.committer.is_stalled
 
     @property
     def counters(self) -> ChannelCounters:
-        """What the channel has counted since it was opened."""
         return self._contents.counters
 
     @property
     def event_count(self) -> int:
-        """Events in the channel, queued or taken."""
         return self._contents.capacity.event_count
 
     @property
     def open_transactions(self) -> int:
-        """Open transactions, deliveries included."""
         return self._core.channel_limit.open_count
 
     @property
     def first_sequence(self) -> int:
-        """The oldest queued sequence; the next one where the queue is empty."""
         return self._contents.first_sequence
 
     @property
     def oldest_sequence(self) -> int:
-        """The oldest sequence in the channel, queued or taken; all before it are removed. Takes O(taken batches)."""
+        """The oldest sequence, queued or taken; all before it are removed. Takes O(taken batches)."""
         return self._contents.oldest_sequence
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next event gets."""
         return self._contents.next_sequence
 
     @property
@@ -124,7 +112,6 @@ class Channel:
         return bool(self._contents.capacity.waiters)
 
     def gauges(self) -> ChannelGauges:
-        """The channel at this moment."""
         contents = self._contents
         return ChannelGauges(
             queued_events=contents.queue.event_count,
@@ -141,7 +128,6 @@ class Channel:
         )
 
     def has_room(self, event_count: int, body_bytes: int) -> bool:
-        """Whether so many events with so many bytes of bodies fit now."""
         return self._contents.capacity.admits(event_count, body_bytes)
 
     def has_accepted(self, stamp: Stamp) -> bool:
@@ -149,21 +135,15 @@ class Channel:
         return self._contents.ledger.has_accepted(stamp)
 
     def accepted_ranges(self, producer_id: str) -> list[tuple[int, int]]:
-        """A producer's accepted numbers as ascending ranges, both ends included."""
         return list(self._contents.ledger.intervals_of(producer_id))
 
     def refuse_if_closed(self) -> None:
-        """Raises ChannelNotFoundError once the channel is deleted."""
         self._contents.refuse_if_closed()
 
     # Reading without taking.
 
     async def queued(self, from_sequence: int) -> AsyncGenerator[StoredBatch]:
-        """The queued batches from a sequence on, up to the newest that is committed now.
-
-        Raises:
-            ChannelCorruptError: One of them is not what was written.
-        """
+        """Yields the queued batches from a sequence on, up to the newest that is committed now."""
         end = self._contents.next_sequence
         while batches := self._contents.queue.read(from_sequence, end):
             async for batch in self._contents.load(batches):
@@ -171,14 +151,14 @@ class Channel:
             from_sequence = batches[-1].end_sequence
 
     def subscribe(self) -> Subscriber:
-        """A subscriber to all batches that are committed from now on, until `unsubscribe`."""
+        """Returns a subscriber to all batches that are committed from now on, until `unsubscribe`."""
         return self._contents.subscribe()
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._contents.unsubscribe(subscriber)
 
     def parts(self, batch: StoredBatch, form: Form) -> Iterator[StoredBatch]:
-        """A batch in parts that each fit an answer; most often in one."""
+        """Splits a batch into parts that each fit an answer; most batches fit whole."""
         start = 0
         while start < batch.count:
             rest = batch.part(start, batch.count)
@@ -194,20 +174,18 @@ class Channel:
     # Claims.
 
     async def claim(self, reader_id: str, lease_seconds: float | None, *, takeover: bool) -> Claim:
-        """Grants a reader a claim, or renews its claim; see `ClaimRegistry.grant`."""
         self._core.refuse_new()
         return await self.claims.grant(reader_id, lease_seconds or self.config.lease_seconds, takeover=takeover)
 
     def renew_claim(self, reader_id: str, epoch: int, lease_seconds: float | None) -> Claim:
-        """Renews a claim, also while the server drains; see `ClaimRegistry.renew`."""
+        """Renews a claim, also while the server drains."""
         return self.claims.renew(reader_id, epoch, lease_seconds or self.config.lease_seconds)
 
     async def wait_for_events(self, claim: Claim, after_sequence: int, wait_seconds: float) -> None:
-        """Waits until there is an event after a sequence, or the time has passed. The claim's lease does not run.
+        """Waits until there is an event after a sequence, or the time has passed. The claim's lease is paused.
 
         Raises:
             NotClaimedError, ChannelClaimedError, StaleEpochError: The claim has ended meanwhile.
-            DrainingError: The server drains.
         """
         give_up = self._clock() + wait_seconds
         with claim.lease.paused(), self._contents.readers.join() as waiter:
@@ -219,23 +197,19 @@ class Channel:
     # Operations.
 
     async def purge(self) -> int:
-        """Removes all queued events without delivering them; returns how many.
-
-        Raises:
-            DiskFullError, ChannelLogFailedError: They could not be removed, and are still in the queue.
-        """
+        """Removes all queued events without delivering them; returns their number."""
         self._contents.refuse_if_closed()
         purged = self._contents.take_all()
         await remove(self._contents, self._core.committer, purged, is_purge=True)
         return sum(batch.count for batch in purged)
 
     async def update(self, config: ChannelConfig) -> str:
-        """Puts a new configuration in force, all of it or nothing.
+        """Applies a new configuration, all of it or nothing.
 
         Growing is immediate. Shrinking below what the channel holds waits up to the keep-alive.
 
         Returns:
-            Why nothing was changed, in a sentence; empty where it was.
+            Why nothing was changed; empty on success.
         """
         contents = self._contents
         if not await contents.resize(config.capacity, config.body_bytes_max, self.config.keep_alive_seconds):
@@ -247,17 +221,17 @@ class Channel:
         return ""
 
     def enforce(self, config: ChannelConfig) -> None:
-        """Puts a configuration in force at once; the channel may hold more than its limits allow."""
+        """Applies a configuration at once; the channel may hold more than its limits allow."""
         self._core.enforce(config)
 
     def drain(self) -> None:
-        """Begins nothing new from now on; open transactions may end."""
+        """Refuses new work from now on; open transactions may end."""
         self._core.is_draining = True
         self._contents.takers.wake_all()
         self._contents.readers.wake_all()
 
     def delete(self) -> None:
-        """Ends everything; all waiting and later calls are answered that the channel does not exist."""
+        """Ends everything; waiting and later calls raise ChannelNotFoundError."""
         self._contents.close()
         self.claims.forget()
         self.transactions.close()

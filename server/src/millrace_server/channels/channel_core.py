@@ -17,27 +17,18 @@ from millrace_server.errors import DrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStorage:
-    """What a channel is opened with: its identity, what it holds, and how its commits become durable."""
+    """The identity, contents and committer that a channel is opened with."""
 
-    channel_id: str
-    """Differs where a channel of the same name was deleted and created again."""
+    channel_id: str  # Differs where a channel of the same name was deleted and created again.
     contents: Contents
     committer: Committer
-    epochs_from: int
-    """All epochs of its claims are above it, so that no epoch of a former channel of the name is granted again."""
-    ended: EndedTxns = field(default_factory=EndedTxns)
-    """Transactions that ended before a restart."""
-    claim: ClaimRecord | None = None
-    """The newest claim before a restart."""
+    epochs_from: int  # Claim epochs start above it, so that no epoch of a former channel of the name is reused.
+    ended: EndedTxns = field(default_factory=EndedTxns)  # Transactions that ended before a restart.
+    claim: ClaimRecord | None = None  # The newest claim before a restart.
 
 
 class ChannelCore:
-    """The state that a channel's transactions and deliveries share.
-
-    Attributes:
-        server_limit: Counts the open transactions of all channels.
-        channel_limit: Counts those of this one.
-    """
+    """The state that a channel's transactions and deliveries share."""
 
     def __init__(
         self, name: str, config: ChannelConfig, storage: ChannelStorage, server_limit: TxnLimit, answer_bytes_max: int
@@ -56,34 +47,30 @@ class ChannelCore:
             self.claims.restore(storage.claim)
 
     def enforce(self, config: ChannelConfig) -> None:
-        """Puts a configuration in force; the channel may hold more than its limits allow."""
         self.config = config
         self.limits = ChannelLimits(config, self._answer_bytes_max)
         self.committer.enforce(config)
         self.contents.capacity.resize(config.capacity, config.body_bytes_max)
 
     def refuse_if_draining(self) -> None:
-        """Raises DrainingError where the server stops."""
         if self.is_draining:
             raise DrainingError("the server is stopping and begins nothing new; go to another or come back later")
 
     def refuse_new(self) -> None:
-        """Raises where nothing new may begin: the channel is deleted, or the server stops."""
+        """Raises where the channel is deleted or the server stops."""
         self.contents.refuse_if_closed()
         self.refuse_if_draining()
 
     def refuse_one_more(self) -> None:
-        """Raises TooManyTxnsError where no more transactions may be open."""
         self.server_limit.refuse_if_reached()
         self.channel_limit.refuse_if_reached()
 
     def count_open(self, change: int) -> None:
-        """Counts a transaction or delivery that was opened, or has ended."""
         self.channel_limit.count(change)
         self.server_limit.count(change)
 
     def largest_answer(self, limits: TakeLimits) -> AnswerLimits:
-        """What one answer holds of as many events as a transaction may take."""
+        """Returns the limits of an answer of as many events as a transaction may take."""
         return self.limits.answer_limits(limits, self.limits.transaction_capacity)
 
     def take_removable(self, limits: AnswerLimits) -> list[StoredBatch]:

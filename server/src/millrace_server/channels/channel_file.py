@@ -22,11 +22,9 @@ from millrace_server.channels.names import CHANNEL_NAME_PATTERN, shown
 from millrace_server.files import write_atomically
 
 CHANNEL_FILE = "channel.json"
-CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"
-"""What a crash may leave of a file that was being written."""
+CHANNEL_FILE_TEMPORARY = CHANNEL_FILE + ".tmp"  # A crash may leave it behind.
 
-CHECKPOINTS_ONLY = -1
-"""The index of a directory that holds checkpoints and no segments."""
+CHECKPOINTS_ONLY = -1  # The index of a directory that holds checkpoints and no segments.
 
 _FORMAT = "millrace channel"
 _VERSION = 1
@@ -35,10 +33,7 @@ _FILE_BYTES_MAX = 1 << 16
 
 
 class DirectoryError(Exception):
-    """Raised when a channel's directory cannot be used; a sentence for the operator, with paths.
-
-    Where the operating system refused something, `__cause__` is its OSError.
-    """
+    """Raised when a channel's directory cannot be used; the message names the path for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +41,12 @@ class ChannelIdentity:
     """The identity of a file channel: the same in all its directories."""
 
     name: str
-    channel_id: bytes
-    """What readers know the channel by, 16 bytes; another one once the channel is created again."""
-    log_id: bytes
-    """What its segments and checkpoints are bound to, 16 bytes; the channel id, unless it came from a backup."""
-    made_at_microseconds: int
-    """Unix time of its creation."""
+    channel_id: bytes  # 16 bytes; changes when the channel is deleted and created again.
+    log_id: bytes  # 16 bytes in its segments and checkpoints; equals the channel id unless restored from a backup.
+    made_at_microseconds: int  # Unix time of its creation.
 
     @classmethod
     def make(cls, name: str) -> "ChannelIdentity":
-        """A new, unique identity."""
         channel_id = secrets.token_bytes(_ID_BYTES)
         return cls(name, channel_id, channel_id, time.time_ns() // 1000)
 
@@ -65,19 +56,12 @@ class ChannelFile:
     """The channel file of one directory."""
 
     identity: ChannelIdentity
-    index: int
-    """Which of the channel's data directories it is, or CHECKPOINTS_ONLY."""
-    count: int
-    """So many data directories, from index 0 on, were known to have their file when this one was written."""
-    is_deleted: bool = False
-    """Whether the channel is being deleted: nothing in its directories counts any more."""
+    index: int  # Index among the channel's data directories, or CHECKPOINTS_ONLY.
+    count: int  # Data directories, from index 0 on, that had their file when this one was written.
+    is_deleted: bool = False  # The channel is being deleted: nothing in its directories counts any more.
 
     def write(self, directory: Path) -> None:
-        """Replaces the directory's channel file. Once this returns, it survives a power cut.
-
-        Raises:
-            OSError: The old file is still there, unless only the directory's sync failed.
-        """
+        """Replaces the directory's channel file durably. The old file remains on an OSError, unless the sync failed."""
         described = {
             "name": self.identity.name,
             "channel_id": self.identity.channel_id.hex(),
@@ -92,7 +76,7 @@ class ChannelFile:
 
     @classmethod
     def read(cls, directory: Path) -> "ChannelFile | None":
-        """The channel file of a directory; None where it has none.
+        """Returns the channel file of a directory; None where it has none.
 
         Raises:
             DirectoryError: The file cannot be read, is damaged, or another version wrote it.
@@ -125,7 +109,7 @@ class _Channel(BaseModel):
 
 
 def why_refused(error: OSError) -> str:
-    """Why the operating system did not open a file that must not be a link."""
+    """Returns why the operating system did not open a file that must not be a link."""
     return "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
 
 

@@ -43,11 +43,7 @@ class ChannelState(enum.Enum):
 
 
 class ChannelHandle:
-    """A channel's name and state, and the channel once it is open.
-
-    Attributes:
-        store: The channel's files; None while they are not open, and where there are none.
-    """
+    """A channel's name and state, and the channel once it is open; `store` is None without open files."""
 
     def __init__(self, name: str, config: ChannelConfig, on_change: Callable[[str], None]) -> None:
         self.name = name
@@ -57,17 +53,14 @@ class ChannelHandle:
         self._fault: MillraceError | None = None
         self.store: FileStore | None = None
         self.progress = ReplayProgress()
-        self.opened = asyncio.Event()
-        """Set once the channel is open, or it is known that it cannot be."""
+        self.opened = asyncio.Event()  # Set once the channel is open, or cannot be opened.
 
     @property
     def config(self) -> ChannelConfig:
-        """The configuration in force."""
         return self._channel.config if self._channel else self._config
 
     @property
     def state(self) -> ChannelState:
-        """Whether the channel can be used."""
         if self._channel is None and self._fault is None:
             return ChannelState.REPLAYING
         match self.fault:
@@ -82,7 +75,7 @@ class ChannelHandle:
 
     @property
     def replayed_fraction(self) -> float:
-        """How much of its log was read back, from 0 to 1."""
+        """Fraction of its log that was replayed, from 0 to 1."""
         return self.progress.fraction if self.state is ChannelState.REPLAYING else 1.0
 
     @property
@@ -98,31 +91,23 @@ class ChannelHandle:
 
     @property
     def trouble(self) -> str:
-        """What is wrong, in a sentence; empty while the channel works."""
+        """The reason for the state, in a sentence; empty while the channel works."""
         if self.state is ChannelState.STALLED:
             return "the disk does not answer; commits wait for it"
         return str(self.fault or "")
 
     @property
     def channel_if_open(self) -> Channel | None:
-        """The channel; None while it is not open."""
         return self._channel
 
     @property
     def channel(self) -> Channel:
-        """The open channel.
-
-        Raises:
-            ReplayingError: It is not open yet.
-            ChannelCorruptError, ChannelLogFailedError: It could not be opened.
-        """
         if self._channel is None:
             self.refuse_unless_open()
         assert self._channel is not None, "what is open has a channel"
         return self._channel
 
     def refuse_unless_open(self) -> None:
-        """Raises the error for calls to a channel that is not open."""
         if self._channel is not None:
             return
         if self._fault is not None:
@@ -134,13 +119,12 @@ class ChannelHandle:
         )
 
     def mark_open(self, channel: Channel) -> None:
-        """Makes the channel available."""
         self._channel = channel
         self.opened.set()
         self._on_change(self.name)
 
     def mark_failed(self, error: Exception) -> None:
-        """Marks the channel as failed until the server opens it again; only the log says why in detail."""
+        """Marks the channel as failed until the server opens it again; only the log has the details."""
         _log.error("a channel cannot be opened", channel=self.name, error=str(error), kind=type(error).__name__)
         if isinstance(error, LogCorruptError | UnknownVersionError | ChannelCorruptError):
             self._fault = ChannelCorruptError(

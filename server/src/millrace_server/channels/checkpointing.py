@@ -19,13 +19,6 @@ class Checkpointing:
     """Writes checkpoints at an interval and with each new segment, if anything has changed.
 
     Replay therefore reads little more than one segment, however many events are queued.
-
-    Args:
-        name: The channel's name, for the server's log.
-        journal: Takes snapshots of the channel.
-        files: The checkpoints.
-        log: The log, whose segments are removed when no checkpoint needs them.
-        needed_before: The oldest segment that the checkpoint on the disk needs; 0 if there is none.
     """
 
     def __init__(
@@ -54,12 +47,11 @@ class Checkpointing:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts to write checkpoints."""
         self._journal.on_new_segment = self._nudge.set
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stops writing checkpoints by itself. One that is being written is finished."""
+        """Stops the schedule; a checkpoint that is being written is finished."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -21,11 +21,7 @@ from millrace_server.errors import (
 
 
 class Claim:
-    """A living claim.
-
-    Attributes:
-        durable: Ends once the claim survives a crash; None where it does, or nothing does.
-    """
+    """A living claim; `durable` ends once it survives a crash, and is None where nothing is to be awaited."""
 
     __slots__ = ("durable", "epoch", "lease", "reader_id")
 
@@ -39,13 +35,8 @@ class Claim:
 class ClaimRegistry:
     """Grants the exclusive right to a channel to one reader at a time.
 
-    Each new claim has a new epoch, also for the same reader: so a reader that was presumed dead can be fenced off from
+    Each new claim has a new epoch, also for the same reader, so that a reader that was presumed dead is fenced off from
     its successor. Renewing keeps the epoch.
-
-    Args:
-        contents: The channel's contents.
-        committer: Makes claims and acknowledgements durable.
-        epochs_from: All epochs are above this number.
     """
 
     def __init__(self, contents: Contents, committer: Committer, epochs_from: int = 0) -> None:
@@ -61,11 +52,7 @@ class ClaimRegistry:
             self.claim = Claim(last.reader_id, last.epoch, Lease(last.lease_seconds, self.end))
 
     def renew(self, reader_id: str, epoch: int, lease_seconds: float | None = None) -> Claim:
-        """Renews a live claim, with another lease where one is given.
-
-        Raises:
-            NotClaimedError, ChannelClaimedError, StaleEpochError: It has ended.
-        """
+        """Renews a live claim, with another lease if given."""
         claim = self._require(reader_id, epoch)
         claim.lease.renew(lease_seconds)
         return claim
@@ -123,7 +110,6 @@ class ClaimRegistry:
             self._committer.record_claim(ClaimRecord(claim.reader_id, claim.epoch, claim.lease.seconds, has_ended=True))
 
     def forget(self) -> None:
-        """Drops the live claim, if any, of a channel that is deleted."""
         self._drop()
 
     def _drop(self) -> None:
@@ -134,30 +120,27 @@ class ClaimRegistry:
             self._contents.wake_taker()
 
     def release(self, reader_id: str, epoch: int | None) -> None:
-        """Ends the reader's claim."""
         self._require(reader_id, epoch)
         self.end()
 
     def refuse_if_claimed(self) -> None:
-        """Raises ChannelClaimedError while any claim lives."""
         if self.claim is not None:
             raise _claimed(self.claim)
 
     def read(
         self, reader_id: str, epoch: int | None, from_sequence: int, to_sequence: int
     ) -> AsyncGenerator[StoredBatch]:
-        """Reads a range, checking the claim again before each batch. The claim's lease does not run meanwhile.
+        """Yields a range in batches, checking the claim before each; its lease is paused meanwhile.
 
         Args:
-            reader_id: Who reads.
-            epoch: The claim's epoch; None to not check it.
+            reader_id: The reader.
+            epoch: The claim's epoch; None for no check.
             from_sequence: The first; 0 for the oldest.
             to_sequence: One past the last; 0 for what is committed now.
 
         Raises:
             SequenceGoneError: Part of the range is acknowledged, or not there yet.
-            NotClaimedError, ChannelClaimedError, StaleEpochError: The claim is not, or no longer, the reader's.
-            ChannelCorruptError: Some of the range is not what was written.
+            NotClaimedError, ChannelClaimedError, StaleEpochError: The reader does not hold the claim.
         """
         claim = self._require(reader_id, epoch)
         if 0 < to_sequence < from_sequence:
@@ -192,11 +175,7 @@ class ClaimRegistry:
             raise SequenceGoneError(f"sequence {min(first, end)} is acknowledged; the oldest that is not is {oldest}")
 
     async def acknowledge(self, reader_id: str, epoch: int | None, through_sequence: int) -> int:
-        """Removes all events up to a sequence, included; returns the oldest that remains.
-
-        Raises:
-            DiskFullError, ChannelLogFailedError: It could not be written; the events are still there.
-        """
+        """Removes all events up to a sequence, included; returns the oldest that remains."""
         self._require(reader_id, epoch)
         if through_sequence >= self._contents.next_sequence:
             raise SequenceGoneError(
@@ -207,7 +186,7 @@ class ClaimRegistry:
         return self._contents.first_sequence
 
     def _require(self, reader_id: str, epoch: int | None) -> Claim:
-        """The reader's live claim, whose lease restarts."""
+        """Returns the reader's live claim, and restarts its lease."""
         self._contents.refuse_if_closed()
         check_identifier("reader_id", reader_id)
         if epoch is not None and epoch != self._epoch:

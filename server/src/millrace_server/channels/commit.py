@@ -44,14 +44,12 @@ _MOVES = (
 
 
 class JournalEntry:
-    """What the journal writes in order: prepared when it is submitted, then applied, or aborted.
+    """An entry that the journal writes in order: prepared when it is submitted, then applied, or aborted.
 
     Attributes:
-        records: What the log stores of it.
-        needs_sync: Whether it is applied only after an fsync.
-        is_urgent: Whether that fsync comes at once, also where the channel syncs at an interval.
-        has_puts: Whether it needs room on the disk that something else might free.
-        submitted_at: When it was submitted, on the event loop's clock.
+        is_urgent: Sync at once, even in a channel that syncs at an interval.
+        has_puts: It needs disk space that something else might free.
+        submitted_at: On the event loop's clock.
     """
 
     __slots__ = ("submitted_at",)
@@ -69,7 +67,7 @@ class JournalEntry:
         """Takes effect: its records are in the log at these locations, and the log ended behind them."""
 
     def abort(self) -> None:
-        """Gives its place up, after all later entries have done so."""
+        """Reverses `prepare`, after all later entries have done so."""
 
     def fail(self, error: MillraceError) -> None:
         """Ends with an error, after `abort`."""
@@ -79,7 +77,6 @@ class JournalEntry:
         return False
 
     def ending_txns(self) -> Iterable[tuple[str, Receipt]]:
-        """The transactions that end with it."""
         return ()
 
 
@@ -92,8 +89,7 @@ class CommitContext(Protocol):
     def apply(self, commit: "Commit", locations: Sequence[Location]) -> None:
         """Applies the commit's contents; its columns are in the log at these locations."""
 
-    def abort(self, commit: "Commit") -> None:
-        """Aborts the commit's contents."""
+    def abort(self, commit: "Commit") -> None: ...
 
 
 class Commit(JournalEntry):
@@ -103,36 +99,16 @@ class Commit(JournalEntry):
     ChannelLogFailedError where it was aborted. Any number of callers may wait; a cancelled one does not affect the
     commit. No future is created unless a caller waits.
 
-    Args:
-        puts: The events to store.
-        takes: The taken events to remove.
-        stamp: Names what is stored, in the producer's own numbers.
-
     Attributes:
-        dropped_count: Events that the stamp showed to be stored already.
-        has_new_numbers: Whether the stamp has numbers that were not accepted before; they are stored also without
-            events.
-        is_purge: Whether the takes are removed without a consumer having had them.
-        txn_ids: The transactions that end with it.
-        txn_count: How many transactions the counters count for it.
+        has_new_numbers: The stamp has numbers that were not accepted before; they are stored also without events.
+        is_purge: The takes are removed without a delivery to a consumer.
         on_committed: Called once it is durable, from the event loop or before `Committer.submit` returns.
-        on_aborted: Called once it is aborted; what it was to take is still out of the queue.
-        put_count: Events that it puts.
-        put_body_bytes: Bytes of their bodies.
-        put_raw_bytes: Bytes of the columns that hold them.
-        puts_whole_columns: Whether these columns hold nothing else.
-        take_count: Events that it removes.
-        event_count: Events that the channel gains; negative where it loses some.
-        body_bytes: Bytes of bodies that the channel gains; negative where it loses some.
-        needs_room: Whether the channel gains anything.
-        first_sequence: The first sequence of its puts, from PREPARED on; the next sequence where it puts nothing.
-        batches: Its puts with their sequences, from PREPARED on.
-        acceptance: What accepting the stamp changed, from PREPARED on.
-        receipt: Its result, from PREPARED on; it holds once DURABLE.
-        error: Why it was aborted.
-        needs_record: Whether the log stores anything of it.
-        is_in_memory: Whether a spillable channel keeps it in memory only.
-        context: Where it takes effect; set by the journal.
+        on_aborted: Called once it is aborted; its takes are still out of the queue.
+        puts_whole_columns: The stored columns hold no other events than the puts.
+        event_count: Events that the channel gains; negative where it loses some. So is `body_bytes`.
+        first_sequence: The first sequence of its puts, from PREPARED on, as are `batches`, `acceptance` and `receipt`.
+        needs_record: The log stores something of it.
+        is_in_memory: A spillable channel keeps it in memory only.
     """
 
     __slots__ = (
@@ -213,18 +189,17 @@ class Commit(JournalEntry):
 
     @classmethod
     def repeated(cls, receipt: Receipt) -> "Commit":
-        """A durable commit that answers the repeat of one that ended before."""
+        """Returns a durable commit that answers the repeat of one that ended before."""
         commit = cls([], [])
         commit.state, commit.receipt = CommitState.DURABLE, receipt
         return commit
 
     @property
     def is_repeat(self) -> bool:
-        """Whether it only repeats what was committed before, so that the log stores nothing of it."""
+        """Whether it only repeats an earlier commit, so that the log stores nothing of it."""
         return not (self.txn_ids or self.puts or self.takes or self.has_new_numbers)
 
     def move(self, target: CommitState) -> None:
-        """Moves to another state; only the channel's contents call this."""
         assert (self.state, target) in _MOVES, (self.state, target)
         self.state = target
 
@@ -235,7 +210,6 @@ class Commit(JournalEntry):
         self.puts_whole_columns = True
 
     def keep_in_memory(self) -> None:
-        """Stores nothing of it in the log."""
         self.is_in_memory = True
         self.has_puts = self.needs_sync = self.needs_record = False
 
@@ -270,14 +244,13 @@ class Commit(JournalEntry):
     # Its end.
 
     def complete(self) -> None:
-        """Tells all who wait that the commit is durable."""
         if self.on_committed is not None:
             self.on_committed(self)
         if self._waiters or self._callbacks:
             self._wake()
 
     def add_done_callback(self, callback: "Callable[[Commit], None]") -> None:
-        """Calls back when a commit that was submitted becomes durable or is aborted; at once where it has ended."""
+        """Calls back once a submitted commit is durable or aborted; at once where it has ended."""
         if self.is_in_flight:
             self._callbacks = (*self._callbacks, callback)
         else:
@@ -285,7 +258,6 @@ class Commit(JournalEntry):
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether it was submitted and has not ended."""
         return self.error is None and self.state is not CommitState.DURABLE
 
     def __await__(self) -> Generator[Any, None, Receipt]:

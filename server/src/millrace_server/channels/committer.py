@@ -14,7 +14,7 @@ from millrace_server.errors import MillraceError
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """What the log stores of a claim."""
+    """The part of a claim that the log stores."""
 
     reader_id: str
     epoch: int
@@ -27,23 +27,21 @@ class Committer(Protocol):
 
     @property
     def fault(self) -> MillraceError | None:
-        """Why no commit is possible; None while the committer works."""
+        """The reason why no commit is possible; None while the committer works."""
 
     @property
     def is_stalled(self) -> bool:
-        """Whether commits wait longer for the disk than they should."""
+        """Whether commits wait for a slow disk."""
 
     @property
     def memory_event_count(self) -> int:
-        """Events of the channel that are in memory only, so that a crash loses them."""
+        """Events in memory only, which a crash loses."""
 
     def enforce(self, config: ChannelConfig) -> None:
-        """Puts a new configuration in force."""
+        """Applies a new configuration."""
 
     def submit(self, commit: Commit) -> None:
         """Prepares a commit that was planned just now, and makes it durable: before this returns, or later.
-
-        The caller awaits the commit, or is called back by it.
 
         Raises:
             DiskFullError: There is no room for the puts; the commit is still PLANNED.
@@ -52,15 +50,10 @@ class Committer(Protocol):
         """
 
     def record_rollback(self, txn_id: str, *, has_expired: bool) -> None:
-        """Stores, without waiting for it, that a transaction was rolled back."""
+        """Stores a rollback, without waiting for it."""
 
     def record_claim(self, claim: ClaimRecord) -> "asyncio.Future[None] | None":
-        """Stores a claim.
-
-        Returns:
-            A future that ends once the claim is durable; None where it is already. A caller need not wait for the end
-            of a claim.
-        """
+        """Stores a claim; returns a future that ends once the claim is durable, or None if it is already."""
 
 
 class MemoryCommitter:
@@ -94,11 +87,7 @@ class MemoryCommitter:
 async def remove(
     contents: Contents, committer: Committer, taken: Sequence[StoredBatch], *, is_purge: bool = False
 ) -> None:
-    """Removes events that were just taken out of the queue; returns them to it where that fails.
-
-    Raises:
-        DiskFullError, ChannelLogFailedError: The removal could not be committed.
-    """
+    """Removes events that were just taken out of the queue; returns them to it on failure."""
     commit = Commit([], taken)
     commit.is_purge = is_purge
     commit.on_aborted = lambda _: contents.put_back(taken)

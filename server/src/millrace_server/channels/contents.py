@@ -13,8 +13,7 @@ from millrace_server.channels.queue import AnswerLimits, EventQueue
 from millrace_server.channels.stamps import Stamp, StampLedger
 from millrace_server.errors import ChannelNotFoundError, TxnCapacityError
 
-_AHEAD_BYTES = 4 << 20
-"""Bytes of columns that are read from a log at once, ahead of their use."""
+_AHEAD_BYTES = 4 << 20  # Bytes of columns that are read from a log at once, ahead of their use.
 
 _UNLIMITED_EVENTS = 1 << 62
 _SUBSCRIBER_BATCHES_MAX = 1_000
@@ -24,8 +23,8 @@ _SUBSCRIBER_BODY_BYTES_MAX = 64 << 20
 class Subscriber:
     """Receives the batches that a channel commits from now on, without taking them.
 
-    What it has not fetched yet is bounded; a subscriber that is slower than the channel misses the oldest batches and
-    learns how many events they held.
+    Its buffer is bounded: a subscriber that is slower than the channel misses the oldest batches, and gets their number
+    of events.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,6 @@ class Subscriber:
         self.is_ended = False
 
     def publish(self, batch: StoredBatch) -> None:
-        """Adds a batch that was committed just now."""
         self._batches.append(batch)
         self._body_bytes += batch.window.body_bytes
         while len(self._batches) > _SUBSCRIBER_BATCHES_MAX or (
@@ -53,7 +51,7 @@ class Subscriber:
         self._news.set()
 
     async def next_batch(self) -> tuple[int, StoredBatch] | None:
-        """The count of events missed before the next batch, and that batch; None at the end."""
+        """Returns the next batch and the number of events missed before it; None at the end."""
         while not self._batches:
             if self.is_ended:
                 return None
@@ -71,12 +69,6 @@ class Contents:
     A commit is planned, waits until it is admitted, is planned again, and is prepared: between its last plan and its
     preparation nothing else happens. A prepared commit holds its sequences and its room. It is applied once it is
     durable, or aborted. Commits are applied in the order in which they were prepared, and aborted from the last one on.
-
-    Args:
-        name: The channel's name.
-        capacity: Counts the events against the limits; empty.
-        next_sequence: The first sequence that it assigns.
-        columns: Reads events that are not in memory; None where all are.
     """
 
     def __init__(
@@ -99,15 +91,11 @@ class Contents:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest queued sequence; the next one to come where the queue is empty."""
         return self.queue.first_sequence or self.next_sequence
 
     @property
     def oldest_sequence(self) -> int:
-        """The oldest sequence that is still in the channel, queued or taken; all before it are removed.
-
-        Takes time proportional to the taken batches.
-        """
+        """The oldest sequence, queued or taken; all before it are removed. Takes O(taken batches)."""
         return min([self.first_sequence, *self._taken])
 
     @property
@@ -116,22 +104,19 @@ class Contents:
         return self._assigned_sequence
 
     def held_batches(self) -> list[StoredBatch]:
-        """All committed events, queued or taken, in no order."""
+        """Returns all committed events, queued or taken, in no order."""
         return [*self.queue, *self._taken.values()]
 
     def restore(self, queue: EventQueue, ledger: StampLedger) -> None:
-        """Restores the contents from a log."""
         self.queue = queue
         self.ledger = ledger
         self.capacity.change(queue.event_count, sum(batch.window.body_bytes for batch in queue))
 
     def refuse_if_closed(self) -> None:
-        """Raises ChannelNotFoundError once the channel is deleted."""
         if self._is_closed:
             raise ChannelNotFoundError(f"channel {self._name!r} was deleted", channel=self._name)
 
     def close(self) -> None:
-        """Closes a deleted channel: all waiting and later calls raise ChannelNotFoundError."""
         self._is_closed = True
         self.takers.wake_all()
         self.readers.wake_all()
@@ -142,12 +127,7 @@ class Contents:
     # Commits.
 
     def plan(self, puts: Sequence[Window], takes: Sequence[StoredBatch], stamp: Stamp | None) -> Commit:
-        """Plans a commit of these puts and takes.
-
-        Raises:
-            BadArgumentError: The stamp overlaps in part what the producer has stored.
-            TxnCapacityError: The puts would not fit the channel if it were empty.
-        """
+        """Plans a commit; raises TxnCapacityError where its puts would not fit even an empty channel."""
         self.refuse_if_closed()
         if stamp is not None:
             event_count = sum(put.count for put in puts)
@@ -202,7 +182,7 @@ class Contents:
             self.capacity.waiters.wake_next()
 
     def prepare(self, commit: Commit) -> None:
-        """Assigns a planned commit its sequences, accepts its stamp, and charges the room that it needs."""
+        """Assigns a planned commit its sequences, accepts its stamp, and reserves its room."""
         commit.move(CommitState.PREPARED)
         first_sequence = next_sequence = self._assigned_sequence
         batches = []
@@ -221,7 +201,7 @@ class Contents:
             commit.receipt = Receipt(is_deduplicated=is_deduplicated)
 
     def apply(self, commit: Commit) -> None:
-        """Makes a prepared commit visible: removes its takes, queues its puts, wakes the calls that wait for them."""
+        """Makes a prepared commit visible: removes its takes, queues its puts, wakes the takers."""
         assert commit.first_sequence == self.next_sequence, "commits are applied in their order"
         commit.move(CommitState.DURABLE)
         for batch in commit.batches:
@@ -252,11 +232,7 @@ class Contents:
         self.capacity.change(-max(commit.event_count, 0), -max(commit.body_bytes, 0))
 
     async def resize(self, events_max: int, body_bytes_max: int, keep_alive_seconds: float) -> bool:
-        """Sets new limits, once what the channel holds fits them.
-
-        Returns:
-            False where it did not in time; then nothing has changed.
-        """
+        """Sets new limits once the contents fit them; returns False, and changes nothing, if that takes too long."""
         clock = asyncio.get_running_loop().time
         give_up = clock() + keep_alive_seconds
         is_woken = True
@@ -276,20 +252,12 @@ class Contents:
     # Takes.
 
     async def prefetch(self, limits: AnswerLimits) -> None:
-        """Reads the events for a take with these limits into memory, without blocking the event loop.
-
-        Raises:
-            ChannelCorruptError: Some of them are not what was written.
-        """
+        """Reads the events for a take with these limits into memory, without blocking the event loop."""
         if self._columns is not None:
             await self._columns.load(_first_of(self.queue, limits.events_max))
 
     async def load(self, batches: Iterable[StoredBatch]) -> AsyncGenerator[StoredBatch]:
-        """The same batches, each when it is in memory.
-
-        Raises:
-            ChannelCorruptError: One of them is not what was written.
-        """
+        """Yields the same batches, each once it is in memory."""
         left = list(batches)
         while left:
             group = _first_of(left, _UNLIMITED_EVENTS)
@@ -304,15 +272,12 @@ class Contents:
         return self._mark_taken(self.queue.take(limits))
 
     def take_through(self, sequence: int) -> list[StoredBatch]:
-        """Takes all queued events up to a sequence, included."""
         return self._mark_taken(self.queue.remove_through(sequence))
 
     def take_all(self) -> list[StoredBatch]:
-        """Takes all queued events."""
         return self._mark_taken(self.queue.clear())
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
-        """Returns taken events to their places."""
         self._remove_taken(batches)
         self.queue.put_back(batches)
         self.wake_taker()
@@ -329,23 +294,20 @@ class Contents:
             self.taken_count -= batch.count
 
     def wake_taker(self) -> None:
-        """Wakes one who waits for events, where there are any."""
         if self.queue.event_count:
             self.takers.wake_next()
 
     def subscribe(self) -> Subscriber:
-        """A subscriber to all batches that are committed from now on, until `unsubscribe`."""
         subscriber = Subscriber()
         self._subscribers.add(subscriber)
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Ends a subscription."""
         self._subscribers.discard(subscriber)
 
 
 def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBatch]:
-    """The first batches, up to a number of events or of bytes, and one at least where there is any."""
+    """Returns the first batches, up to a number of events or bytes, and at least one if there is any."""
     first = []
     event_count = 0
     raw_bytes = 0
@@ -359,7 +321,7 @@ def _first_of(batches: Iterable[StoredBatch], events_max: int) -> list[StoredBat
 
 
 def _select(windows: Sequence[Window], ranges: Sequence[tuple[int, int]]) -> list[Window]:
-    """The parts of windows, taken as one run of events, that the ranges name."""
+    """Returns the parts of windows, taken as one run of events, that the ranges name."""
     selected = []
     offset = 0
     for window in windows:

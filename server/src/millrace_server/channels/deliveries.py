@@ -14,11 +14,7 @@ _FOREVER_SECONDS = 1e9
 
 
 class Deliveries:
-    """The deliveries of one channel. A delivery is a transaction without an id and a lease.
-
-    Args:
-        core: What the channel's parts share.
-    """
+    """The deliveries of one channel. A delivery is a transaction without an id and a lease."""
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
@@ -26,7 +22,6 @@ class Deliveries:
         self._open: set[Transaction] = set()
 
     async def deliver(self, limits: TakeLimits) -> Transaction:
-        """Takes events as soon as there are any; waits without a limit."""
         delivery = await self.deliver_while(limits, self._admits_new)
         assert delivery is not None, "a caller that is not admitted gets an error"
         return delivery
@@ -36,10 +31,10 @@ class Deliveries:
         return True
 
     async def deliver_while(self, limits: TakeLimits, is_wanted: Callable[[], bool]) -> Transaction | None:
-        """Takes events as soon as there are any; None once they are not wanted any more.
+        """Takes events as soon as there are any; returns None once `is_wanted` returns False.
 
-        For the server's own sinks, which go on while the server drains. Call `Channel.wake_takers` when the result of
-        `is_wanted` changes.
+        For the server's own sinks, which continue while the server drains. Call `Channel.wake_takers` when the result
+        of `is_wanted` changes.
         """
         batches: list[StoredBatch] = []
         core = self._core
@@ -74,14 +69,11 @@ class Deliveries:
         return batches
 
     def settle(self, delivery: Transaction) -> Commit:
-        """Removes the events of a delivery. Where that fails they return to their place, to be delivered again.
+        """Removes the events of a delivery. On failure they return to the queue, to be delivered again.
 
         Returns:
-            The commit that removes them; where the delivery was settled or returned before, the commit in flight or
+            The commit that removes them; for a delivery that was settled or returned before, the commit in flight or
             one without effect.
-
-        Raises:
-            ChannelLogFailedError: The log has failed; the events are back.
         """
         if delivery.committing is not None:
             return delivery.committing
@@ -113,12 +105,10 @@ class Deliveries:
         self._core.count_open(-1)
 
     def nack(self, delivery: Transaction) -> None:
-        """Returns the events of a delivery to their place."""
         if delivery.committing is None:
             self._return(delivery)
 
     def close(self) -> None:
-        """Ends all deliveries of a channel that is deleted."""
         for delivery in list(self._open):
             self._end(delivery, TxnState.ROLLED_BACK)
 

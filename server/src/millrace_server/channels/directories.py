@@ -34,13 +34,7 @@ _LOG_FILE = re.compile(r"segment-\d{12}\.(log|new)|checkpoint(\.previous|\.new)?
 
 
 class ChannelDirectories:
-    """The directories of one channel, locked; see `open_directories`. All calls wait for the disk.
-
-    Attributes:
-        identity: Who the channel is.
-        data_dirs: Where its segments go.
-        checkpoint_dir: Where its checkpoints go; may be one of them.
-    """
+    """The locked directories of one channel; see `open_directories`. All calls block on the disk."""
 
     def __init__(
         self, data_dirs: Sequence[Path], checkpoint_dir: Path, files: Mapping[Path, ChannelFile], locks: ExitStack
@@ -53,11 +47,11 @@ class ChannelDirectories:
         self._is_marked = False
 
     def mark_deleted(self) -> None:
-        """Decides that the channel is deleted. Once this returns, it is, whatever crashes.
+        """Marks the channel as deleted, durably.
 
         Raises:
-            OSError: It is not, and may go on.
-            DirectoryError: It is unknown whether it is. The channel must store nothing more; this call may be repeated.
+            OSError: It is not marked, and may continue.
+            DirectoryError: It may be marked. The channel must store nothing more; this call may be repeated.
         """
         marked: list[Path] = []
         for path, file in self._files.items():
@@ -82,12 +76,10 @@ class ChannelDirectories:
             raise DirectoryError(doubt.format(failed / CHANNEL_FILE, "the sync of its name failed"))
 
     def remove(self) -> None:
-        """Removes the channel's files, then the directories that are empty without them, and releases the locks.
+        """Removes the channel's files, then its directories if they are empty, and releases the locks.
 
-        To be called after `mark_deleted`, once the log is closed. Files of others stay, and then their directory too.
-
-        Raises:
-            OSError: Some may be removed; the rest by another call, or at the next start.
+        Call it after `mark_deleted`, once the log is closed. Foreign files stay, and with them their directory. After
+        an OSError another call, or the next start, removes the rest.
         """
         assert self._is_marked, "what is removed was marked before"
         for path in self._files:
@@ -101,25 +93,19 @@ class ChannelDirectories:
         self.close()
 
     def close(self) -> None:
-        """Releases the locks. May be called again."""
         self._locks.close()
 
 
 def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path) -> ChannelDirectories:
-    """Locks a channel's directories, and creates missing ones. Waits for the disk.
+    """Locks a channel's directories, and creates missing ones. Blocks on the disk.
 
-    Once this returns, no other process or channel uses them, and their channel files agree, also after a power cut. A
-    channel that was being deleted is removed and created again. Directories may be added, moved and reordered.
-
-    Args:
-        name: The channel's name.
-        data_dirs: Where its segments go, one or more, each for this channel alone.
-        checkpoint_dir: Where its checkpoints go, for this channel alone; may be one of them.
+    Afterwards no other process or channel uses them, and their channel files agree, also after a power cut. A channel
+    that was being deleted is removed and created again. Directories may be added, moved and reordered.
 
     Raises:
         DirectoryInUseError: Another process or channel uses one of them.
-        DirectoryError: One cannot be used, is another channel's, is missing or damaged. No file in them was changed,
-            unless the disk failed.
+        DirectoryError: One cannot be used, belongs to another channel, is missing or damaged. No file in them was
+            changed, unless the disk failed.
     """
     with ExitStack() as locks:
         places = _make(name, data_dirs, checkpoint_dir)
@@ -140,7 +126,7 @@ def open_directories(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path)
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Raises the operating system's errors as DirectoryError."""
+    """Converts the operating system's errors to DirectoryError."""
     try:
         yield
     except OSError as error:
@@ -168,7 +154,7 @@ def _make_one(path: Path) -> None:
 
 
 def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
-    """What each directory says of itself, after making sure that all say the same, or nothing and hold nothing."""
+    """Reads the channel files, and checks that they agree and that directories without one are empty."""
     files = {path: ChannelFile.read(path) for path in places}
     known = [(path, file.identity) for path, file in files.items() if file]
     for path, identity in known:
@@ -193,7 +179,7 @@ def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
 
 
 def _indexes(name: str, data_dirs: Sequence[Path], files: Mapping[Path, ChannelFile | None]) -> dict[Path, int]:
-    """Which index each directory has, after making sure that none is missing."""
+    """Returns the index of each directory, after checking that none is missing."""
     known_count = _known_count(files)
     holders: dict[int, Path] = {}
     for path, file in files.items():
@@ -273,13 +259,13 @@ _PROCESS_ID_DIGITS_MAX = 20
 
 
 class DirectoryInUseError(DirectoryError):
-    """Returned when another process, or another channel of this one, uses the directory."""
+    """Raised when another process, or another channel of this one, uses the directory."""
 
 
 def lock_directory(path: Path) -> int:
     """Locks a channel's directory until the returned descriptor is closed.
 
-    The lock is the kernel's: it ends with the process, however that ends.
+    The kernel holds the lock: it ends with the process, however that ends.
 
     Raises:
         DirectoryInUseError: Another process or channel holds it.

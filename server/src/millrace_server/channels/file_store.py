@@ -46,11 +46,7 @@ class _OpenFiles:
 
 
 class FileStore:
-    """The open files of a channel; see `FileStores.open`.
-
-    Attributes:
-        storage: What the channel is opened with.
-    """
+    """The open files of a channel; see `FileStores.open`."""
 
     def __init__(
         self,
@@ -68,23 +64,21 @@ class FileStore:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes that the log takes on the disk."""
         return self._files.log.byte_count()
 
     @property
     def segment_count(self) -> int:
-        """Files of the log."""
         return self._files.log.segment_count
 
     @property
     def damage(self) -> str:
-        """The first damage that reading met since the opening; empty where there was none."""
+        """The first damage that reading has found since the opening; empty without any."""
         return self._files.columns.damage
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Writes a last checkpoint, so that the next opening reads hardly anything, and closes the files.
 
-        Before that, what is in memory only is written to the log, for as long as the time lasts.
+        Before that, events in memory are written to the log, within the timeout.
         """
         await self._checkpointing.stop()
         try:
@@ -96,19 +90,11 @@ class FileStore:
             await asyncio.to_thread(self._files.close)
 
     async def mark_deleted(self) -> None:
-        """Marks the channel as deleted, so that it is gone even if the server ends before its files are removed.
-
-        Raises:
-            OSError, DirectoryError: It could not be marked.
-        """
+        """Marks the channel as deleted, so that it is gone even if the server ends before its files are removed."""
         await asyncio.to_thread(self._files.directories.mark_deleted)
 
     async def remove(self) -> None:
-        """Removes the files of a channel that was marked and is used no more.
-
-        Raises:
-            OSError: Some may be left; the next opening of a channel of this name removes them.
-        """
+        """Removes the files of a channel that was marked; after an OSError, opening it again removes the rest."""
         await self._checkpointing.stop()
         self._journal.close()
         await asyncio.to_thread(self._remove)
@@ -127,11 +113,9 @@ class ClosedStore:
         self._open_directories = open_directories
 
     async def mark_deleted(self) -> None:
-        """As `FileStore.mark_deleted`."""
         await asyncio.to_thread(self._mark)
 
     async def remove(self) -> None:
-        """As `FileStore.remove`."""
         await asyncio.to_thread(self._remove)
 
     def _mark(self) -> None:
@@ -150,12 +134,7 @@ def _remove_deleted(directories: ChannelDirectories) -> None:
 
 
 class FileStores:
-    """Opens the files of channels.
-
-    Args:
-        base: Where channels are kept that do not say where, each in a directory of its own.
-        disk: The operating system's files.
-    """
+    """Opens the files of channels; those without directories of their own are below `base`."""
 
     def __init__(self, base: Path, disk: Disk) -> None:
         self._base = base
@@ -167,8 +146,7 @@ class FileStores:
     def finish_deletions(self, configured: Container[str]) -> None:
         """Removes the files of channels whose deletion a crash has interrupted, below the server's own directory.
 
-        Args:
-            configured: Names of channels that are going to be opened, which then finish it themselves.
+        Opening a `configured` channel finishes its deletion.
         """
         for path in self._base.iterdir() if self._base.is_dir() else ():
             if path.name in configured:
@@ -182,7 +160,6 @@ class FileStores:
                 _log.warning("a directory below the channels cannot be used", path=str(path), error=str(error))
 
     def closed(self, name: str, config: LogChannelConfig) -> ClosedStore:
-        """A channel's files, not opened."""
         return ClosedStore(lambda: self._open_directories(name, config))
 
     def _open_directories(self, name: str, config: LogChannelConfig) -> ChannelDirectories:
@@ -197,9 +174,9 @@ class FileStores:
 
         Args:
             name: The channel's name.
-            config: How and where it is kept.
+            config: Its configuration.
             progress: Updated during recovery.
-            on_change: Called with a sentence for the server's log should the log later fail, stall or be found damaged.
+            on_change: Called with a sentence for the server's log if the log later fails, stalls or is found damaged.
 
         Raises:
             DirectoryError, KeyFileError, KeyMissingError, LogCorruptError, UnknownVersionError, OSError: It cannot be
@@ -241,7 +218,7 @@ class FileStores:
         return FileStore(storage, files, committer, journal, checkpointing)
 
     def _recover(self, name: str, config: LogChannelConfig, progress: ReplayProgress) -> tuple[_OpenFiles, Recovered]:
-        """Runs on a thread, since it waits for the disk."""
+        """Runs on a thread, since it blocks on the disk."""
         with ExitStack() as undoing:
             directories = self._open_directories(name, config)
             undoing.callback(directories.close)
@@ -266,7 +243,7 @@ class FileStores:
     def _committer(
         self, name: str, config: LogChannelConfig, files: _OpenFiles, recovered: Recovered
     ) -> tuple[Journal | SpillableCommitter, Journal]:
-        """The channel's committer, and the journal that it writes with."""
+        """Returns the channel's committer, and the journal that it writes with."""
         capacity = Capacity(config.capacity, config.body_bytes_max)
         contents = Contents(name, capacity, recovered.next_sequence, files.columns)
         contents.restore(recovered.queue, recovered.ledger)
@@ -281,11 +258,7 @@ class FileStores:
 
 
 def make_codec(config: LogChannelConfig) -> PayloadCodec:
-    """Returns the codec of a channel's configuration.
-
-    Raises:
-        KeyFileError: A key's file cannot be used.
-    """
+    """Returns the codec of a channel's configuration; raises KeyFileError where a key file cannot be used."""
     compresses = config.compression == "zstd"
     if config.encryption is None:
         return PayloadCodec(compresses)

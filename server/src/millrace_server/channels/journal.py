@@ -1,7 +1,7 @@
 """The journal: makes a channel's commits durable by writing them to its log, in order.
 
-Everything in flight has been prepared, so that later commits build on it, and no reader sees it before it is on the
-disk. Where the disk has no room, everything in flight is aborted, the last entry first; what puts nothing is then
+All entries in flight are prepared, so that later commits build on them, and no reader sees them before they are on
+the disk. When the disk has no room, they are all aborted, the last entry first; those without puts are then
 submitted once more.
 """
 
@@ -32,14 +32,7 @@ from millrace_server.wal.records import Location, LogFullError, LogPosition, Rec
 class LogContext:
     """A channel whose commits are all in its log.
 
-    Args:
-        contents: The channel's contents.
-        columns: Reads stored columns from the log.
-        ended: How transactions ended.
-        claim: The newest claim in the log.
-
-    Attributes:
-        claim: The newest claim that the log has, or will have once everything in flight is written.
+    `claim` is the newest claim that the log has, or will have once everything in flight is written.
     """
 
     def __init__(
@@ -66,11 +59,7 @@ class LogContext:
         self.contents.abort(commit)
 
     def state(self, ending: Iterable[tuple[str, Outcome]]) -> pb.State:
-        """The channel's state without its events, once everything in flight is applied.
-
-        Args:
-            ending: The transactions that end with what is in flight.
-        """
+        """Returns the state without events, once everything in flight, with the `ending` transactions, is applied."""
         contents = self.contents
         return state_message(contents.assigned_sequence, contents.ledger, self._all_ended(ending), self.claim)
 
@@ -78,7 +67,7 @@ class LogContext:
         return chain(self._ended.items(), ending)
 
     def batches_in_log(self) -> Sequence[StoredBatch]:
-        """All committed events that the log stores, queued or taken, in no order."""
+        """Returns all committed events that the log stores, queued or taken, in no order."""
         return self.contents.held_batches()
 
 
@@ -125,13 +114,11 @@ class ClaimEntry(JournalEntry):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A channel as it was at a position of its log, which is synced up to there."""
+    """A channel at a position of its log, which is synced up to there: its state, and all events in the log."""
 
     position: LogPosition
     state: pb.State
-    """All but its events."""
     batches: Sequence[StoredBatch]
-    """All committed events that the log stores, queued or taken, in no order."""
 
 
 class SnapshotEntry(JournalEntry):
@@ -160,31 +147,22 @@ class SyncEntry(JournalEntry):
 
 
 def fail_future(future: "asyncio.Future[Any]", error: MillraceError) -> None:
-    """Ends a future with an error, also where its caller has left."""
+    """Sets the exception of a future, unless its caller has left."""
     if not future.done():
         future.set_exception(error)
         # Marks the error as retrieved: no caller is obliged to wait.
         future.exception()
 
 
-STALL_SECONDS = 2.0
-"""After this long without an answer from the disk the channel counts as stalled."""
+STALL_SECONDS = 2.0  # After this long without an answer from the disk the channel counts as stalled.
 
-_ROTATION_PAUSE_SECONDS = 1.0
-"""How long a full segment goes on after the disk had no room for a new one."""
+_ROTATION_PAUSE_SECONDS = 1.0  # How long a full segment continues after the disk had no room for a new one.
 
 _STALL_CHECK_SECONDS_MIN = 0.1
 
 
 class Journal:
-    """The committer of a file channel: writes commits to the log in their order, and applies them in that order.
-
-    Args:
-        context: Where commits take effect.
-        log: The channel's log, started.
-        disk_space: The log's disks.
-        config: The channel's configuration.
-    """
+    """The committer of a file channel: writes commits to the log in their order, and applies them in that order."""
 
     def __init__(
         self, context: LogContext, log: WriteAheadLog, disk_space: DiskSpace, config: LogChannelConfig
@@ -202,21 +180,15 @@ class Journal:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.is_stalled = False
-        """Whether commits wait longer for the disk than they should. Nothing is lost."""
         self._fault = ""
         self.config = config
         self.submitted_count = 0
-        """Submissions so far."""
-        self.change_count = 0
-        """Grows with each change that the next checkpoint stores and the last one does not."""
-        self.disk_full_at = -math.inf
-        """When the disk last had no room, on the event loop's clock."""
+        self.change_count = 0  # Grows with each change since the last checkpoint.
+        self.disk_full_at = -math.inf  # When the disk last had no room, on the event loop's clock.
         self.before_snapshot: Callable[[], None] = _ignore
-        """Called before a snapshot is submitted."""
         self.on_new_segment: Callable[[], None] = _ignore
-        """Called when a new segment has begun."""
+        # Called with a sentence when the log fails, or the disk stalls or recovers.
         self.on_change: Callable[[str], None] = _ignore
-        """Called with a sentence when the log has failed, or the disk stalls or answers again."""
 
     @property
     def fault(self) -> MillraceError | None:
@@ -250,7 +222,7 @@ class Journal:
             self.enqueue(commit)
 
     def commit_now(self, commit: Commit) -> None:
-        """Prepares and applies a commit of which the log stores nothing, and before which nothing may be aborted."""
+        """Prepares and applies a commit without records, which no earlier abort can affect."""
         self.context.prepare(commit)
         self.context.apply(commit, ())
         commit.complete()
@@ -275,11 +247,7 @@ class Journal:
         return future
 
     async def snapshot(self) -> Snapshot:
-        """The channel at a position of the log that is synced once this returns. Commits go on meanwhile.
-
-        Raises:
-            DiskFullError, ChannelLogFailedError: The log could not be synced up to there.
-        """
+        """Returns the channel at a position of the log that is synced by then; commits continue meanwhile."""
         self.refuse_after_fault()
         change_count = self.change_count
         self.before_snapshot()
@@ -290,7 +258,7 @@ class Journal:
         return await asyncio.shield(future)
 
     def state(self) -> pb.State:
-        """The channel's state without its events, once everything in flight is applied."""
+        """Returns the channel's state without its events, once everything in flight is applied."""
         return self.context.state(
             (txn_id, Outcome(TxnState.COMMITTED, receipt))
             for entry in self._in_flight
@@ -298,10 +266,10 @@ class Journal:
         )
 
     async def drain(self, timeout_seconds: float | None) -> None:
-        """Makes everything durable before the channel is closed: in a file channel it is already."""
+        """Does nothing: all that a file channel has committed is durable."""
 
     def close(self) -> None:
-        """Submits nothing more by itself."""
+        """Stops the timers."""
         for timer in (self._sync_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
@@ -382,12 +350,8 @@ class Journal:
     ) -> None:
         """Called by the log at the end of each submission, in their order.
 
-        Args:
-            entry: What was submitted.
-            generation: How often everything in flight had been aborted before.
-            state_records: 1 where a segment's STATE came before the entry's own records.
-            submission: Where it is in the log.
-            error: Why it is not.
+        A `generation` older than the current one marks an entry that was aborted together with an earlier one.
+        `state_records` is 1 where a segment's STATE precedes the entry's own records.
         """
         if generation != self._generation:
             # It was aborted together with one before it.
@@ -409,7 +373,7 @@ class Journal:
                 self.on_new_segment()
 
     def _abort_on_full_disk(self) -> None:
-        """Aborts everything in flight: the log has refused the first entry, and accepts nothing that builds on it."""
+        """Aborts everything in flight: the log has refused the first entry, on which the others build."""
         self.disk_full_at = self._loop.time()
         aborted = self._abort_all()
         # Without puts, or without a new segment, there may be room.
@@ -432,7 +396,7 @@ class Journal:
                 )
 
     def _fail(self, sentence: str) -> None:
-        """Accepts nothing more: only the next opening of the log shows what it holds."""
+        """Refuses everything from now on: only the next opening of the log shows its contents."""
         self._fault = "the channel's log has failed and takes no more commits until the server opens it again"
         self.is_stalled = False
         for entry in self._abort_all():
@@ -449,7 +413,6 @@ class Journal:
         return aborted
 
     def refuse_after_fault(self) -> None:
-        """Raises ChannelLogFailedError where the log has failed."""
         if self._fault:
             raise ChannelLogFailedError(self._fault)
 

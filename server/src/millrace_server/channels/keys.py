@@ -18,17 +18,14 @@ _HOW_TO_MAKE_ONE = "make a key with: openssl rand -hex 32 > FILE; chmod 600 FILE
 
 
 class KeyFileError(Exception):
-    """Raised when a key file cannot be used; a sentence with the key's id and the file, and nothing of the key."""
+    """Raised when a key file cannot be used; names the key's id and the file, and nothing of the key."""
 
 
 def load_keys(paths: Mapping[str, Path]) -> dict[str, bytes]:
-    """The keys, 32 bytes each, by their ids. Waits for the disk.
+    """Returns the keys, 32 bytes each, by their ids. Blocks on the disk.
 
-    A file holds the 32 bytes as they are, or as 64 hexadecimal digits or in base64, then with or without white space
-    behind. A link to a file is followed; what counts is who may read the file.
-
-    Args:
-        paths: Each key's file, by the key's id.
+    A file holds the 32 bytes raw, or as 64 hexadecimal digits or base64, which white space may follow. A link to a file
+    is followed; what counts is who may read the file.
 
     Raises:
         KeyFileError: A file cannot be read, may be read or written by others, or holds no key.
@@ -54,7 +51,7 @@ def load_keys(paths: Mapping[str, Path]) -> dict[str, bytes]:
 
 
 class _UnsafeFileError(Exception):
-    """Says why a key in such a file would be no secret."""
+    """A key in such a file would not be secret."""
 
 
 def _read(path: Path) -> bytes:

@@ -7,13 +7,9 @@ from contextlib import contextmanager
 
 
 class Lease:
-    """A countdown that each call restarts, and that does not run while a call waits.
+    """A countdown that each call restarts, and that does not run while a call waits; endless where infinite.
 
     It runs on the event loop's monotonic clock: the time of day may jump.
-
-    Attributes:
-        seconds: How long it runs without a call; for ever where it is infinite.
-        waiting_calls: Calls that wait now.
     """
 
     def __init__(self, seconds: float, on_expired: Callable[[], None]) -> None:
@@ -27,13 +23,11 @@ class Lease:
 
     @property
     def remaining_seconds(self) -> float:
-        """How long it still runs."""
         if self.waiting_calls:
             return self.seconds
         return max(self._deadline - self._loop.time(), 0.0)
 
     def renew(self, seconds: float | None = None) -> None:
-        """Restarts the countdown, with another length where one is given."""
         if seconds is not None:
             self.seconds = seconds
         self._deadline = self._loop.time() + self.seconds
@@ -44,7 +38,6 @@ class Lease:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pauses the countdown inside the context; it restarts afterwards."""
         self.pause()
         try:
             yield
@@ -56,12 +49,10 @@ class Lease:
         self.waiting_calls += 1
 
     def resume(self) -> None:
-        """Ends one pause; the countdown restarts."""
         self.waiting_calls -= 1
         self.renew()
 
     def cancel(self) -> None:
-        """Ends the countdown; it will not expire."""
         self._is_cancelled = True
         if self._timer is not None:
             self._timer.cancel()

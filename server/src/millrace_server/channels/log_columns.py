@@ -23,10 +23,7 @@ READ_BYTES_MAX = 32 << 20
 
 
 class RecentColumns:
-    """A cache of columns that are in a log, first in, first out.
-
-    A consumer that keeps up finds here what was just written, and the disk is never read.
-    """
+    """A first-in, first-out cache of columns that are in a log: a consumer that keeps up never reads the disk."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -36,7 +33,6 @@ class RecentColumns:
         self._lock = threading.Lock()
 
     def add(self, stored: StoredColumns) -> None:
-        """Adds columns; the oldest are dropped from memory to make room."""
         with self._lock:
             self._columns.append(stored)
             self._bytes += stored.raw_bytes
@@ -48,7 +44,7 @@ class RecentColumns:
 
 @dataclass(frozen=True)
 class RecentMemory:
-    """What all file channels of a server keep in memory beside their logs."""
+    """The caches that all file channels of a server share."""
 
     written: RecentColumns = field(default_factory=lambda: RecentColumns(WRITTEN_BYTES_MAX))
     read: RecentColumns = field(default_factory=lambda: RecentColumns(READ_BYTES_MAX))
@@ -58,9 +54,8 @@ class LogColumns:
     """Reads columns from one log, and caches them.
 
     Attributes:
-        damage: The first damage that reading met, in a sentence for the server's log; empty while there was none.
-        on_damage: Called with that sentence.
-        first_segment_id: The oldest segment that there was when the channel was opened.
+        damage: The first damage that reading has found, in a sentence for the server's log, also passed to `on_damage`.
+        first_segment_id: The oldest segment when the channel was opened.
     """
 
     def __init__(self, log: WriteAheadLog, recent: RecentMemory) -> None:
@@ -71,16 +66,10 @@ class LogColumns:
         self.first_segment_id = 0
 
     def add(self, stored: StoredColumns) -> None:
-        """Caches columns that were just written."""
         self._recent.written.add(stored)
 
     def read(self, stored: StoredColumns) -> Buffer:
-        """The columns as they came; blocks where the disk must be read.
-
-        Raises:
-            ChannelCorruptError: They are not what was written.
-            SequenceGoneError: They were consumed so long ago that the log has dropped them.
-        """
+        """Returns the serialized columns; blocks on the disk."""
         assert stored.location is not None
         try:
             raw = self._log.read(stored.location)
@@ -93,8 +82,8 @@ class LogColumns:
         """Reads batches into memory, neighbours together, without blocking the event loop.
 
         Raises:
-            ChannelCorruptError: One of them is not what was written.
-            SequenceGoneError: One of them was consumed so long ago that the log has dropped it.
+            ChannelCorruptError: One of them differs from what was written.
+            SequenceGoneError: The log has dropped one of them since it was consumed.
         """
         wanted = {id(batch.window.stored): batch.window.stored for batch in batches}
         missing = [stored for stored in wanted.values() if not stored.is_in_memory]

@@ -13,40 +13,28 @@ _READ_AHEAD = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How much one answer may hold."""
+    """The limits of one answer."""
 
-    events_max: int
-    """Events, 1 or more."""
-
-    body_bytes_max: int
-    """Bytes of bodies; a first event that is larger comes alone."""
-
-    answer_bytes_max: int
-    """Bytes of the encoded events, a hard limit."""
-
+    events_max: int  # At least 1.
+    body_bytes_max: int  # A first event that is larger is returned alone.
+    answer_bytes_max: int  # Bytes of the encoded events, a hard limit.
     form: Form
-    """How the events will be encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeLimits:
-    """The limits that the caller of a take or a delivery sets; the channel's own limits apply too."""
+    """The limits that the caller of a take or a delivery sets, 0 for none; the channel's own limits apply too."""
 
     events_max: int = 0
-    """At most this many events; 0: no limit."""
-
     body_bytes_max: int = 0
-    """At most this many bytes of bodies; 0: no limit."""
-
     form: Form = Form.COLUMNS
-    """How the answer is encoded."""
 
 
 class EventQueue:
     """Batches by sequence, ascending and without overlap.
 
     There are gaps where events were taken: a rollback puts them back into their place, so that the order of events is
-    the order of their commits for ever.
+    always the order of their commits.
     """
 
     def __init__(self) -> None:
@@ -55,20 +43,14 @@ class EventQueue:
 
     @property
     def first_sequence(self) -> int | None:
-        """The oldest event's sequence; None where the queue is empty."""
         return self._batches[0].first_sequence if self._batches else None
 
     def append(self, batch: StoredBatch) -> None:
-        """Adds a batch behind all others."""
         self._batches.append(batch)
         self.event_count += batch.count
 
     def take(self, limits: AnswerLimits) -> list[StoredBatch]:
-        """Removes and returns the oldest events, as many as the limits allow; none where the queue is empty.
-
-        Raises:
-            ChannelCorruptError: Some of them cannot be read; all are still there.
-        """
+        """Removes and returns the oldest events within the limits; after a ChannelCorruptError all are still queued."""
         taken: list[StoredBatch] = []
         meter = AnswerBudget(limits)
         try:
@@ -91,7 +73,6 @@ class EventQueue:
         return first
 
     def put_back(self, batches: Sequence[StoredBatch]) -> None:
-        """Returns taken batches to the places that their sequences give them."""
         for batch in batches:
             index = self._index_after(batch.first_sequence)
             following = self._batches[index] if index < len(self._batches) else None
@@ -119,15 +100,9 @@ class EventQueue:
         return removed
 
     def remove_range(self, first_sequence: int, count: int, body_bytes: int) -> int:
-        """Removes a range that a replayed commit took, where it is there.
+        """Removes `count` events of one batch that a replayed commit took; returns 0 where they were removed before.
 
-        Args:
-            first_sequence: The range's first event.
-            count: Its events, all of one batch.
-            body_bytes: Bytes of their bodies, so that nothing need be read to know what remains.
-
-        Returns:
-            How many events were removed: all, or none where they went before.
+        The `body_bytes` of the range are given, so that nothing need be read.
         """
         index = self._index_of(first_sequence)
         if index == len(self._batches) or self._batches[index].first_sequence > first_sequence:
@@ -140,17 +115,13 @@ class EventQueue:
         return count
 
     def clear(self) -> list[StoredBatch]:
-        """Removes and returns everything."""
         removed = list(self._batches)
         self._batches.clear()
         self.event_count = 0
         return removed
 
     def read(self, from_sequence: int, to_sequence: int) -> list[StoredBatch]:
-        """The next batches from one sequence on up to another (excluded), without removing them; none at the end.
-
-        Returns some thousand batches at most; call it again for those behind the last.
-        """
+        """Returns up to some thousand batches from one sequence to another (excluded), without removing them."""
         if from_sequence >= to_sequence:
             return []
         index = self._index_of(from_sequence)
@@ -161,12 +132,11 @@ class EventQueue:
         ]
 
     def _index_of(self, sequence: int) -> int:
-        """Index of the batch that holds a sequence; of the first one behind it where none does."""
+        """Returns the index of the batch that holds a sequence; of the first one behind it if none does."""
         index = self._index_after(sequence)
         return index - 1 if index and self._batches[index - 1].end_sequence > sequence else index
 
     def _index_after(self, sequence: int) -> int:
-        """Index of the first batch that begins behind a sequence."""
         low, high = 0, len(self._batches)
         # Most rollbacks concern the head; there the deque is quick, and a search by halves would not be.
         if not self._batches or self._batches[0].first_sequence > sequence:
@@ -194,7 +164,7 @@ class AnswerBudget:
         self._is_empty = True
 
     def first_of(self, batches: Iterable[StoredBatch]) -> Iterator[StoredBatch]:
-        """The first of these events, as many as the limits allow, without a gap."""
+        """Yields the first of these events that fit the limits, without a gap."""
         for batch in batches:
             count = self.admit(batch)
             if count:
@@ -203,7 +173,7 @@ class AnswerBudget:
                 return
 
     def admit(self, batch: StoredBatch) -> int:
-        """How many of the batch's first events still fit; they count from now on."""
+        """Counts the batch's first events that still fit, and returns their number."""
         if not self._events_left:
             return 0
         fit = batch.window.fit(self._body_bytes_left, self._answer_bytes_left, self._form)

@@ -94,12 +94,9 @@ def stamps_of(commit: pb.Commit) -> list[Stamp]:
 
 
 def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batches: Sequence[StoredBatch]) -> Record:
-    """Returns the MEMORY_STATE record that persists the state, and some events, of a channel with events in memory.
+    """Returns the MEMORY_STATE record that persists a spillable channel's state, and some events in memory.
 
-    Args:
-        state: The channel's state.
-        stored: The columns of the PUT records before it.
-        batches: The part of them that is still in the channel.
+    `batches` are the parts of the preceding PUT records' `stored` columns that are still in the channel.
     """
     indexes = {id(columns): index for index, columns in enumerate(stored)}
     message = pb.MemoryState(
@@ -119,13 +116,7 @@ def memory_state_record(state: pb.State, stored: Sequence[StoredColumns], batche
 def persisted_batches(
     message: pb.MemoryState, puts: Sequence[Location], source: ColumnsSource
 ) -> Iterator[StoredBatch]:
-    """Yields the events that a MEMORY_STATE record has persisted.
-
-    Args:
-        message: The record's payload.
-        puts: The locations of its PUT records.
-        source: Reads their columns.
-    """
+    """Yields the events that a MEMORY_STATE record has persisted; `puts` are the locations of its PUT records."""
     sizes = zip(message.put_counts, message.put_body_bytes, message.put_raw_bytes, strict=True)
     stored = [StoredColumns.in_log(put, source, *size) for put, size in zip(puts, sizes, strict=True)]
     windows = zip(
@@ -147,12 +138,7 @@ def state_message(
 ) -> pb.State:
     """Returns a channel's state, without its events.
 
-    Args:
-        next_sequence: The sequence that the next event put gets.
-        ledger: The accepted numbers of each producer.
-        ended: The ended transactions that are remembered, in the order in which they ended.
-        claim: The newest claim, if there was any.
-        reserved_sequence: Sequences below it may be assigned to events in memory, which the log does not mention.
+    Sequences below `reserved_sequence` may be assigned to events in memory, which the log does not mention.
     """
     return pb.State(
         next_sequence=next_sequence,
@@ -251,10 +237,6 @@ def restore_batches(message: pb.Batches, source: ColumnsSource) -> Iterator[Stor
 
     They may be separate because a transaction had taken some of them. If it rolled back, the log behind the checkpoint
     may take them as one range.
-
-    Args:
-        message: The checkpoint's batches.
-        source: Reads their columns.
     """
     stored_at: dict[Location, StoredColumns] = {}
     places = map(Location, message.segment_ids, message.positions, message.payload_lengths)

@@ -29,36 +29,28 @@ from millrace_server.wal.segments import LogCorruptError
 
 @dataclass(slots=True)
 class Recovered:
-    """A channel with all that was acknowledged, except for what was in memory only.
-
-    Open transactions have rolled back.
-    """
+    """All that was acknowledged, except for events in memory only; open transactions are rolled back."""
 
     queue: EventQueue = field(default_factory=EventQueue)
     ledger: StampLedger = field(default_factory=StampLedger)
     ended: EndedTxns = field(default_factory=EndedTxns)
     claim: ClaimRecord | None = None
-    next_sequence: int = 1
-    """Behind all that were assigned, also to events that were in memory only."""
-    first_needed_segment: int = 0
-    """The oldest segment that the checkpoint of this recovery refers to; 0 if there was none."""
-    checkpoint: LogPosition | None = None
-    """Where replay began; None: at the log's beginning."""
+    next_sequence: int = 1  # Behind all that were assigned, also to events in memory only.
+    first_needed_segment: int = 0  # The oldest segment that the checkpoint refers to; 0 without one.
+    checkpoint: LogPosition | None = None  # Where replay began; None: at the log's beginning.
     replayed_records: int = 0
     replayed_bytes: int = 0
 
 
 @dataclass(slots=True)
 class ReplayProgress:
-    """How far the recovery of a channel has come."""
+    """The progress of a channel's recovery."""
 
     bytes_done: int = 0
-    bytes_total: int = 0
-    """About how many there are in all: preallocated space at the log's end is included."""
+    bytes_total: int = 0  # An estimate: preallocated space at the log's end is included.
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1."""
         return min(self.bytes_done / self.bytes_total, 1.0) if self.bytes_total else 0.0
 
 
@@ -72,16 +64,11 @@ def recover(
 ) -> Recovered:
     """Restores a channel from its newest valid checkpoint and the log behind it, or from the whole log.
 
-    Args:
-        log: The log, which is replayed to its end.
-        checkpoints: The checkpoints.
-        source: Reads columns later.
-        progress: Updated as the recovery proceeds.
-        read_only: Whether to change nothing on the disk. The log cannot be started then.
+    `source` reads columns later. With `read_only` nothing on the disk changes, and the log cannot be started.
 
     Raises:
-        LogCorruptError: Something that was synced is missing or damaged.
-        KeyMissingError: Something is encrypted with a key that was not given.
+        LogCorruptError: A synced record is missing or damaged.
+        KeyMissingError: A record is encrypted with a key that is not configured.
         UnknownVersionError: Another version of Millrace wrote a part of it.
     """
     for checkpoint in checkpoints.valid_checkpoints():

@@ -24,14 +24,7 @@ _ENVELOPE_BYTES = 1024
 
 
 class ChannelRegistry:
-    """Finds channels by name.
-
-    Args:
-        message_bytes_max: The largest message that an answer may be.
-        open_transactions_max: Transactions that may be open in all channels together.
-        channels_dir: The directory for channels that configure none.
-        disk: The files of file channels.
-    """
+    """Finds channels by name; those that configure no directory are below `channels_dir`."""
 
     def __init__(
         self,
@@ -42,8 +35,7 @@ class ChannelRegistry:
         disk: Disk | None = None,
     ) -> None:
         self._handles: dict[str, ChannelHandle] = {}
-        self._channels: dict[str, Channel] = {}
-        """The open ones."""
+        self._channels: dict[str, Channel] = {}  # The open ones.
         self._openings: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._answer_bytes_max = message_bytes_max - _ENVELOPE_BYTES
@@ -56,11 +48,7 @@ class ChannelRegistry:
         return name in self._handles
 
     def create(self, name: str, config: ChannelConfig) -> ChannelHandle:
-        """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`.
-
-        Raises:
-            ChannelExistsError: There is one of that name.
-        """
+        """Creates a channel: at once in memory, otherwise in the background; see `ChannelHandle.opened`."""
         check_channel_name(name)
         if name in self._handles:
             raise ChannelExistsError(f"channel: {name!r} exists already", channel=name)
@@ -95,19 +83,14 @@ class ChannelRegistry:
         handle.mark_open(channel)
 
     def handles(self) -> list[ChannelHandle]:
-        """All channels, open or not, by name."""
         return [self._handles[name] for name in sorted(self._handles)]
 
     def finish_deletions(self, configured: Container[str]) -> None:
-        """Removes the rest of channels whose deletion a crash has interrupted, except those that are configured."""
+        """Removes the rest of channels whose deletion a crash has interrupted, except configured ones."""
         self._stores.finish_deletions(configured)
 
     def find(self, name: str) -> ChannelHandle:
-        """The channel of that name, open or not.
-
-        Raises:
-            ChannelNotFoundError: There is none.
-        """
+        """Returns the channel of that name, open or not."""
         if handle := self._handles.get(name):
             return handle
         check_channel_name(name)
@@ -116,24 +99,18 @@ class ChannelRegistry:
         )
 
     def get(self, name: str) -> Channel:
-        """The open channel of that name.
-
-        Raises:
-            ChannelNotFoundError: There is none.
-            ReplayingError: It is not open yet.
-            ChannelCorruptError, ChannelLogFailedError: It could not be opened.
-        """
+        """Returns the open channel of that name."""
         # Each append asks: only a name without an open channel needs a closer look.
         return self._channels.get(name) or self.find(name).channel
 
     def refuse_while_replaying(self) -> None:
-        """Raises ReplayingError while a channel is not open yet, so that its transactions are not known."""
+        """Raises ReplayingError while the transactions of a channel are not known yet."""
         for name in self._openings:
             if self._handles[name].state is ChannelState.REPLAYING:
                 self._handles[name].refuse_unless_open()
 
     async def wait_open(self, timeout_seconds: float | None = None) -> None:
-        """Waits until every channel is open, or is known not to open, or the time, if one is given, has passed."""
+        """Waits until every channel is open or has failed to open, or the timeout has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 for handle in self.handles():
@@ -142,7 +119,7 @@ class ChannelRegistry:
     def refuse_undeletable(self, name: str, *, force: bool) -> None:
         """Raises ChannelNotEmptyError where a channel holds events or open transactions, unless forced.
 
-        One that cannot be opened may hold anything. One that is not open yet is ReplayingError, forced or not.
+        A channel that failed to open may hold events. One that is still opening raises ReplayingError, forced or not.
         """
         handle = self.find(name)
         if force and handle.state is not ChannelState.REPLAYING:
@@ -159,11 +136,7 @@ class ChannelRegistry:
     async def mark_deleted(self, name: str) -> bool:
         """Marks a channel's files as deleted; if the server ends now, the channel is empty or gone.
 
-        Returns:
-            Whether it has files; then it is decided, and `delete` must follow.
-
-        Raises:
-            ChannelLogFailedError, OSError: It could not be marked, and goes on.
+        Returns whether it has files; then `delete` must follow. After an error the channel continues.
         """
         files = self._files_of(name)
         if files is None:
@@ -178,7 +151,6 @@ class ChannelRegistry:
         return True
 
     async def delete(self, name: str) -> None:
-        """Deletes a channel that was marked as deleted, with all its events."""
         handle = self.find(name)
         files = self._files_of(name)
         self.forget(name)
@@ -188,10 +160,7 @@ class ChannelRegistry:
             await files.remove()
 
     async def retire(self, name: str) -> None:
-        """Closes and forgets a channel; its files stay, for a later channel of this name.
-
-        Call it for a channel that is not in use any more.
-        """
+        """Closes and forgets an unused channel; its files stay, for a later channel of this name."""
         handle = self.find(name)
         self.forget(name)
         if (channel := handle.channel_if_open) is not None:
@@ -203,23 +172,19 @@ class ChannelRegistry:
             await asyncio.shield(closing)
 
     def forget(self, name: str) -> None:
-        """Forgets a channel."""
         del self._handles[name]
         self._channels.pop(name, None)
         self._notify_watchers(name)
 
     def _files_of(self, name: str) -> "FileStore | ClosedStore | None":
-        """The files of a channel; None where it has none."""
         handle = self.find(name)
         log_config = handle.config.log
         return handle.store or (None if log_config is None else self._stores.closed(name, log_config))
 
     async def close(self, timeout_seconds: float | None = None) -> None:
-        """Closes the files of all channels; call it when they are not in use any more.
+        """Closes the files of all channels, which must be unused.
 
-        Args:
-            timeout_seconds: How long events that are in memory only may take to be written to the channels' logs, all
-                together; what is not written then is lost. None: as long as it takes.
+        Within the timeout, in all, events in memory are written to the channels' logs; the rest is lost.
         """
         clock = asyncio.get_running_loop().time
         give_up = None if timeout_seconds is None else clock() + timeout_seconds
@@ -241,11 +206,9 @@ class ChannelRegistry:
             on_change(name)
 
     def channels(self) -> list[Channel]:
-        """All open channels, by name."""
         return [channel for handle in self.handles() if (channel := handle.channel_if_open)]
 
     def drain(self) -> None:
-        """Begins nothing new from now on; open transactions may end."""
         self._is_draining = True
         for channel in self.channels():
             channel.drain()

@@ -13,8 +13,7 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import LogRecord
 
-PutT = TypeVar("PutT")
-"""What a subclass remembers of a PUT record until the record follows that gives it effect."""
+PutT = TypeVar("PutT")  # What a subclass remembers of a PUT record until the record follows that gives it effect.
 
 _MESSAGES: dict[Kind, type[Message]] = {
     Kind.STATE: pb.State,
@@ -33,12 +32,12 @@ class ContradictionError(Exception):
 class Replay(ABC, Generic[PutT]):
     """Applies a log's records in order.
 
-    Subclasses implement what a record does, in the `on_` methods. Some of these get `problem`: what contradicts the
-    records before, or an empty string. `apply` raises it afterwards.
+    Subclasses implement the effect of each record in the `on_` methods. Some of these get `problem`: a contradiction to
+    the records before, or an empty string. `apply` raises it afterwards.
 
     Attributes:
         next_sequence: The sequence of the next event put, according to the records so far.
-        reserved_sequence: Events in memory may have been given sequences below this one, which no record mentions.
+        reserved_sequence: Events in memory may have sequences below this one, which no record mentions.
         has_state: Whether a STATE or MEMORY_STATE, or a checkpoint, has stated the channel's state.
         lost: First and last sequences whose events, or whose order, damage concerns.
     """
@@ -60,7 +59,7 @@ class Replay(ABC, Generic[PutT]):
         """Applies the next record.
 
         Raises:
-            ContradictionError: It contradicts itself or those before it. If the caller continues, it is believed.
+            ContradictionError: It contradicts itself or earlier records. A caller that continues accepts the record.
         """
         if record.kind is Kind.PUT:
             self._puts.append(self.on_put(record))
@@ -179,11 +178,7 @@ class Replay(ABC, Generic[PutT]):
 
 
 def decode_message(record: LogRecord) -> Message:
-    """Returns the message of a record that is neither PUT nor SYNC_POINT.
-
-    Raises:
-        ContradictionError: It is none.
-    """
+    """Decodes a record other than PUT and SYNC_POINT; raises ContradictionError where it is not a message."""
     try:
         return _MESSAGES[record.kind].FromString(bytes(record.payload))
     except DecodeError:

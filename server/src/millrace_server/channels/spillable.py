@@ -50,18 +50,15 @@ from millrace_server.errors import DiskFullError, DrainingError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.records import Location, LogPosition
 
-RESERVED_AHEAD = 1 << 20
-"""Sequences that are reserved at once, or four of the largest commits where those are more."""
+RESERVED_AHEAD = 1 << 20  # Sequences that are reserved at once, or four of the largest commits if those are more.
 
+# For this long after the disk had no room, commits that fit go to memory without trying the disk.
 DISK_FULL_SECONDS = 10.0
-"""For this long after the disk had no room, commits that fit go to memory without trying the disk."""
 
 _COMMITS_AHEAD = 4
-_RESERVING_PAUSE_SECONDS = 1.0
-"""For this long after the disk had no room, no sequences are reserved."""
+_RESERVING_PAUSE_SECONDS = 1.0  # For this long after the disk had no room, no sequences are reserved.
 
-_SPILL_BYTES = 16 << 20
-"""Bytes of columns that one write stores when the channel is closed."""
+_SPILL_BYTES = 16 << 20  # Bytes of columns that one write stores when the channel is closed.
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -72,8 +69,7 @@ class _UnloggedCommit:
 
     acceptance: Acceptance | None
     txn_ids: Sequence[str]
-    event_counts: Counter[StoredColumns]
-    """How many events of its columns are still in the channel; columns without any are removed."""
+    event_counts: Counter[StoredColumns]  # Events of each of its columns that are still in the channel, above 0.
 
 
 class MemoryTier:
@@ -104,7 +100,6 @@ class MemoryTier:
         self._unlogged: dict[StoredColumns, _UnloggedCommit] = {}
 
     def enforce(self, config: SpillableChannelConfig) -> None:
-        """Puts the limits of a new configuration in force; memory may hold more than they allow."""
         self._events_max = config.memory_capacity
         self._body_bytes_max = config.memory_body_bytes_max
         self._reserved_ahead = max(RESERVED_AHEAD, _COMMITS_AHEAD * config.transaction_capacity)
@@ -116,7 +111,6 @@ class MemoryTier:
     # Sequences.
 
     def is_low(self, next_sequence: int) -> bool:
-        """Whether it is time to reserve more sequences."""
         return self.reserving_sequence - next_sequence < self._reserved_ahead // 2 and not self._has_ended
 
     def reservation(self, next_sequence: int) -> int:
@@ -136,7 +130,6 @@ class MemoryTier:
         )
 
     def prepare(self, commit: Commit) -> None:
-        """Counts the puts of a commit that was prepared."""
         if not commit.is_in_memory:
             self.log_event_count += commit.put_count
             return
@@ -150,7 +143,6 @@ class MemoryTier:
             self._unlogged.update(dict.fromkeys(event_counts, unlogged))
 
     def abort(self, commit: Commit) -> None:
-        """Reverses `prepare`."""
         if not commit.is_in_memory:
             self.log_event_count -= commit.put_count
             return
@@ -160,7 +152,6 @@ class MemoryTier:
             self._unlogged.pop(batch.window.stored, None)
 
     def remove(self, takes: Iterable[StoredBatch]) -> None:
-        """Counts events that have left the channel."""
         for batch in takes:
             if batch.is_in_log:
                 self.log_event_count -= batch.count
@@ -168,7 +159,7 @@ class MemoryTier:
                 self._leave(batch)
 
     def spill(self, batches: Iterable[StoredBatch]) -> None:
-        """Counts events that were in memory only, and are in the log from now on."""
+        """Counts events that were written from memory to the log."""
         for batch in batches:
             self._leave(batch)
             self.log_event_count += batch.count
@@ -186,12 +177,12 @@ class MemoryTier:
     # What survives a crash.
 
     def durable_ledger(self, ledger: StampLedger) -> StampLedger:
-        """The accepted stamps that a crash would not lose."""
+        """Returns the accepted stamps that a crash would not lose."""
         acceptances = [commit.acceptance for commit in self._unlogged_commits() if commit.acceptance]
         return ledger.without(acceptances) if acceptances else ledger
 
     def durable_txns(self, ended: Iterable[tuple[str, Outcome]]) -> Iterator[tuple[str, Outcome]]:
-        """The ended transactions whose events a crash would not lose."""
+        """Returns the ended transactions whose events a crash would not lose."""
         lost = {txn_id for commit in self._unlogged_commits() for txn_id in commit.txn_ids}
         return ((txn_id, outcome) for txn_id, outcome in ended if txn_id not in lost)
 
@@ -200,12 +191,7 @@ class MemoryTier:
 
 
 class TieredContext(LogContext):
-    """A channel whose commits are in memory or in its log.
-
-    Attributes:
-        tier: Counts the events in memory.
-        in_flight_count: Commits that are prepared and neither applied nor aborted.
-    """
+    """A channel whose commits are in memory or in its log; counts those in flight."""
 
     def __init__(
         self,
@@ -249,14 +235,7 @@ class TieredContext(LogContext):
 
 
 class MemoryStateEntry(JournalEntry):
-    """The channel's state with a new reserve of sequences, and events that are spilled from memory to the log.
-
-    Args:
-        context: The channel.
-        journal: Its journal.
-        batches: The events, which are in memory only.
-        future: Ends once they are on the disk.
-    """
+    """The channel's state with a new reserve of sequences, and `batches` that are spilled from memory to the log."""
 
     is_urgent = True
 
@@ -295,13 +274,7 @@ class MemoryStateEntry(JournalEntry):
 
 
 class SpillableCommitter:
-    """The committer of a spillable channel: chooses between memory and the log for each commit.
-
-    Args:
-        name: The channel's name, for the server's log.
-        context: The channel.
-        journal: Writes to the channel's log.
-    """
+    """The committer of a spillable channel: chooses between memory and the log for each commit."""
 
     def __init__(self, name: str, context: TieredContext, journal: Journal) -> None:
         self._loop = asyncio.get_running_loop()
@@ -391,21 +364,16 @@ class SpillableCommitter:
         return self._journal.record_claim(claim)
 
     def _spill(self, batches: Sequence[StoredBatch]) -> "asyncio.Future[None]":
-        """Writes the channel's state and some events in memory to the log; reserves sequences.
-
-        Returns:
-            A future that ends once they are in the log, or with DiskFullError or ChannelLogFailedError.
-        """
+        """Writes the state and some events in memory to the log, and reserves sequences; returns the write's future."""
         self._journal.refuse_after_fault()
         future: asyncio.Future[None] = self._loop.create_future()
         self._journal.enqueue(MemoryStateEntry(self._context, self._journal, batches, future))
         return future
 
     async def drain(self, timeout_seconds: float | None) -> None:
-        """Writes all events in memory to the log, the oldest first, before the channel is closed.
+        """Writes all events in memory to the log, the oldest first, before the last checkpoint.
 
-        No commit is possible from now on. Events that could not be written in time, or at all, are lost; the server's
-        log says so. Call it before the last checkpoint.
+        No commit is possible from now on. Events that could not be written in time are lost; the server's log says so.
         """
         self._is_draining = True
         self.tier.end()
@@ -431,7 +399,7 @@ class SpillableCommitter:
             )
 
     def _portions(self) -> Iterator[list[StoredBatch]]:
-        """The events in memory, in portions for one write each."""
+        """Yields the events in memory, in portions for one write each."""
         in_memory = (batch for batch in self._contents.held_batches() if not batch.is_in_log)
         portion: list[StoredBatch] = []
         portion_bytes = 0

@@ -1,4 +1,4 @@
-"""What each producer has stored, the basis of exactly-once delivery."""
+"""What each producer has stored: the basis of exactly-once delivery."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -9,12 +9,12 @@ from millrace_server.channels.names import check_identifier
 from millrace_server.errors import BadArgumentError, OffsetGapError
 
 PRODUCERS_MAX = 100_000
-"""Producers that a channel remembers; beyond it, the one that has not stored anything for longest is forgotten, a
-passing one before any other."""
+"""Producers that a channel remembers. Beyond it, the least recently active is forgotten, transient ones first."""
 
 PASSING_PREFIX = "passing/"
-"""So the ids of producers begin that are not expected to store again, such as the keys of requests. However many come,
-no other producer is forgotten for them."""
+"""Prefix of the ids of transient producers, such as the keys of requests, which are not expected to store again.
+However many there are, no other producer is forgotten for them.
+"""
 
 INTERVALS_MAX = 10_000
 """Separate ranges that a channel remembers of one producer."""
@@ -22,15 +22,13 @@ INTERVALS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Names, in the producer's own numbering, what a commit stores."""
+    """Names, in the producer's own numbering, the events that a commit stores."""
 
     producer_id: str
     first: int
     last: int
-    after: int | None = None
-    """A number that must have been accepted before; None: there is no condition."""
-    oldest_open: int | None = None
-    """The producer sends no number below this one any more; None: not known."""
+    after: int | None = None  # A number that must have been accepted before.
+    oldest_open: int | None = None  # The producer sends no lower number any more; None: unknown.
 
     def __post_init__(self) -> None:
         check_identifier("stamp.producer_id", self.producer_id)
@@ -46,12 +44,11 @@ class Stamp:
 
     @property
     def span(self) -> int:
-        """Numbers that the stamp names."""
         return self.last - self.first + 1
 
 
 class StampLedger:
-    """For each producer the numbers that the channel has accepted, as intervals."""
+    """The numbers that the channel has accepted from each producer, as intervals."""
 
     def __init__(self) -> None:
         self._permanent: dict[str, IntervalSet] = {}
@@ -61,22 +58,20 @@ class StampLedger:
         return len(self._permanent) + len(self._transient)
 
     def _group_of(self, producer_id: str) -> "dict[str, IntervalSet]":
-        """The producers of its kind, the one that has been silent for longest first."""
+        """Returns the producers of its kind, the least recently active first."""
         return self._transient if producer_id.startswith(PASSING_PREFIX) else self._permanent
 
     def _find(self, producer_id: str) -> "IntervalSet | None":
         return self._group_of(producer_id).get(producer_id)
 
     def new_ranges(self, stamp: Stamp, event_count: int) -> list[tuple[int, int]]:
-        """Which of a commit's events are new.
+        """Returns ranges of indexes, the end excluded, of a commit's events that are new.
 
-        Returns:
-            Ranges of indexes into the events, the end excluded. All of them where the producer is unknown, none where
-            everything was accepted before.
+        All are new where the producer is unknown.
 
         Raises:
-            BadArgumentError: A stamp that covers the commit as a whole overlaps in part what was accepted, or the
-                producer has left too many gaps.
+            BadArgumentError: A stamp that covers the commit as a whole was accepted in part, or the producer has left
+                too many gaps.
         """
         accepted = self._find(stamp.producer_id)
         if accepted is None:
@@ -101,7 +96,7 @@ class StampLedger:
         return [(0, event_count)]
 
     def refuse_gap(self, stamp: Stamp) -> None:
-        """Raises OffsetGapError where the number that the stamp is to come after was not accepted."""
+        """Raises OffsetGapError where the stamp's `after` was not accepted."""
         if stamp.after is None:
             return
         accepted = self._find(stamp.producer_id)
@@ -112,16 +107,11 @@ class StampLedger:
             )
 
     def has_accepted(self, stamp: Stamp) -> bool:
-        """Whether all numbers of the stamp were accepted."""
         accepted = self._find(stamp.producer_id)
         return accepted is not None and not accepted.gaps(stamp.first, stamp.last)
 
     def accept(self, stamp: Stamp) -> "Acceptance":
-        """Remembers the stamp's numbers as stored, and with them those that the producer says it never sends any more.
-
-        Returns:
-            What `undo` needs to forget them again.
-        """
+        """Accepts the stamp's numbers, and with them those below `oldest_open`; returns the argument of `undo`."""
         group = self._group_of(stamp.producer_id)
         # Taken out and put in again, for the order.
         accepted = group.pop(stamp.producer_id, None) or IntervalSet()
@@ -139,7 +129,7 @@ class StampLedger:
         return Acceptance(stamp.producer_id, new, forgotten)
 
     def undo(self, acceptance: "Acceptance") -> None:
-        """Forgets numbers that were accepted, and after which nothing else was that is not undone already."""
+        """Reverses an acceptance; all later ones must have been reversed before."""
         if acceptance.forgotten is not None:
             # Perhaps the very same, where there was no room for any passing one.
             _put_first(*acceptance.forgotten, self._group_of(acceptance.forgotten[0]))
@@ -151,7 +141,7 @@ class StampLedger:
             del group[acceptance.producer_id]
 
     def without(self, acceptances: Iterable["Acceptance"]) -> "StampLedger":
-        """A copy of the ledger without these acceptances."""
+        """Returns a copy of the ledger without these acceptances."""
         rest = StampLedger()
         rest._permanent, rest._transient = dict(self._permanent), dict(self._transient)
         copied: set[str] = set()
@@ -171,16 +161,15 @@ class StampLedger:
         return rest
 
     def intervals_of(self, producer_id: str) -> Iterator[tuple[int, int]]:
-        """The numbers of one producer that were accepted, as ascending ranges with both ends included."""
+        """Returns a producer's accepted numbers as ascending ranges, both ends included."""
         return iter(self._find(producer_id) or ())
 
     def producers(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Each producer with its intervals; of each kind first the one that has stored nothing for longest."""
+        """Yields each producer with its intervals; of each kind the least recently active first."""
         for producer_id, intervals in chain(self._permanent.items(), self._transient.items()):
             yield producer_id, list(intervals)
 
     def restore(self, producer_id: str, intervals: Iterable[tuple[int, int]]) -> None:
-        """Restores a producer's intervals from a log."""
         restored = self._group_of(producer_id)[producer_id] = IntervalSet()
         for first, last in intervals:
             restored.add(first, last)
@@ -195,17 +184,15 @@ def _put_first(producer_id: str, intervals: "IntervalSet", group: "dict[str, Int
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What accepting a stamp has changed."""
+    """The effects of accepting a stamp: numbers that were new, and the producer that was forgotten for it."""
 
     producer_id: str
     new: list[tuple[int, int]]
-    """The numbers that were not accepted before."""
     forgotten: "tuple[str, IntervalSet] | None"
-    """The producer that was forgotten for it."""
 
 
 class IntervalSet:
-    """A set of whole numbers as closed intervals: ascending, apart from each other by one number at least."""
+    """A set of whole numbers as closed intervals, ascending and at least one number apart."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -215,7 +202,6 @@ class IntervalSet:
         return len(self._firsts)
 
     def add(self, first: int, last: int) -> None:
-        """Adds the numbers from `first` to `last`, both included."""
         low, high = self._neighbours(first, last)
         if low < high:
             first = min(first, self._firsts[low])
@@ -227,13 +213,11 @@ class IntervalSet:
         return zip(self._firsts, self._lasts, strict=True)
 
     def copy(self) -> "IntervalSet":
-        """Another set of the same numbers."""
         copy = IntervalSet()
         copy._firsts, copy._lasts = self._firsts[:], self._lasts[:]
         return copy
 
     def remove(self, first: int, last: int) -> None:
-        """Removes the numbers from `first` to `last`, both included, as far as they are there."""
         low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         if low >= high:
             return
@@ -243,7 +227,7 @@ class IntervalSet:
         self._lasts[low:high] = [last for _, last in kept]
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of `first` to `last` that are not in the set."""
+        """Returns the parts of `first` to `last` that are not in the set."""
         gaps = []
         low, high = self._neighbours(first, last)
         for known_first, known_last in zip(self._firsts[low:high], self._lasts[low:high], strict=True):
@@ -255,12 +239,12 @@ class IntervalSet:
         return gaps
 
     def touches(self, first: int, last: int) -> bool:
-        """Whether adding these numbers would not make one more interval."""
+        """Whether adding these numbers would not create another interval."""
         low, high = self._neighbours(first, last)
         return low < high
 
     def _neighbours(self, first: int, last: int) -> tuple[int, int]:
-        """Indexes of the intervals that overlap or adjoin `first` to `last`: from, and one past."""
+        """Returns the index range of the intervals that overlap or adjoin `first` to `last`."""
         low = bisect_left(self._lasts, first - 1)
         high = bisect_left(self._firsts, last + 2)
         return low, max(low, high)

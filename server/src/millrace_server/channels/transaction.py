@@ -1,4 +1,4 @@
-"""One transaction: what it has put and taken; and how it ended."""
+"""One transaction: its puts and takes, and its outcome."""
 
 import enum
 from collections import OrderedDict
@@ -12,14 +12,13 @@ from millrace_server.channels.commit import Commit, Receipt
 from millrace_server.channels.leases import Lease
 from millrace_server.errors import LeaseExpiredError, OffsetGapError, TooManyTxnsError, TxnStateError
 
-ENDED_MAX = 10_000
-"""Ended transactions that a channel remembers."""
+ENDED_MAX = 10_000  # Ended transactions that a channel remembers.
 
 
 class TxnState(enum.Enum):
     """Moves; any other is illegal.
 
-    OPEN -> COMMITTED      commit(), once there is room for the puts, and they are sure to last
+    OPEN -> COMMITTED      commit(), once there is room for the puts, and they are durable
     OPEN -> ROLLED_BACK    rollback()
     OPEN -> EXPIRED        rolled back because the lease ran out
     """
@@ -39,14 +38,13 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a transaction ended."""
+    """How a transaction ended; `receipt` is None where it was not committed."""
 
     state: TxnState
     receipt: Receipt | None = None
-    """What its commit stored; None where it was not committed."""
 
     def refuse(self, txn_id: str) -> Never:
-        """Raises what a call on the transaction gets now."""
+        """Raises the error for a call on an ended transaction."""
         if self.state is TxnState.EXPIRED:
             raise LeaseExpiredError(
                 "the transaction was without a call for its lease and was rolled back; begin a new one", txn_id=txn_id
@@ -55,7 +53,7 @@ class Outcome:
 
 
 class EndedTxns:
-    """How the last transactions of a channel ended; the oldest are forgotten."""
+    """The outcomes of the last transactions of a channel; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
@@ -64,7 +62,7 @@ class EndedTxns:
         return iter(self._outcomes)
 
     def add(self, txn_id: str, outcome: Outcome) -> str | None:
-        """Remembers how a transaction ended; returns the id of one that is forgotten for it, if any."""
+        """Remembers an outcome; returns the id of a transaction that is forgotten for it, if any."""
         self._outcomes[txn_id] = outcome
         if len(self._outcomes) <= ENDED_MAX:
             return None
@@ -72,24 +70,18 @@ class EndedTxns:
         return forgotten
 
     def get(self, txn_id: str) -> Outcome | None:
-        """How the transaction ended; None where that is not known."""
         return self._outcomes.get(txn_id)
 
     def items(self) -> Iterator[tuple[str, Outcome]]:
-        """All that are remembered, beginning with the one that ended first."""
+        """Yields all outcomes, the oldest first."""
         return iter(self._outcomes.items())
 
     def clear(self) -> None:
-        """Forgets all."""
         self._outcomes.clear()
 
 
 class Transaction:
-    """Puts and takes that happen together or not at all.
-
-    Attributes:
-        committing: Its commit, while that is in flight; only a repeat of the commit is allowed then.
-    """
+    """Puts and takes that happen together or not at all; while `committing`, only a repeat of the commit is allowed."""
 
     __slots__ = ("committing", "lease", "put_body_bytes", "put_count", "puts", "state", "take_count", "takes", "txn_id")
 
@@ -105,7 +97,6 @@ class Transaction:
         self.take_count = 0
 
     def end(self, target: TxnState) -> None:
-        """Moves to a final state, and drops what the transaction held."""
         assert (self.state, target) in _MOVES, (self.state, target)
         self.state = target
         self.puts = []
@@ -113,7 +104,7 @@ class Transaction:
         self.lease.cancel()
 
     def begin_commit(self, commit: Commit) -> None:
-        """Allows no changes until the commit has ended. The lease does not run meanwhile."""
+        """Allows no changes until the commit has ended; the lease is paused meanwhile."""
         self.committing = commit
         self.lease.pause()
 
@@ -123,22 +114,20 @@ class Transaction:
         self.lease.resume()
 
     def add_puts(self, windows: Sequence[Window]) -> None:
-        """Adds events behind those that were put."""
         self.puts += windows
         self.put_count += sum(window.count for window in windows)
         self.put_body_bytes += sum(window.body_bytes for window in windows)
 
     def add_takes(self, batches: Sequence[StoredBatch]) -> None:
-        """Adds events that were taken from the queue."""
         self.takes += batches
         self.take_count += sum(batch.count for batch in batches)
 
     def put_count_from(self, put_offset: int | None) -> int:
-        """How many events the transaction has put from an offset on: a repeat, not to be put again."""
+        """Returns how many events were put from an offset on: a repeat, not to be put again."""
         return self._count_from("put_offset", put_offset, self.put_count)
 
     def take_count_from(self, take_offset: int | None) -> int:
-        """How many events the transaction has taken from an offset on: lost on their way, to be sent again."""
+        """Returns how many events were taken from an offset on: their answer was lost, they are sent again."""
         return self._count_from("take_offset", take_offset, self.take_count)
 
     def _count_from(self, field: str, offset: int | None, count: int) -> int:
@@ -151,7 +140,6 @@ class Transaction:
         return count - offset
 
     def last_taken(self, count: int) -> Iterator[StoredBatch]:
-        """The last `count` events taken."""
         skipped = self.take_count - count
         for batch in self.takes:
             if skipped < batch.count:
@@ -159,7 +147,6 @@ class Transaction:
             skipped = max(skipped - batch.count, 0)
 
     def refuse_while_committing(self) -> None:
-        """Raises TxnStateError where the transaction is on its way to the disk."""
         if self.committing is not None:
             raise TxnStateError("the transaction is being committed", txn_id=self.txn_id)
 
@@ -173,11 +160,9 @@ class TxnLimit:
         self.open_count = 0
 
     def count(self, change: int) -> None:
-        """Counts a transaction that was opened, or that has ended."""
         self.open_count += change
 
     def refuse_if_reached(self) -> None:
-        """Raises TooManyTxnsError where no more may be opened."""
         if self.open_count >= self._maximum():
             raise TooManyTxnsError(
                 f"{self._whose} has {self.open_count} open transactions; at most {self._maximum()} are allowed",

@@ -23,9 +23,7 @@ def _all_are_open() -> None:
 class TxnDirectory:
     """Finds the channel of each transaction, open or ended: transaction ids are one namespace for the server.
 
-    Args:
-        open_transactions_max: Transactions that may be open in all channels together.
-        refuse_while_replaying: Raises while a channel is not open yet whose transactions are not known.
+    `refuse_while_replaying` raises while the transactions of a channel are not known yet.
     """
 
     def __init__(self, open_transactions_max: int, refuse_while_replaying: Callable[[], None] = _all_are_open) -> None:
@@ -34,11 +32,7 @@ class TxnDirectory:
         self.limit = TxnLimit("the server", lambda: open_transactions_max)
 
     def add(self, txn_id: str, channel: "Transactions") -> None:
-        """Adds a transaction of a channel.
-
-        Raises:
-            TxnStateError: Another channel has a transaction of this id.
-        """
+        """Adds a transaction; raises TxnStateError where another channel has one of this id."""
         if (owner := self._channels.setdefault(txn_id, channel)) is not channel:
             raise TxnStateError(
                 f"txn_id: belongs to a transaction of channel {owner.name!r}, not {channel.name!r}; use another",
@@ -46,18 +40,11 @@ class TxnDirectory:
             )
 
     def remove(self, txn_id: str, channel: "Transactions") -> None:
-        """Removes a transaction that a channel has forgotten."""
         if self._channels.get(txn_id) is channel:
             del self._channels[txn_id]
 
     def find(self, txn_id: str) -> "Transactions":
-        """The transactions of the channel that has this one.
-
-        Raises:
-            BadArgumentError: No transaction can have this id.
-            ReplayingError: A channel that is not open yet may have it.
-            TxnNotFoundError: No channel has it.
-        """
+        """Returns the transactions of the channel that has this one."""
         try:
             return self._channels[txn_id]
         except KeyError:
@@ -69,12 +56,7 @@ class TxnDirectory:
             ) from None
 
     def find_common(self, txn_ids: Sequence[str]) -> "Transactions":
-        """The transactions of the channel that has all of these.
-
-        Raises:
-            TxnNotFoundError: One of them is not known.
-            TxnStateError: They belong to different channels.
-        """
+        """Returns the transactions of the one channel that has all of these; raises TxnStateError if several do."""
         channel = self.find(txn_ids[0])
         for txn_id in txn_ids:
             if (other := self.find(txn_id)) is not channel:
@@ -90,11 +72,6 @@ class Transactions:
 
     All methods run on the event loop that created the channel. Those that are not coroutines are atomic. A coroutine
     that is cancelled while it waits has either changed nothing, or its whole effect follows.
-
-    Args:
-        core: What the channel's parts share.
-        directory: All transactions of the server; the channel's are entered there.
-        ended: Transactions that ended before a restart.
     """
 
     def __init__(self, core: ChannelCore, directory: TxnDirectory, ended: EndedTxns) -> None:
@@ -112,19 +89,10 @@ class Transactions:
 
     @property
     def name(self) -> str:
-        """The channel's name."""
         return self._core.name
 
     def begin(self, txn_id: str | None, lease_seconds: float | None) -> tuple[str, float]:
-        """Opens a transaction, or finds the open one of that id.
-
-        Returns:
-            The transaction's id and its lease.
-
-        Raises:
-            TxnStateError: The id is another channel's, or its transaction has ended.
-            TooManyTxnsError: The channel or the server has as many as it may.
-        """
+        """Opens a transaction, or finds the open one of that id; returns its id and its lease."""
         txn_id = secrets.token_hex(16) if txn_id is None else txn_id
         check_identifier("txn_id", txn_id)
         if txn_id in self._open:
@@ -144,14 +112,7 @@ class Transactions:
         return self._find_open(txn_id).lease.seconds
 
     def put(self, txn_id: str, batches: Sequence[StoredColumns], put_offset: int | None) -> int:
-        """Adds events to a transaction, all of them or none.
-
-        Returns:
-            How many events the transaction has put so far.
-
-        Raises:
-            BytesFullError: Open transactions hold as many bytes as the channel allows.
-        """
+        """Adds events to a transaction, all or none; returns how many it has put so far."""
         count = sum(stored.count for stored in batches)
         self._contents.counters.put_attempts += count
         txn = self._find_open(txn_id)
@@ -176,7 +137,7 @@ class Transactions:
         """Takes events as soon as there are any.
 
         Returns:
-            The events, none where the wait passed; and how many the transaction has taken up to their end.
+            The events, none after a timeout; and how many the transaction has taken up to their end.
         """
         batches: list[StoredBatch] = []
         core, takers = self._core, self._contents.takers
@@ -217,14 +178,7 @@ class Transactions:
     # Commits.
 
     async def commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Receipt:
-        """Commits transactions, all or none, as soon as there is room for their puts.
-
-        Raises:
-            ChannelFullError, BytesFullError: There was no room within the keep-alive; the transactions stay open.
-            OffsetGapError: What the stamp is to come after is missing; they stay open.
-            DiskFullError: The disk has no room; they stay open.
-            ChannelLogFailedError: The channel's log has failed; they stay open.
-        """
+        """Commits transactions, all or none, as soon as there is room for their puts. They stay open after an error."""
         if len(set(txn_ids)) != len(txn_ids):
             raise BadArgumentError("txn_ids: names a transaction twice; each may come once")
         commit = self._plan_commit(txn_ids, stamp)
@@ -252,7 +206,7 @@ class Transactions:
                 txn.begin_commit(commit)
 
     def _plan_commit(self, txn_ids: Sequence[str], stamp: Stamp | None) -> Commit:
-        """Plans a commit; finds the earlier one where this is a repeat."""
+        """Plans a commit, or finds the earlier one that this repeats."""
         receipts = [self._receipt_of(txn_id) for txn_id in txn_ids]
         # Transactions that were committed together share one receipt.
         if receipts[0] is not None and all(receipt is receipts[0] for receipt in receipts):
@@ -264,7 +218,7 @@ class Transactions:
         return self._contents.plan(puts, takes, stamp)
 
     def _receipt_of(self, txn_id: str) -> Receipt | None:
-        """The receipt of the commit that a transaction has ended with, or is ending with."""
+        """Returns the receipt of a transaction's commit, which may still be in flight."""
         if txn := self._open.get(txn_id):
             return txn.committing.receipt if txn.committing is not None else None
         outcome = self._ended.get(txn_id)
@@ -275,17 +229,8 @@ class Transactions:
     ) -> Receipt:
         """Puts and commits at once, all or none, as soon as there is room.
 
-        Args:
-            batches: The events.
-            stamp: Names them, in the producer's own numbers.
-            also_draining: Whether one of the server's own sinks sets events aside: sinks go on while the server
-                drains, since they are what drains it.
-
-        Raises:
-            ChannelFullError, BytesFullError: There was no room within the keep-alive.
-            OffsetGapError: What the stamp is to come after is missing.
-            DiskFullError: The disk has no room.
-            ChannelLogFailedError: The channel's log has failed.
+        `also_draining` is for the server's own sinks that set events aside: sinks continue while the server drains,
+        since they drain it.
         """
         contents = self._contents
         for stored in batches:
@@ -317,12 +262,7 @@ class Transactions:
         return self._contents.plan(puts, [], stamp)
 
     def admits(self, commit: Commit, *, had_turn: bool = False) -> bool:
-        """Whether a planned append need not wait for room.
-
-        Args:
-            commit: The append.
-            had_turn: Whether it has waited for its turn already, so that it may pass those that wait now.
-        """
+        """Whether a planned append need not wait for room; after its turn (`had_turn`) it may pass waiting ones."""
         if had_turn:
             return self._contents.capacity.admits(commit.event_count, commit.body_bytes)
         return self._contents.admits(commit)
@@ -332,11 +272,9 @@ class Transactions:
         _ = await self._contents.wait_for_room(plan, seconds)
 
     def full_error(self, commit: Commit) -> MillraceError:
-        """The error for an append that was not admitted and does not wait."""
         return self._contents.capacity.full_error(commit.event_count, commit.body_bytes, 0.0)
 
     def submit_append(self, commit: Commit) -> None:
-        """Submits an append that was planned just now and is admitted; see `Committer.submit`."""
         # Checked at the submission, no earlier: what the stamp comes after may have waited for room before it.
         if stamp := commit.stamp:
             self._contents.ledger.refuse_gap(stamp)
@@ -344,16 +282,12 @@ class Transactions:
         self._core.committer.submit(commit)
 
     def refuse_unstorable(self, batches: Sequence[StoredColumns]) -> None:
-        """Raises EventTooLargeError where one event could never be put, however empty the channel were."""
+        """Raises EventTooLargeError where one event would not fit even an empty channel."""
         self._core.limits.refuse_too_large(batches)
         self._core.limits.refuse_above_open_bytes(batches)
 
     async def wait_until_durable(self) -> None:
-        """Waits until all commits in flight are durable or aborted.
-
-        Raises:
-            ChannelLogFailedError: The log has failed.
-        """
+        """Waits until all commits in flight have ended; raises ChannelLogFailedError where the log has failed."""
         self._contents.refuse_if_closed()
         barrier = Commit([], [])
         # It ends behind all earlier commits, or is aborted with them.
@@ -364,14 +298,13 @@ class Transactions:
     # The end of a transaction.
 
     def rollback(self, txn_id: str) -> None:
-        """Ends a transaction without effect. Does nothing where it was rolled back before."""
+        """Ends a transaction without effect; does nothing where it was rolled back before."""
         self._contents.refuse_if_closed()
         outcome = self._ended.get(txn_id)
         if outcome is None or outcome.receipt is not None:
             self._roll_back(self._find_open(txn_id), TxnState.ROLLED_BACK)
 
     def close(self) -> None:
-        """Ends all transactions of a channel that is deleted."""
         for txn in list(self._open.values()):
             self._end(txn, Outcome(TxnState.ROLLED_BACK))
         for txn_id in self._ended:
@@ -380,7 +313,7 @@ class Transactions:
         self._ended = EndedTxns()
 
     def _find_open(self, txn_id: str) -> Transaction:
-        """The open transaction, whose lease starts again."""
+        """Returns the open transaction, and restarts its lease."""
         self._contents.refuse_if_closed()
         txn = self._open.get(txn_id)
         if txn is None:
@@ -428,7 +361,7 @@ def _reopen(txns: Sequence[Transaction], _commit: Commit) -> None:
 
 
 def _without_first(count: int, batches: Sequence[StoredColumns]) -> Iterator[Window]:
-    """Windows on all events but the first `count`."""
+    """Yields windows on all events but the first `count`."""
     for stored in batches:
         skipped = min(count, stored.count)
         count -= skipped
