@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from millrace_server.agent.agent import Agent, AgentConfig
+from millrace_server.agent.agent import Agent
 from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sinks.sink import BatchSink, Sink, SinkConfig, SinkContext
 from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext
 from millrace_server.channels.batches import StoredBatch

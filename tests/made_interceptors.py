@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.interceptors.interceptor import Interceptor
 
 _CONFIG: TypeAdapter[Any] = TypeAdapter(AnyInterceptorConfig)

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millrace_server.agent.agent import Agent, AgentConfig
+from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import Component, ComponentKind
+from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.registry import ChannelRegistry

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from millrace.setting_problems import allowed_values, choices_of, shown_value
-from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.lines.config import LinesConfig, MultilineConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig

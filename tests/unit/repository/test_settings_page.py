@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from millrace.setting_problems import choices_of, unwrapped
-from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig
 from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings

@@ -13,7 +13,7 @@ from millrace_server.agent.channel_reader import ChannelReader, ReaderLimits
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentKind, Components, ComponentState
 from millrace_server.agent.runners import SinkRunner, SourceRunner
-from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
+from millrace_server.agent.settings import AgentConfig, AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group import GroupReader, SinkGroup
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.sink import Sink, SinkContext
@@ -21,22 +21,6 @@ from millrace_server.agent.sources.source import EmbeddedSources, Source, Source
 from millrace_server.channels.registry import ChannelRegistry
 
 _log = structlog.stdlib.get_logger(__name__)
-
-
-class AgentConfig(NamedTuple):
-    """What an agent runs, each part by its name."""
-
-    sources: Mapping[str, AnySourceConfig]
-    sinks: Mapping[str, AnySinkConfig]
-    """All sinks, those of groups included."""
-    sink_groups: Mapping[str, SinkGroupConfig] = {}
-
-    def channels(self) -> set[str]:
-        """Returns all channels that these parts fill, empty, or use for dead letters."""
-        filled = {channel for source in self.sources.values() for channel in source.channels}
-        parts = [*self.sources.values(), *self.sinks.values()]
-        dead_letter = {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}
-        return filled | {sink.channel for sink in self.sinks.values()} | dead_letter
 
 
 class AgentChanges(NamedTuple):

@@ -1,9 +1,11 @@
-"""The unions of all source and sink types that a configuration can name."""
+"""What a configuration says about the agent: its sources, sinks and sink groups."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.agent.sinks.http_config import HttpSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
@@ -35,3 +37,19 @@ AnySinkConfig = Annotated[
     Field(discriminator="type"),
 ]
 """A sink's table, discriminated by its `type`."""
+
+
+class AgentConfig(NamedTuple):
+    """What an agent runs, each part by its name."""
+
+    sources: Mapping[str, AnySourceConfig]
+    sinks: Mapping[str, AnySinkConfig]
+    """All sinks, those of groups included."""
+    sink_groups: Mapping[str, SinkGroupConfig] = {}
+
+    def channels(self) -> set[str]:
+        """Returns all channels that these parts fill, empty, or use for dead letters."""
+        filled = {channel for source in self.sources.values() for channel in source.channels}
+        parts = [*self.sources.values(), *self.sinks.values()]
+        dead_letter = {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}
+        return filled | {sink.channel for sink in self.sinks.values()} | dead_letter

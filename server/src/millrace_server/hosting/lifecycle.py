@@ -5,7 +5,8 @@ from collections.abc import Coroutine
 
 import structlog
 
-from millrace_server.agent.agent import Agent, AgentConfig
+from millrace_server.agent.agent import Agent
+from millrace_server.agent.settings import AgentConfig
 from millrace_server.channels.channel_handle import ChannelHandle
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import Settings

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_writer import ChannelWriter
-from millrace_server.agent.interceptors.config import AnyInterceptorConfig
+from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
 from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from millrace_server.agent.agent import Agent, AgentConfig
+from millrace_server.agent.agent import Agent
 from millrace_server.agent.components import ComponentKind, ComponentState
+from millrace_server.agent.settings import AgentConfig
 from millrace_server.agent.sources.taildir.config import TaildirSourceConfig
 from millrace_server.agent.sources.taildir.positions import POSITIONS_FILE
 from millrace_server.channels.registry import ChannelRegistry
