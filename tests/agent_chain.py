@@ -57,7 +57,7 @@ _DELETE_PROBABILITY = 0.5
 _KEPT_FILES = 2
 
 
-class Mishap(NamedTuple):
+class Fault(NamedTuple):
     """A fault of one daemon or one network.
 
     A daemon is killed; killed, and again while it starts; or stopped for a while. All connections of a network are cut;
@@ -69,26 +69,26 @@ class Mishap(NamedTuple):
     seconds: float
 
 
-Torment = Sequence[Mishap]
+Faults = Sequence[Fault]
 """Faults that happen at the same time."""
 
 
-def torments(chance: random.Random, count: int, stop_seconds_max: float) -> list[Torment]:
+def random_faults(chance: random.Random, count: int, stop_seconds_max: float) -> list[Faults]:
     """The planned faults of a chain."""
-    return [_torment(chance, stop_seconds_max) for _ in range(count)]
+    return [_random_faults_at_once(chance, stop_seconds_max) for _ in range(count)]
 
 
-def _torment(chance: random.Random, stop_seconds_max: float) -> Torment:
+def _random_faults_at_once(chance: random.Random, stop_seconds_max: float) -> Faults:
     daemons = [*EDGES, RELAY, COLLECTOR]
     networks = [f"behind {name}" for name in (*EDGES, RELAY)]
     victims = chance.sample([*daemons, *daemons, *networks], chance.choice([1, 1, 2, 3]))
-    torment = []
+    faults = []
     for victim in dict.fromkeys(victims):
         kinds = ["kill", "kill", "kill twice", "stop", "stop"] if victim in daemons else ["cut", "tear"]
         kind = chance.choice(kinds)
         seconds_max = {"kill twice": _START_SECONDS_MAX, "stop": stop_seconds_max}.get(kind, _DOWN_SECONDS_MAX)
-        torment.append(Mishap(kind, victim, chance.uniform(0, seconds_max)))
-    return torment
+        faults.append(Fault(kind, victim, chance.uniform(0, seconds_max)))
+    return faults
 
 
 class AgentChain:
@@ -98,7 +98,7 @@ class AgentChain:
         daemons: By name.
         networks: By name.
         writers: By the name of the edge that reads them.
-        counts: How often each kind of mishap has happened, and how many files were deleted.
+        counts: How often each kind of fault has happened, and how many files were deleted.
     """
 
     def __init__(
@@ -130,16 +130,16 @@ class AgentChain:
             until(self._positions_of(edge).exists)
             writer.start()
 
-    def torment(self, plan: Sequence[Torment], chance: random.Random) -> None:
+    def cause(self, plan: Sequence[Faults], chance: random.Random) -> None:
         """Causes the planned faults, with short pauses; the daemons run when this returns."""
         with ThreadPoolExecutor() as pool:
-            for torment in plan:
+            for faults in plan:
                 time.sleep(chance.uniform(0, _PAUSE_SECONDS_MAX))
                 if chance.random() < _DELETE_PROBABILITY:
                     self._delete_old_files()
-                for mishap in torment:
-                    self.counts[mishap.kind] = self.counts.get(mishap.kind, 0) + 1
-                for _ in pool.map(lambda mishap: self._kinds[mishap.kind](*mishap[1:]), torment):
+                for fault in faults:
+                    self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
+                for _ in pool.map(lambda fault: self._kinds[fault.kind](*fault[1:]), faults):
                     pass
 
     def settle(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_chain import COLLECTOR, RELAY, agent_chain, torments
+from tests.agent_chain import COLLECTOR, RELAY, agent_chain, random_faults
 from tests.line_account import LineAccount
 from tests.log_writer import line_of
 
@@ -14,17 +14,17 @@ _ROUNDS = 6
 _TORMENTS_IN_A_ROUND = 60
 
 
-def _run_torments(folder: Path, chance: random.Random, torment_count: int, stop_seconds_max: float) -> None:
+def _run_faults(folder: Path, chance: random.Random, fault_count: int, stop_seconds_max: float) -> None:
     fan_in = chance.choice([RELAY, COLLECTOR])
-    plan = torments(chance, torment_count, stop_seconds_max)
+    plan = random_faults(chance, fault_count, stop_seconds_max)
     with agent_chain(folder, chance.getrandbits(32), fan_in) as chain:
         chain.begin()
-        chain.torment(plan, chance)
+        chain.cause(plan, chance)
         chain.settle()
         account = chain.account()
         logs = [log for writer in chain.writers.values() for log in writer.logs.values()]
         print(  # noqa: T201 - how much that was
-            f"{len(plan)} torments {chain.counts}, {sum(log.line_count for log in logs)} lines, "
+            f"{len(plan)} faults {chain.counts}, {sum(log.line_count for log in logs)} lines, "
             f"{sum(log.rename_count for log in logs)} renamed, {sum(log.copy_count for log in logs)} copied and cut"
         )
         assert account == LineAccount(count=sum(chain.line_counts.values()))
@@ -43,7 +43,7 @@ def test_account_of_what_went_wrong_tells_of_it() -> None:
 @pytest.mark.timeout(180)
 def test_flow_of_tormented_agents_brings_each_line_once_in_order(tmp_path: Path, chance: random.Random) -> None:
     """Three agents in a chain and one that joins it are killed, stopped and cut off while logs are rotated."""
-    _run_torments(tmp_path, chance, _TORMENTS_IN_THE_SUITE, 1.0)
+    _run_faults(tmp_path, chance, _TORMENTS_IN_THE_SUITE, 1.0)
 
 
 @pytest.mark.torture
@@ -53,4 +53,4 @@ def test_flow_of_agents_tormented_for_long_brings_each_line_once_in_order(
     round_number: int, tmp_path: Path, chance: random.Random
 ) -> None:
     """The same for longer, and stops that last longer than any server may take to answer."""
-    _run_torments(tmp_path, chance, _TORMENTS_IN_A_ROUND, 7.0)
+    _run_faults(tmp_path, chance, _TORMENTS_IN_A_ROUND, 7.0)

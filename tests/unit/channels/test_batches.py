@@ -147,7 +147,7 @@ def test_fit_of_a_whole_in_columns_reads_no_columns() -> None:
 
 
 def test_cutter_that_is_kept_is_made_once() -> None:
-    """Who cuts a batch bit by bit sums its offsets once; others leave nothing behind."""
+    """A window that is cut several times sums its offsets once; others keep nothing."""
     columns = stored(b"a", b"b")
     assert columns.cutter() is not columns.cutter()
     kept = columns.cutter(keep=True)
@@ -155,7 +155,7 @@ def test_cutter_that_is_kept_is_made_once() -> None:
 
 
 def test_part_of_a_batch_has_its_sequences() -> None:
-    """A part's events keep the sequences that they had in the whole."""
+    """The events of a part keep their sequences."""
     whole = batch(7, b"a", b"b", b"c")
     assert whole.part(0, 3) is whole
     assert numbered([whole.part(1, 3)]) == [(8, b"b"), (9, b"c")]
@@ -212,7 +212,7 @@ class FakeLog:
 
 
 def test_stored_columns_in_a_log_are_read_when_they_are_wanted() -> None:
-    """Their sizes are known without; forgotten, they are read again."""
+    """Their sizes are known without the log; forgotten columns are read again."""
     raw = stored(b"a", b"bbb").raw
     log, location = FakeLog(bytes(raw)), Location(1, 64, 99)
     columns = StoredColumns.in_log(location, log, 2, 4, len(raw))
@@ -228,7 +228,7 @@ def test_stored_columns_in_a_log_are_read_when_they_are_wanted() -> None:
 
 
 def test_forget_of_columns_in_memory_only_is_refused() -> None:
-    """Nothing could give them back."""
+    """They could not be read again."""
     with pytest.raises(AssertionError):
         stored(b"a").forget()
 

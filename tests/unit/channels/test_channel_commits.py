@@ -89,7 +89,7 @@ async def test_append_that_finds_no_room_stores_nothing(channel: Channel) -> Non
 
 
 async def test_append_that_finds_room_for_events_but_not_for_bytes_reports_it(channel: Channel) -> None:
-    """Which limit it was decides what an operator does."""
+    """The operator needs to know which limit it was."""
     await make_room(channel)
     with pytest.raises(BytesFullError):
         await append(channel, b"ddddd")
@@ -130,7 +130,7 @@ async def test_append_with_overlapping_stamps_stores_each_number_once() -> None:
 
 
 async def test_append_with_events_cut_out_of_its_middle_comes_back_as_it_was_stored() -> None:
-    """A rollback does not bring back what a stamp has dropped."""
+    """A rollback does not return events that a stamp has dropped."""
     channel = open_channel()
     await append(channel, b"2", stamp=Stamp("p", 2, 2))
     await append(channel, b"1", b"2", b"3", stamp=Stamp("p", 1, 3))
@@ -153,7 +153,7 @@ async def test_append_with_a_stamp_for_the_whole_is_stored_whole_or_not_at_all()
 
 
 async def test_append_behind_one_that_waits_is_judged_when_its_turn_comes(channel: Channel) -> None:
-    """Sent before the answer to the one before it, it is refused only where that one was."""
+    """An append that was sent before the result of the previous one is refused only if that one was."""
     first = await started(append(channel, b"d", stamp=Stamp("p", 1, 1)))
     second = await started(append(channel, b"e", stamp=Stamp("p", 2, 2, after=1)))
     await make_room(channel, 2)
@@ -163,7 +163,7 @@ async def test_append_behind_one_that_waits_is_judged_when_its_turn_comes(channe
 
 
 async def test_append_behind_one_that_was_refused_stores_nothing(channel: Channel) -> None:
-    """Though there is room for it by then: nothing of a producer overtakes what it sent before."""
+    """This holds even if there is room by then: a producer's requests never overtake each other."""
     first = await started(append(channel, b"d", b"d", stamp=Stamp("p", 1, 2)))
     await asyncio.sleep(1)
     second = await started(append(channel, b"e", stamp=Stamp("p", 3, 3, after=2)))
@@ -199,7 +199,7 @@ async def test_append_that_closes_gaps_drops_what_comes_late_nevertheless() -> N
 
 
 async def test_commit_with_a_gap_before_its_stamp_leaves_its_transaction_open() -> None:
-    """It can be committed when what it comes after is there."""
+    """It can be committed once the events before it are stored."""
     channel = open_channel()
     txn_id = begin_with_puts(channel, b"b")
     with pytest.raises(OffsetGapError):
@@ -259,7 +259,7 @@ async def test_commit_that_finds_no_room_leaves_its_transactions_open(channel: C
 
 
 async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
-    """Who came first has the first room, also before one who comes in the moment of the wake-up."""
+    """The first caller gets the first room, also before one that arrives during the wake-up."""
     calls = [
         await started(channel.transactions.commit([begin_with_puts(channel, body)], None))
         for body in (b"d", b"e", b"f")
@@ -280,7 +280,7 @@ async def test_commits_that_wait_are_served_in_order(channel: Channel) -> None:
 
 
 async def test_commit_that_takes_room_from_no_one_does_not_wait_behind_others(channel: Channel) -> None:
-    """Commits of takes and rollbacks are what those who wait are waiting for."""
+    """Waiting calls wait for commits of takes and rollbacks."""
     call = await started(append(channel, b"d", b"e"))
     taking = await begin_with_takes(channel, 1)
     await channel.transactions.commit([taking], None)
@@ -304,7 +304,7 @@ async def test_commit_that_is_cancelled_while_it_waits_changes_nothing(channel: 
 
 
 async def test_commit_repeated_while_the_first_waits_gets_the_same(channel: Channel) -> None:
-    """The retry of a call that is still there answers with it, also where it names a part of the ids."""
+    """The repetition of a waiting call returns its result, also for a part of the ids."""
     ids = [begin_with_puts(channel, b"d"), begin(channel)]
     calls = [await started(channel.transactions.commit(repeat, None)) for repeat in (ids, ids, ids[:1])]
     await asyncio.sleep(1)
@@ -395,7 +395,7 @@ async def test_commit_with_an_impossible_stamp_leaves_its_transaction_open() -> 
 
 
 async def test_commit_without_events_keeps_its_stamp() -> None:
-    """A batch that was empty is done too: its repeat stores nothing, whatever it holds then."""
+    """An empty batch counts as stored: its repetition stores nothing, whatever it contains."""
     channel = open_channel()
     assert await channel.transactions.commit([begin(channel)], Stamp("query", 8, 8)) == Receipt(0, 0)
     assert await append(channel, b"a", b"b", stamp=Stamp("query", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
@@ -413,7 +413,7 @@ async def test_update_to_more_is_at_once(channel: Channel) -> None:
 
 
 async def test_update_to_less_without_room_changes_nothing(channel: Channel) -> None:
-    """After the keep-alive it says why, and all the old limits are in force."""
+    """After the keep-alive it returns the reason, and all old limits are in force."""
     before = channel.config
     message = await channel.update(limits_of(capacity=2, transaction_capacity=1, lease_seconds=5))
     assert message == (

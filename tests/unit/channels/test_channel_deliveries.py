@@ -31,7 +31,7 @@ async def channel() -> Channel:
 
 
 async def test_lend_returns_the_oldest_and_counts_as_open(channel: Channel) -> None:
-    """At most what a transaction may take."""
+    """A delivery has at most as many events as a transaction may take."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"a", b"b", b"c"]
     assert (channel.open_transactions, queued(channel)) == (1, [b"d"])
@@ -50,7 +50,7 @@ async def test_settle_removes_what_was_lent_once(channel: Channel) -> None:
 
 
 async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) -> None:
-    """Whatever happened to other deliveries in between."""
+    """Other deliveries in between make no difference."""
     deliveries = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
     channel.deliveries.nack(deliveries[2])
     _ = channel.deliveries.settle(deliveries[1])
@@ -107,7 +107,7 @@ async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> 
 
 
 async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
-    """The stream that owns a delivery answers for it, however slow it is."""
+    """The stream that owns a delivery is responsible for it, however slow it is."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await asyncio.sleep(1_000_000)
     assert queued(channel) == [b"d"]
@@ -143,7 +143,7 @@ async def test_claim_without_a_lease_has_the_channels(channel: Channel) -> None:
 
 
 async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) -> None:
-    """A delivery is one of them; who waits learns it when there is an event."""
+    """A delivery counts as a transaction; a waiting call is refused once there is an event."""
     for _ in range(3):
         begin(channel)
     with pytest.raises(TooManyTxnsError):

@@ -26,7 +26,7 @@ def write(path: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("file", [FILE, ChannelFile(IDENTITY, -1, 0), replace(FILE, is_deleted=True)])
 def test_read_of_what_was_written_returns_it(tmp_path: Path, file: ChannelFile) -> None:
-    """A file says what was put into it, and nothing of the one before."""
+    """The file contains what was written, and nothing of the previous version."""
     FILE.write(tmp_path)
     file.write(tmp_path)
     assert ChannelFile.read(tmp_path) == file
@@ -52,7 +52,7 @@ def test_write_makes_the_bytes_that_are_documented(tmp_path: Path) -> None:
 
 
 def test_read_without_a_file_returns_none(tmp_path: Path) -> None:
-    """A new directory says nothing."""
+    """A new directory has no file."""
     assert ChannelFile.read(tmp_path) is None
 
 
@@ -110,7 +110,7 @@ def test_read_of_every_single_bit_flip_finds_it(tmp_path: Path) -> None:
 
 
 def test_read_of_every_truncation_finds_it(tmp_path: Path) -> None:
-    """A file that lost its end is damaged; only the last line end says nothing."""
+    """A truncated file is damaged, unless only its last line end is missing."""
     FILE.write(tmp_path)
     path = tmp_path / CHANNEL_FILE
     content = path.read_bytes()
@@ -143,7 +143,7 @@ def test_read_of_a_field_that_is_not_allowed_names_it(tmp_path: Path, changes: d
 
 
 def test_read_of_a_link_does_not_follow_it(tmp_path: Path) -> None:
-    """What lies elsewhere does not tell whose this directory is."""
+    """A file elsewhere does not identify this directory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     FILE.write(elsewhere)

@@ -75,7 +75,7 @@ async def test_take_of_what_another_has_taken_returns_none(channel: Channel) -> 
 
 
 async def test_take_with_an_offset_sends_again_what_was_lost(channel: Channel) -> None:
-    """Nothing new is taken until the caller has all of it, and the counts say up to where it has got."""
+    """No new event is taken until the caller has all of it, and the counts show the progress."""
     txn_id = begin(channel)
     await take(channel, txn_id, 2)
     await take(channel, txn_id, 2)
@@ -95,7 +95,7 @@ async def test_take_with_an_offset_sends_again_what_was_lost(channel: Channel) -
 
 
 async def test_take_with_an_offset_and_fewer_bytes_leaves_no_gap(channel: Channel) -> None:
-    """A repeat with a smaller limit ends before an event that does not fit, whatever follows it."""
+    """A repetition with a smaller limit ends before an event that does not fit, even if a later one would."""
     txn_id = begin(channel)
     await take(channel, txn_id, 5)
     received = list[bytes]()
@@ -110,7 +110,7 @@ async def test_take_with_an_offset_and_fewer_bytes_leaves_no_gap(channel: Channe
 
 
 async def test_take_with_an_offset_in_small_answers_sends_all_again() -> None:
-    """Whatever the limits of the answers were, a caller that lost everything gets everything."""
+    """A caller that lost every response gets all events, whatever the limits of the responses were."""
     channel = open_channel(answer_bytes_max=300)
     bodies = [b"%02d" % number * 15 for number in range(20)]
     await append(channel, *bodies[:9])
@@ -186,7 +186,7 @@ async def test_takes_that_wait_are_woken_one_for_one_put() -> None:
 
 
 async def test_takes_that_wait_share_what_one_put_brings() -> None:
-    """Who takes only a part wakes the next."""
+    """A take that removes only a part wakes the next one."""
     channel = open_channel()
     calls = [
         await started(channel.transactions.take(begin(channel), TakeLimits(events_max=2), 60, None)) for _ in range(4)
@@ -242,7 +242,7 @@ async def test_take_whose_event_was_stolen_keeps_its_place() -> None:
 
 
 async def test_take_that_waits_sees_what_a_rollback_returns() -> None:
-    """Also what a lease that ran out returns."""
+    """This includes events that an expired lease returns."""
     channel = open_channel()
     await append(channel, b"a")
     holder = await begin_with_takes(channel, 1)
@@ -255,7 +255,7 @@ async def test_take_that_waits_sees_what_a_rollback_returns() -> None:
 
 
 async def test_take_that_is_repeated_while_the_first_waits_gets_the_same() -> None:
-    """The retry of a call that is still there answers with it: at once, with the same events, taken once."""
+    """The repetition of a waiting call returns at once with the same events, which are taken once."""
     channel = open_channel()
     txn_id = begin(channel)
     calls = [await started(channel.transactions.take(txn_id, TakeLimits(), 60, 0)) for _ in range(3)]
@@ -343,7 +343,7 @@ async def test_take_that_waits_when_the_channel_is_deleted_fails_at_once() -> No
 
 
 async def test_parts_of_a_batch_each_fit_an_answer() -> None:
-    """What came in one request may need several answers; a small batch needs one."""
+    """Events of one request may need several responses; a small batch needs one."""
     channel = open_channel(answer_bytes_max=400)
     await append(channel, *[b"x" * 50] * 20)
     (batch,) = channel._contents.queue

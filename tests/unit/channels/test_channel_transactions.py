@@ -62,7 +62,7 @@ async def _now(call: Callable[[], object]) -> object:
 
 
 async def test_begin_without_an_id_makes_one(channel: Channel) -> None:
-    """Each time another one, and what was granted is told."""
+    """Each call creates another one, and returns the granted lease."""
     (first, lease_seconds), (second, _) = channel.transactions.begin(None, None), channel.transactions.begin(None, None)
     assert first != second
     assert lease_seconds == 30
@@ -96,7 +96,7 @@ async def test_begin_with_a_malformed_id_is_refused(channel: Channel, txn_id: st
 
 
 async def test_begin_with_the_id_of_an_ended_transaction_is_refused(channel: Channel) -> None:
-    """However it ended; the answer says how."""
+    """The error contains the outcome."""
     for txn_id in ("a", "b", "c"):
         begin(channel, txn_id)
     await channel.transactions.commit(["a"], None)
@@ -173,7 +173,7 @@ async def test_put_is_invisible_until_commit(channel: Channel) -> None:
 
 
 async def test_put_without_an_offset_stores_each_time(channel: Channel) -> None:
-    """The answer counts what the transaction holds."""
+    """The response counts the events of the transaction."""
     txn_id = begin(channel)
     assert channel.transactions.put(txn_id, [stored(b"a", b"b")], None) == 2
     assert channel.transactions.put(txn_id, [stored(b"a"), stored(b"b")], None) == 4
@@ -228,7 +228,7 @@ async def test_put_beyond_the_transactions_capacity_is_refused_whole(channel: Ch
 
 
 async def test_put_of_more_bytes_than_the_channel_holds_is_refused(channel: Channel) -> None:
-    """No commit could ever store them together."""
+    """They could never be committed together."""
     txn_id = begin_with_puts(channel, b"a" * 60)
     with pytest.raises(TxnCapacityError, match="would put 101 body bytes; the channel takes 100"):
         channel.transactions.put(txn_id, [stored(b"b" * 41)], None)
@@ -288,7 +288,7 @@ async def test_commit_repeated_says_the_same_again(channel: Channel) -> None:
 
 @pytest.mark.parametrize("others_end", ["commit", "rollback", "expiry", "none"])
 async def test_commit_with_one_that_cannot_leaves_the_others_open(channel: Channel, others_end: str) -> None:
-    """All or none: whatever is wrong with one, the good one stays open and can be committed alone."""
+    """A commit is all or nothing: the valid transaction stays open and can be committed alone."""
     bad = begin_with_puts(channel, b"bad")
     kind: type[MillraceError] = TxnStateError
     match others_end:
@@ -312,7 +312,7 @@ async def test_commit_with_one_that_cannot_leaves_the_others_open(channel: Chann
 
 
 async def test_commit_of_parts_of_two_commits_is_refused(channel: Channel) -> None:
-    """There is no one answer to say again."""
+    """There is no single result to return."""
     first, second = begin_with_puts(channel, b"1"), begin_with_puts(channel, b"2")
     await channel.transactions.commit([first], None)
     await channel.transactions.commit([second], None)
@@ -331,7 +331,7 @@ async def test_commit_that_names_one_twice_is_refused(channel: Channel) -> None:
 
 
 async def test_rollback_drops_puts_and_returns_takes(channel: Channel) -> None:
-    """As if the transaction had never been."""
+    """The transaction leaves no trace."""
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
     channel.transactions.put(txn_id, [stored(b"x")], None)
@@ -342,7 +342,7 @@ async def test_rollback_drops_puts_and_returns_takes(channel: Channel) -> None:
 
 
 async def test_rollback_repeated_says_the_same_again(channel: Channel) -> None:
-    """Also where the lease had done it before."""
+    """This includes a rollback by an expired lease."""
     rolled_back, expired = begin(channel), begin(channel)
     channel.transactions.rollback(rolled_back)
     await asyncio.sleep(31)
@@ -393,7 +393,7 @@ async def test_swaps_one_for_one_never_drift(channel: Channel) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("ended_by", ["commit", "rollback"])
 async def test_calls_after_the_end_are_refused_but_for_repeats(channel: Channel, call: str, ended_by: str) -> None:
-    """A committed or rolled back transaction is over; only the same end is said again."""
+    """A committed or rolled back transaction is over; only the same end can be repeated."""
     txn_id = begin(channel)
     await CALLS[ended_by](channel, txn_id)
     if call == ended_by:

@@ -26,7 +26,7 @@ def renames(disk: SimulatedDisk) -> int:
 
 
 async def test_make_describes_the_channel_as_it_stood(disk: SimulatedDisk) -> None:
-    """Taken events are in it; what comes while it is written is not."""
+    """Taken events are included; events that arrive while it is written are not."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")
@@ -47,7 +47,7 @@ async def test_make_describes_the_channel_as_it_stood(disk: SimulatedDisk) -> No
 
 
 async def test_make_while_nothing_has_changed_makes_none(disk: SimulatedDisk) -> None:
-    """The one that there is says all."""
+    """The existing checkpoint is complete."""
     async with file_channel(disk) as opened:
         await opened.checkpointing.make()
         await opened.checkpointing.make()
@@ -59,7 +59,7 @@ async def test_make_while_nothing_has_changed_makes_none(disk: SimulatedDisk) ->
 
 
 async def test_make_twice_at_once_makes_one_after_the_other(disk: SimulatedDisk) -> None:
-    """The second has nothing to say that the first did not."""
+    """The second call finds nothing new to write."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         await asyncio.gather(opened.checkpointing.make(), opened.checkpointing.make())
@@ -108,7 +108,7 @@ async def test_make_that_raises_an_unexpected_error_is_logged_and_retried(
 
 @pytest.mark.parametrize("keeps_previous", [True, False])
 async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: SimulatedDisk, *, keeps_previous: bool) -> None:
-    """Neither the newest nor, where it is kept, the one before; what is queued or taken keeps its own."""
+    """Segments of queued and taken events stay, and those that the newest or the kept previous checkpoint needs."""
     async with file_channel(disk, segment_bytes_max=500, backup_checkpoint=keeps_previous) as opened:
         channel = opened.channel
         for _ in range(3):
@@ -142,7 +142,7 @@ async def drain_without_room(opened: FileChannel) -> None:
 
 
 async def test_make_where_the_checkpoint_before_holds_segments_back_makes_another(disk: SimulatedDisk) -> None:
-    """Else an idle channel would keep what was consumed for ever, and on a full disk take nothing more."""
+    """Otherwise an idle channel would keep consumed events, and on a full disk accept nothing more."""
     async with file_channel(disk, segment_bytes_max=500) as opened:
         await fill_and_drain(opened)
         firsts = []

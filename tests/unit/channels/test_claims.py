@@ -67,7 +67,7 @@ async def release(desk: ClaimRegistry, reader_id: str, epoch: int | None) -> Non
 
 
 async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimRegistry) -> None:
-    """Takes are refused, and so are other readers; the refusal tells who holds the claim and for how long."""
+    """Takes and other readers are refused; the error names the owner of the claim and its remaining time."""
     await asyncio.sleep(10)
     with pytest.raises(ChannelClaimedError) as refused:
         desk.refuse_if_claimed()
@@ -259,7 +259,7 @@ async def test_read_of_an_empty_channel_returns_nothing() -> None:
 async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
     desk: ClaimRegistry, contents: Contents
 ) -> None:
-    """The end of the range stands when the call is made."""
+    """The end of the range is fixed when the call begins."""
     batches = desk.read("r", None, 0, 0)
     assert (await anext(batches)).count == 2
     put(contents, b"g")

@@ -122,7 +122,7 @@ def test_body_bytes_max_of_a_config_leaves_room_for_headers(
     ],
 )
 def test_config_out_of_its_limits_is_refused(limits: dict[str, Any]) -> None:
-    """Neither nothing, nor too much, nor what is not known."""
+    """Zero, excessive and unknown values are refused."""
     with pytest.raises(ValidationError):
         MemoryChannelConfig(**{"type": "memory", **limits})
 

@@ -64,7 +64,7 @@ def filled(contents: Contents) -> Contents:
 
 
 async def test_make_of_puts_assigns_sequences_from_one_on(contents: Contents) -> None:
-    """Commit order is queue order; the receipt names what was stored."""
+    """Commit order is queue order; the receipt contains the stored sequences."""
     assert (contents.first_sequence, contents.next_sequence) == (1, 1)
     assert put(contents, b"a", b"b") == Receipt(1, 2)
     assert put(contents, b"c") == Receipt(3, 3)
@@ -160,7 +160,7 @@ async def test_plan_of_too_many_puts_is_refused_though_it_takes_as_many(contents
 
 
 async def test_admit_with_room_and_no_waiting_caller_is_immediate(contents: Contents) -> None:
-    """What shrinks the channel, or leaves it as it is, goes at any time."""
+    """A change that shrinks the channel, or leaves it unchanged, never waits."""
     filled(contents)
     assert not contents.admits(contents.plan([window(b"e")], [], None))
     taken = take(contents, 1)
@@ -170,7 +170,7 @@ async def test_admit_with_room_and_no_waiting_caller_is_immediate(contents: Cont
 
 
 async def test_goes_at_once_while_another_waits_only_without_need_of_room(contents: Contents) -> None:
-    """Who came first has the room, also in the moment between its wake-up and its next look."""
+    """The first caller gets the room, also between its wake-up and its next check."""
     filled(contents)
     waiting = await started(put_when_room(contents, b"e", b"f"))
     taken = take(contents, 3)
@@ -234,7 +234,7 @@ async def test_wait_for_room_when_two_changes_come_at_once_keeps_the_order(conte
 
 
 async def test_wait_for_room_of_a_caller_woken_out_of_turn_overtakes_no_other(contents: Contents) -> None:
-    """Though there is room for it; but what needs no room any more goes at any time."""
+    """This holds even if there is room; a call that no longer needs room never waits."""
     put(contents, b"a", b"b")
     first = await started(put_when_room(contents, b"c", b"d", b"e"))
     second = await started(put_when_room(contents, b"f"))
@@ -304,7 +304,7 @@ async def test_wait_for_room_that_is_there_when_the_time_passes_is_granted(conte
 
 
 async def test_wait_for_room_while_somebody_else_commits_it_ends(contents: Contents) -> None:
-    """Where the plan finds a commit that another call has submitted, there is nothing to wait for any more."""
+    """A plan whose commit was submitted by another call need not wait any more."""
     filled(contents)
     done = Commit.repeated(Receipt(7, 8))
     planned = [contents.plan([window(b"e")], [], None), done]
@@ -353,7 +353,7 @@ async def test_resize_to_less_without_room_keeps_the_old_size(
 
 
 async def test_resize_to_less_waits_for_room_before_all_others(contents: Contents) -> None:
-    """A commit that waits for room does not take what the resize waits for, and then has what is left."""
+    """A waiting commit does not take the room that the resize waits for, and then gets the rest."""
     filled(contents)
     commit = await started(put_when_room(contents, b"e"))
     resize = await started(contents.resize(3, 10, KEEP_ALIVE))
@@ -453,7 +453,7 @@ async def test_close_notifies_waiting_and_later_callers() -> None:
 
 
 async def test_follow_from_now_on_sees_each_commit() -> None:
-    """Also what is taken at once; until it unfollows."""
+    """This includes events that are taken at once; it ends with `unfollow`."""
     contents = Contents("orders", Capacity(4, 10))
     put(contents, b"a")
     follower = contents.subscribe()
@@ -504,7 +504,7 @@ async def test_load_of_what_is_in_memory_returns_it_unchanged(contents: Contents
 
 
 async def test_held_batches_are_those_queued_and_those_taken(contents: Contents) -> None:
-    """Until they are removed."""
+    """They are held until they are removed."""
     taken = take(filled(contents), 1)
     assert sorted(numbered(contents.held_batches())) == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b"d")]
     make(contents, contents.plan([], taken, None))

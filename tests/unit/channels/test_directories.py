@@ -84,7 +84,7 @@ def c(tmp_path: Path) -> Path:
 
 
 def test_open_directories_when_missing_makes_them(a: Path, b: Path, c: Path) -> None:
-    """A first start needs no preparation, and gives all directories the same new identity."""
+    """A first start needs no preparation, and assigns the same new identity to all directories."""
     with closing(opened(a, b, checkpoint_dir=c)) as directories:
         identity = directories.identity
         assert (directories.data_dirs, directories.checkpoint_dir) == ((a, b), c)
@@ -98,7 +98,7 @@ def test_open_directories_when_missing_makes_them(a: Path, b: Path, c: Path) -> 
 
 
 def test_open_directories_again_changes_nothing(a: Path, b: Path, c: Path) -> None:
-    """The identity stays from start to start, whatever the log has put beside it."""
+    """The identity stays the same at each start, whatever files the log has added."""
     identity = made(a, b, checkpoint_dir=c)
     for name in LOG_FILES:
         (b / name).write_bytes(b"events")
@@ -108,7 +108,7 @@ def test_open_directories_again_changes_nothing(a: Path, b: Path, c: Path) -> No
 
 
 def test_open_directories_in_another_order_keeps_the_identity(a: Path, b: Path, c: Path) -> None:
-    """An index tells only which one is missing, so the order is free, and moves with a directory too."""
+    """An index only identifies a missing directory, so the order is free, and a directory may move."""
     identity = made(a, b)
     elsewhere = a.rename(a.parent / "elsewhere")
     assert made(b, elsewhere, checkpoint_dir=c) == identity
@@ -248,7 +248,7 @@ def test_lock_directory_of_a_link_does_not_follow_it(a: Path, tmp_path: Path) ->
 
 
 def test_open_directories_of_another_name_refuses(a: Path) -> None:
-    """A directory is one channel's, and says whose."""
+    """A directory belongs to one channel, and names it."""
     made(a)
     assert f"{a / CHANNEL_FILE}: belongs to channel 'orders'; give 'other' a directory of its own" in refusal_of(
         a, name="other"
@@ -287,7 +287,7 @@ def test_open_directories_with_a_copy_of_one_refuses(a: Path, b: Path, c: Path) 
 
 @pytest.mark.parametrize("name", LOG_FILES)
 def test_open_directories_of_a_log_without_identity_refuses(a: Path, b: Path, name: str) -> None:
-    """What holds a log and does not say whose is never taken for a new directory."""
+    """A directory with a log but without an identity is never used as a new directory."""
     made(a)
     b.mkdir(parents=True)
     (b / name).write_bytes(b"events")
@@ -326,7 +326,7 @@ def failing(number: int) -> Callable[..., int]:
 def test_open_directories_when_any_call_fails_reports_it_and_can_be_repeated(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, no lock is kept, and the next start finds what it needs."""
+    """After a failure of any call no lock is held, and the next start succeeds."""
     for nth in range(100):
         path, checkpoint_dir = tmp_path / str(nth) / "orders", tmp_path / str(nth) / "checkpoints"
         path.parent.mkdir()

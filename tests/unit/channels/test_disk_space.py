@@ -10,7 +10,7 @@ LEFT, RIGHT = Path("left"), Path("right")
 
 
 class SmallDisks(OsDisk):
-    """Disks with so much free, which count how often they are asked."""
+    """Disks with this much free space, which count the queries."""
 
     def __init__(self, **free_bytes: int) -> None:
         self.free = {Path(name): count for name, count in free_bytes.items()}
@@ -32,7 +32,7 @@ class Clock:
 
 
 def test_spend_counts_what_is_put_between_two_looks() -> None:
-    """The disk is not asked for each commit, and is never overdrawn by more than others write meanwhile."""
+    """The disk is not queried for each commit, and is exceeded at most by what other programs write in the meantime."""
     disk, clock = SmallDisks(left=1000), Clock()
     room = DiskSpace(disk, [LEFT], clock)
     room.reserve(600, 100)

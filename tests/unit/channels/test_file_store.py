@@ -136,7 +136,7 @@ async def test_open_of_a_channel_that_is_open_is_refused(stores: Stores) -> None
 
 
 async def test_open_on_several_disks_spreads_the_segments(stores: Stores, tmp_path: Path) -> None:
-    """Below a directory of the channel's name on each; checkpoints lie where they are wanted."""
+    """They are below a directory with the channel's name on each; checkpoints are in the configured place."""
     dirs = [tmp_path / "left", tmp_path / "right"]
     limits: dict[str, Any] = {"data_dirs": dirs, "checkpoint_dir": tmp_path / "checkpoints", "segment_bytes_max": 1000}
     store, channel = await stores.open(**limits)
@@ -260,7 +260,7 @@ async def test_closed_channel_is_marked_and_removed_nevertheless(stores: Stores)
 
 
 async def test_finish_deletions_removes_what_a_crash_has_left(stores: Stores) -> None:
-    """But what is going to be opened does so itself, and what is not marked stays."""
+    """A channel that will be opened does so itself, and unmarked channels stay."""
     for name in ("gone", "kept", "made-anew"):
         store, channel = await stores.open(name)
         await append(channel, b"a")

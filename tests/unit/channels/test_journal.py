@@ -56,7 +56,7 @@ def _note(order: list[int], number: int, _call: "asyncio.Future[Any]") -> None:
 
 
 async def test_append_is_invisible_until_its_sync(disk: SimulatedDisk) -> None:
-    """Neither its events nor its sequences, nor an answer; then all of it."""
+    """Events, sequences and the response appear together after the sync."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         txn_id = begin(channel)
@@ -140,7 +140,7 @@ async def test_calls_on_a_transaction_whose_commit_is_under_way_are_refused(disk
 
 
 async def test_commit_whose_caller_leaves_has_its_whole_effect(disk: SimulatedDisk) -> None:
-    """Once it has begun; a repeat gets the answer."""
+    """This holds once the commit has begun; a repetition gets the result."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"old")
@@ -160,7 +160,7 @@ async def test_commit_whose_caller_leaves_has_its_whole_effect(disk: SimulatedDi
 
 
 async def test_stamped_repeat_of_what_is_under_way_is_answered_when_that_is_durable(disk: SimulatedDisk) -> None:
-    """Not before: else the producer would drop what a crash may still take away."""
+    """Otherwise the producer would drop events that a crash may still remove."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         gate.close()
@@ -202,7 +202,7 @@ def segments_of(disk: SimulatedDisk) -> list[list[Kind]]:
 
 
 async def test_segment_that_is_full_is_followed_by_one_that_begins_with_the_state(disk: SimulatedDisk) -> None:
-    """As it was before its first commit, what was under way included; the old segments alone tell nothing more."""
+    """It is the state before its first commit, including pending calls; the old segments alone say nothing more."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel, told = opened.channel, list[int]()
         opened.journal.on_new_segment = lambda: told.append(opened.log.segment_count)
@@ -259,7 +259,7 @@ async def test_log_whose_first_segments_are_gone_reports_the_same_of_the_rest(di
 
 
 async def test_commits_under_way_when_a_segment_is_full_begin_one_more_only(disk: SimulatedDisk) -> None:
-    """The state of the new segment counts what is under way in the old one."""
+    """The state of the new segment includes calls that are pending in the old one."""
     async with file_channel(disk, segment_bytes_max=2000) as opened:
         channel, gate = opened.channel, Gate(disk)
         held = await held_append(gate, channel, b"x" * 2000)
@@ -458,7 +458,7 @@ async def test_claim_while_an_acknowledgement_is_under_way_may_be_refused_for_a_
 
 @pytest.mark.parametrize("error_number", [0, FULL, errno.EIO])
 async def test_delete_while_commits_are_under_way_ends_all(disk: SimulatedDisk, error_number: int) -> None:
-    """They are answered, whatever the disk says, and change nothing that anybody sees."""
+    """They return, whatever the disk does, and have no visible effect."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")

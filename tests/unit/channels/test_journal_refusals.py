@@ -101,7 +101,7 @@ async def test_repeat_of_what_found_no_room_is_refused_too(disk: SimulatedDisk) 
 
 
 async def test_commits_of_takes_behind_a_refused_put_succeed(disk: SimulatedDisk) -> None:
-    """They are tried once more, without what needs room; so are rollbacks."""
+    """They are retried without the calls that need room, and so are rollbacks."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b", b"c")
@@ -216,7 +216,7 @@ async def test_claim_without_room_leaves_none(disk: SimulatedDisk) -> None:
 
 
 async def test_claim_that_is_asked_for_twice_is_granted_when_it_lasts(disk: SimulatedDisk) -> None:
-    """The second call renews what is under way, and waits for it too; both hear of a refusal."""
+    """The second call renews the pending claim, and waits for it too; both get a refusal."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         gate.close()

@@ -41,7 +41,7 @@ def test_load_keys_reads_each_form(tmp_path: Path, content: bytes) -> None:
 
 
 def test_load_keys_of_raw_bytes_strips_nothing(tmp_path: Path) -> None:
-    """A raw key may end with what is white space in a text."""
+    """A raw key may end with bytes that are white space in text."""
     key = KEY[:-2] + b" \n"
     assert load_keys({"2026": key_file(tmp_path / "key", key)}) == {"2026": key}
 
@@ -55,7 +55,7 @@ def test_load_keys_reads_several(tmp_path: Path) -> None:
 
 
 def test_load_keys_follows_a_link_to_a_file(tmp_path: Path) -> None:
-    """Secrets are often mounted as links; what counts is the file's own mode."""
+    """Secrets are often mounted as links; the mode of the file itself counts."""
     link = tmp_path / "link"
     link.symlink_to(key_file(tmp_path / "key"))
     assert load_keys({"2026": link}) == {"2026": KEY}
@@ -82,7 +82,7 @@ def test_load_keys_follows_a_link_to_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_load_keys_of_other_contents_refuses_without_telling_them(tmp_path: Path, content: bytes) -> None:
-    """The sentence names the key and the file, and tells how to make a good one, but nothing of what is in there."""
+    """The message names the key and the file, and how to create a valid key, but shows nothing of the content."""
     path = key_file(tmp_path / "key", content)
     assert refusal_of(path) == (
         f"key '2026': {path} does not hold 32 bytes, 64 hexadecimal digits, or as much in base64; "
@@ -128,7 +128,7 @@ def test_load_keys_of_a_missing_file_reports_it(tmp_path: Path) -> None:
 
 
 def test_load_keys_of_random_bytes_returns_a_key_or_refuses(tmp_path: Path) -> None:
-    """Whatever a file holds, there is a key of 32 bytes or a sentence."""
+    """Any content results in a key of 32 bytes or an error message."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201 - shown where the test fails
     source = random.Random(seed)

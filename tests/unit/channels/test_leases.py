@@ -75,7 +75,7 @@ async def test_paused_by_two_calls_runs_when_both_are_back() -> None:
 
 
 async def test_paused_by_a_call_that_fails_runs_on() -> None:
-    """An error ends the pause as an answer does."""
+    """An error ends the pause as a result does."""
     watched = Watched(5)
 
     async def fail() -> None:
@@ -103,7 +103,7 @@ async def test_cancel_before_the_end_never_expires() -> None:
 
 
 async def test_remaining_seconds_as_time_passes_count_down() -> None:
-    """They are what is left."""
+    """The value is the time that is left."""
     watched = Watched(5)
     await asyncio.sleep(1.5)
     assert watched.lease.remaining_seconds == 3.5

@@ -11,7 +11,7 @@ UNLIMITED = 1 << 62
 
 @pytest.fixture
 def limits() -> ChannelLimits:
-    """10 body bytes, 5 events a transaction, answers of 10,000 bytes."""
+    """10 body bytes, 5 events in a transaction, responses of 10,000 bytes."""
     return ChannelLimits(limits_of(body_bytes_max=10, capacity=50, transaction_capacity=5), 10_000)
 
 
@@ -23,7 +23,7 @@ def test_refuse_too_large_names_the_body_that_fits_no_channel(limits: ChannelLim
 
 
 def test_refuse_too_large_names_the_event_that_fits_no_answer() -> None:
-    """Its headers count too; what was stored can always be fetched."""
+    """Its headers count too; stored events always fit into a response."""
     limits = ChannelLimits(limits_of(body_bytes_max=1 << 30), 10_000)
     with pytest.raises(EventTooLargeError, match=r"events\[1\]: with its headers .*, which holds 10000 bytes"):
         limits.refuse_too_large([stored(b"", b"x" * 10_000)])
@@ -89,5 +89,5 @@ def test_portion_is_what_was_asked_for_within_the_limits(
 
 
 def test_portion_in_rows_is_a_small_one() -> None:
-    """Whatever a message may hold."""
+    """The limit of a message makes no difference."""
     assert ChannelLimits(limits_of(), 1 << 30).answer_limits(TakeLimits(form=Form.ROWS), 10).answer_bytes_max == 8 << 20

@@ -31,7 +31,7 @@ def forget(opened: FileChannel) -> None:
 
 
 async def test_columns_that_were_just_written_need_no_disk(disk: SimulatedDisk) -> None:
-    """Who keeps up with the producers never reads."""
+    """A consumer that keeps up with the producers never reads."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a", b"b")
         before = reads(disk)
@@ -41,7 +41,7 @@ async def test_columns_that_were_just_written_need_no_disk(disk: SimulatedDisk) 
 
 
 async def test_load_of_neighbours_reads_them_together_and_keeps_them(disk: SimulatedDisk) -> None:
-    """What is in memory is not read again, and what is asked for twice is read once."""
+    """Columns in memory are not read again, and columns that are requested twice are read once."""
     async with file_channel(disk) as opened:
         for number in range(10):
             await append(opened.channel, b"%d" % number)
@@ -91,7 +91,7 @@ async def test_read_of_one_that_is_not_in_memory_waits_for_the_disk(disk: Simula
 
 @pytest.mark.parametrize("is_cached", [True, False])
 async def test_read_and_load_of_damage_are_reported_once(disk: SimulatedDisk, *, is_cached: bool) -> None:
-    """The caller hears of it each time, the server's log only the first."""
+    """The caller gets the error each time; the server logs it once."""
     async with file_channel(disk) as opened:
         disk.is_cached = is_cached
         await append(opened.channel, b"a" * 100)
@@ -114,7 +114,7 @@ async def test_read_and_load_of_damage_are_reported_once(disk: SimulatedDisk, *,
 async def test_load_that_the_disk_or_a_missing_key_refuses_is_damage(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The events cannot be had, whatever the reason."""
+    """The events are unavailable for any of these reasons."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
         forget(opened)

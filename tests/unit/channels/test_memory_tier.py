@@ -11,7 +11,7 @@ from tests.simulated_channels import small_spillable_limits
 
 
 class Ended:
-    """Reads nothing back: what is in here is only counted."""
+    """A reader that is never called: these tests only count."""
 
     def read(self, _stored: StoredColumns) -> bytes:
         raise AssertionError
@@ -44,7 +44,7 @@ def putting(*batches: StoredBatch) -> Commit:
 
 
 def test_admits_what_fits_in_events_bytes_and_sequences() -> None:
-    """And whatever takes as much as it puts, though memory were above its limits."""
+    """A commit that takes as much as it puts fits too, even if memory is above its limits."""
     tier = tier_with_reserve()
     assert tier.admits(putting(batch(1, b"a", b"b", b"c")), 1)
     assert not tier.admits(putting(batch(1, b"a", b"b", b"c", b"d")), 1)

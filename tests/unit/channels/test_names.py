@@ -18,7 +18,7 @@ def test_check_channel_name_that_is_allowed_passes(name: str) -> None:
     ],
 )
 def test_check_channel_name_that_is_not_allowed_refuses(name: str) -> None:
-    """The message quotes the name, harmlessly, and says what is allowed."""
+    """The message quotes the name with escapes, and states what is allowed."""
     with pytest.raises(BadNameError, match=r"^channel: is .*; it must match \[a-z0-9\]") as refused:
         check_channel_name(name)
     assert str(refused.value).isascii()

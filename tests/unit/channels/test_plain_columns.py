@@ -49,7 +49,7 @@ def header(*, key: str = "k", sizes: bytes = b"\x02\x01", values: bytes = b"v") 
     ],
 )
 def test_plain_columns_of_events_are_counted(events: list[tuple[dict[str, str], bytes]]) -> None:
-    """Whatever the sizes are: nothing that producers send is left to protobuf."""
+    """This holds for any sizes: protobuf parses nothing that producers send."""
     (columns,) = columns_from_events(events)
     expected = len(events), sum(len(body) for _, body in events)
     assert count_plain(columns.SerializeToString()) == expected
@@ -65,7 +65,7 @@ def test_plain_columns_with_fields_in_another_order_are_counted(raw: bytes) -> N
 
 
 def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
-    """Where the events that had it were dropped."""
+    """The events that had the header were dropped."""
     assert count_plain(COUNT + BODY_SIZES + BODIES + header(sizes=b"\x00\x00", values=b"")) == (2, 3)
 
 
@@ -114,7 +114,7 @@ def test_plain_columns_with_a_header_that_no_event_has_are_counted() -> None:
     ],
 )
 def test_plain_columns_of_what_is_not_plain_are_none(raw: bytes) -> None:
-    """Good or not, that is for others to say."""
+    """Their validity is checked elsewhere."""
     assert count_plain(raw) is None
 
 

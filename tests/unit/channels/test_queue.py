@@ -97,7 +97,7 @@ def test_take_of_an_empty_queue_returns_nothing() -> None:
     ],
 )
 def test_take_within_limits_returns_the_oldest(queue: EventQueue, limits: AnswerLimits, bodies: bytes) -> None:
-    """Batches are cut where a limit says so; what does not fit ends the answer, though a later event might fit."""
+    """Batches are cut at the limits; an event that does not fit ends the response, even if a later one would fit."""
     expected = bodies.split()
     assert bodies_of(queue.take(limits)) == expected
     assert bodies_of(queue) == [b"a", b"b", b"c", b"dddd", b"e", b"f"][len(expected) :]
@@ -112,7 +112,7 @@ def test_take_of_a_first_event_above_the_byte_limit_returns_it_alone(queue: Even
 
 @pytest.mark.parametrize("form", Form)
 def test_take_in_small_answers_returns_all_in_order(form: Form) -> None:
-    """A big batch leaves bit by bit, each within the answer's bytes."""
+    """A large batch is returned in parts, each within the limit of the response."""
     bodies = [bytes([65 + number]) * 30 for number in range(26)]
     queue = queue_of(batch(1, *bodies[:13]), batch(14, *bodies[13:]))
     taken = list[bytes]()

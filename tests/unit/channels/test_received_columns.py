@@ -63,7 +63,7 @@ def test_received_columns_that_are_good_are_kept_as_they_came() -> None:
     ],
 )
 def test_received_columns_that_lie_are_refused(raw: bytes, complaint: str) -> None:
-    """However they are read."""
+    """This holds for each way of reading them."""
     with pytest.raises(ColumnsError, match=complaint):
         StoredColumns.received(raw)
 

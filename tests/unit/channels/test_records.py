@@ -45,7 +45,7 @@ def ledger_of(accepted: Sequence[tuple[str, tuple[int, int]]]) -> StampLedger:
 def state_of(
     *, ledger: StampLedger | None = None, ended: EndedTxns | None = None, claim: ClaimRecord | None = None
 ) -> pb.State:
-    """A state as it is read back."""
+    """The state as it is read back."""
     items = ended.items() if ended else ()
     return pb.State.FromString(state_message(7, ledger or StampLedger(), items, claim).SerializeToString())
 
@@ -140,7 +140,7 @@ def test_rollback_record_contains_its_cause(*, has_expired: bool) -> None:
 
 @pytest.mark.parametrize("note", [ClaimRecord("r", SEQUENCE_MAX, 0.25), ClaimRecord("r", 1, 3600.0, has_ended=True)])
 def test_claim_record_is_read_back_as_it_was(note: ClaimRecord) -> None:
-    """Who, which, how long, and whether it has ended; in a record and in a state."""
+    """The reader, the epoch, the duration, and whether it has ended, in a record and in a state."""
     kind, (payload,) = claim_record(note)
     assert kind is Kind.CLAIM
     assert restore_claim(pb.Claim.FromString(bytes(payload))) == note

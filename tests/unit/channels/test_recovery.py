@@ -145,7 +145,7 @@ async def test_recover_continues_behind_sequences_that_were_reserved(disk: Simul
 
 
 async def test_recover_behind_a_reserve_that_was_taken_back_skips_nothing(disk: SimulatedDisk) -> None:
-    """A server that stopped knew what was given."""
+    """A server that stopped gracefully knew which sequences were assigned."""
     await write(disk, [state(1, 10), keep(7), put(b"a"), commit(7, [b"a"])])
     assert recovered_from(disk).next_sequence == 8
 
@@ -257,7 +257,7 @@ def damage_newest(disk: SimulatedDisk) -> None:
 
 
 def remove_both(disk: SimulatedDisk) -> None:
-    """The log alone has to suffice."""
+    """The log alone must suffice."""
     for path in disk.paths():
         if path.name in {NEWEST, PREVIOUS}:
             disk.remove(path)

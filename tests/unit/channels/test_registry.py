@@ -38,7 +38,7 @@ async def test_create_of_a_known_name_is_refused(registry: ChannelRegistry) -> N
 
 @pytest.mark.parametrize("name", ["", "../x", "a\0", "x" * 300, "Orders"])
 async def test_names_that_are_not_allowed_are_refused(registry: ChannelRegistry, name: str) -> None:
-    """They can neither be made nor exist."""
+    """Such a channel can neither be created nor exist."""
     with pytest.raises(BadNameError):
         registry.create(name, limits_of())
     with pytest.raises(BadNameError):
@@ -47,7 +47,7 @@ async def test_names_that_are_not_allowed_are_refused(registry: ChannelRegistry,
 
 
 async def test_get_of_an_unknown_name_finds_none(registry: ChannelRegistry) -> None:
-    """Channels are never made by accident."""
+    """Channels are never created by accident."""
     with pytest.raises(ChannelNotFoundError, match="there is none called 'orders'; create it") as refused:
         registry.get("orders")
     assert refused.value.metadata == {"channel": "orders"}

@@ -61,7 +61,7 @@ class Opened:
         return await self.open(**limits)
 
     def written_since(self, call_count: int) -> list[str]:
-        """The calls that changed the disk since it had had so many."""
+        """The calls that changed the disk after the first `call_count` ones."""
         return [call.kind for call in self.disk.calls[call_count:] if call.kind not in {"read", "free_bytes"}]
 
 
@@ -86,7 +86,7 @@ async def consume(channel: Channel, events_max: int = 0) -> list[bytes]:
 
 
 async def test_append_that_fits_memory_writes_nothing(opened: Opened) -> None:
-    """It costs what it does in a memory channel: the disk hears of neither the puts nor the takes, nor of rollbacks."""
+    """It costs as much as in a memory channel: puts, takes and rollbacks do not access the disk."""
     channel = await opened.open()
     call_count = len(opened.disk.calls)
     receipt = await append(channel, b"a", b"b", stamp=Stamp("p", 1, 2))
@@ -168,7 +168,7 @@ async def test_append_of_the_channels_capacity_counts_both_parts(opened: Opened)
 
 
 async def test_take_across_memory_and_log_returns_both(opened: Opened) -> None:
-    """Flume's takes end at the boundary, and say that there is nothing though there are events; not here."""
+    """Flume's takes end at the boundary and report an empty channel although there are events; these do not."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
@@ -181,7 +181,7 @@ async def test_take_across_memory_and_log_returns_both(opened: Opened) -> None:
 
 
 async def test_commit_that_swaps_one_for_one_in_full_memory_stays_there(opened: Opened) -> None:
-    """What it takes makes room for what it puts."""
+    """Its takes make room for its puts."""
     channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     txn_id = await begin_with_takes(channel, 1)
@@ -258,7 +258,7 @@ async def test_rollback_of_an_empty_transaction_is_a_rollback(opened: Opened) ->
 
 
 async def test_rollback_of_puts_leaves_the_memorys_budget_as_it_was(opened: Opened) -> None:
-    """Flume's grows by what was put, each time."""
+    """Flume's budget grows by the size of the puts each time."""
     channel = await opened.open(memory_capacity=2, memory_byte_capacity=10)
     for _ in range(3):
         channel.transactions.rollback(begin_with_puts(channel, b"12345"))
@@ -612,7 +612,7 @@ async def test_stop_while_commits_are_under_way_keeps_what_they_leave(opened: Op
 async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What there is no room for is lost, and the server's log says how much; what was written stays good."""
+    """Events without room are lost, which the server logs with their number; written ones stay valid."""
     told: list[dict[str, Any]] = []
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
     monkeypatch.setattr(
@@ -635,7 +635,7 @@ async def test_stop_with_a_full_disk_keeps_the_oldest_and_reports_the_rest(
 async def test_stop_without_time_is_not_held_up_by_what_is_in_memory(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever stops the server at once, or whose disk does not answer, loses it, and is told."""
+    """If the server is stopped at once, or the disk does not respond, they are lost, which is logged."""
     told: list[int] = []
     monkeypatch.setattr("millrace_server.channels.spillable._log.error", lambda _, events, **__: told.append(events))
     channel = await opened.open(memory_capacity=3)

@@ -87,7 +87,7 @@ def accepted(channel: Channel, producer_id: str = "p") -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
 async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Crashing, crash: Open) -> None:
-    """The oldest are gone, and what remains is without a gap and in order."""
+    """The oldest events are lost, and the remaining ones are in order without a gap."""
     channel = await crashing.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
@@ -120,7 +120,7 @@ async def test_crash_assigns_no_sequence_twice(
 
 
 async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing: Crashing) -> None:
-    """A stop knows what was given, and takes the reserve back."""
+    """A stop knows which sequences were assigned, and releases the reserve."""
     channel = await crashing.open()
     await append(channel, b"lost")
     channel = await crashing.kill()
@@ -133,7 +133,7 @@ async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing:
 
 
 async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> None:
-    """A producer that sends it again stores it; of what the log has, nothing is stored twice."""
+    """Lost events that a producer sends again are stored; events in the log are not stored twice."""
     channel = await crashing.open(memory_capacity=2)
     await append(channel, b"1", b"2", stamp=Stamp("p", 1, 2))
     await append(channel, b"3", b"4", stamp=Stamp("p", 3, 4))
@@ -164,7 +164,7 @@ async def test_checkpoint_reports_stamps_of_what_has_left_memory(crashing: Crash
 
 
 async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing) -> None:
-    """What it drops as a repeat of events in memory is lost with them; what it stores itself is not."""
+    """Repetitions of events in memory are lost with those events; its own events are not."""
     channel = await crashing.open(memory_capacity=3)
     await append(channel, b"2", b"4", stamp=None)
     await append(channel, b"2", stamp=Stamp("p", 2, 2))
@@ -222,7 +222,7 @@ async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> 
 
 
 async def test_crash_after_takes_from_both_parts_brings_nothing_back(crashing: Crashing) -> None:
-    """One commit removed both; its record tells of what the log has."""
+    """One commit removed both; its record contains the events of the log."""
     channel = await crashing.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
@@ -242,7 +242,7 @@ async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memor
 
 
 async def test_claim_after_a_crash_continues_behind_what_is_lost(crashing: Crashing) -> None:
-    """Its epoch lasts; what it did not read is gone, and said to be; it acknowledges over the gap."""
+    """Its epoch survives; unread events are lost, which is reported; acknowledgements continue after the gap."""
     channel = await crashing.open(memory_capacity=2)
     claim = await channel.claim("r", 30.0, takeover=False)
     await append(channel, b"a", b"b")

@@ -138,7 +138,7 @@ def test_new_ranges_beyond_the_intervals_allowed_are_refused(monkeypatch: pytest
 
 
 def test_accept_beyond_the_producers_allowed_forgets_the_most_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has stored nothing for longest is forgotten; a repeat counts as a sign of life."""
+    """The producer that was silent for longest is forgotten; a repetition counts as activity."""
     monkeypatch.setattr(stamps, "PRODUCERS_MAX", 2)
     ledger = StampLedger()
     for producer_id in ("a", "b", "a", "c"):
@@ -185,7 +185,7 @@ def test_refuse_gap_behind_what_was_accepted_lets_go(after: int | None) -> None:
     "stamp", [Stamp("p", 20, 22, after=15), Stamp("p", 20, 22, after=9), Stamp("q", 1, 1, after=10)]
 )
 def test_refuse_gap_behind_what_was_not_accepted_refuses(stamp: Stamp) -> None:
-    """Of this producer, that is; and the sentence says which number is missing."""
+    """Only numbers of this producer count; the message names the missing number."""
     with pytest.raises(
         OffsetGapError, match=rf"stamp\.after_sequence: is {stamp.after}, .* of producer '{stamp.producer_id}'"
     ):

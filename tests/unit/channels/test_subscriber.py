@@ -7,7 +7,7 @@ from tests.virtual_clock import settle, started
 
 
 async def seen(subscriber: Subscriber) -> tuple[int, list[bytes]]:
-    """The next batch's bodies, and what was missed before."""
+    """The next batch's bodies, and the number of missed batches before it."""
     news = await subscriber.next_batch()
     assert news is not None
     return news[0], bodies_of([news[1]])
@@ -33,7 +33,7 @@ async def test_next_batch_when_there_is_none_waits_for_it() -> None:
 
 
 async def test_next_batch_after_too_many_says_how_many_were_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go; the count stands before the batch that follows the gap, and only there."""
+    """The oldest batches are dropped; the count precedes the batch that follows the gap, and only that one."""
     monkeypatch.setattr(contents, "_SUBSCRIBER_BATCHES_MAX", 2)
     subscriber = Subscriber()
     for sequence in range(1, 9, 2):
@@ -58,7 +58,7 @@ async def test_next_batch_after_too_many_bytes_says_how_many_were_missed(monkeyp
 
 
 async def test_end_with_batches_left_returns_them_first() -> None:
-    """A subscriber sees all there was, and then the end, however often it asks."""
+    """A subscriber sees all batches and then the end, however often it reads."""
     subscriber = Subscriber()
     subscriber.publish(batch(1, b"a"))
     subscriber.end()
@@ -68,7 +68,7 @@ async def test_end_with_batches_left_returns_them_first() -> None:
 
 
 async def test_end_while_a_subscriber_waits_wakes_it() -> None:
-    """It learns of the end at once."""
+    """The subscriber sees the end at once."""
     subscriber = Subscriber()
     call = await started(subscriber.next_batch())
     subscriber.end()

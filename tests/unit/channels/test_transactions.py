@@ -106,7 +106,7 @@ async def test_last_taken_of_several_batches_are_the_newest(count: int) -> None:
     ],
 )
 def test_refuse_of_an_outcome_says_how_it_ended(state: TxnState, kind: type[MillraceError], message: str) -> None:
-    """A later call learns what became of the transaction."""
+    """A later call gets the outcome of the transaction."""
     with pytest.raises(kind, match=message) as refused:
         Outcome(state).refuse("t")
     assert refused.value.metadata == {"txn_id": "t"}

@@ -70,7 +70,7 @@ async def test_common_channel_of_transactions_of_two_channels_is_refused() -> No
 
 @pytest.mark.parametrize("txn_ids", [["none"], ["a", "none"], ["none", "a"]])
 async def test_common_channel_of_an_unknown_one_is_not_found(txn_ids: list[str]) -> None:
-    """Wherever it stands among the others."""
+    """Its position among the others makes no difference."""
     directory = TxnDirectory(10)
     directory.add("a", open_channel(directory=directory).transactions)
     with pytest.raises(TxnNotFoundError) as refused:

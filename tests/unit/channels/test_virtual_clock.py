@@ -13,7 +13,7 @@ async def test_sleep_on_the_virtual_clock_takes_no_time() -> None:
 
 
 async def test_settle_with_timers_pending_leaves_the_clock_alone() -> None:
-    """Only what is ready runs."""
+    """Only callbacks that are ready run."""
     slept = await started(asyncio.sleep(1))
     await settle()
     assert not slept.is_done

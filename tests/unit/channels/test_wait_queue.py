@@ -23,7 +23,7 @@ class Call:
 
 
 async def test_wait_without_time_answers_at_once() -> None:
-    """Who has no time left does not even pass control to others."""
+    """A call without time does not even yield to other tasks."""
     with pytest.raises(StopIteration) as ended:
         Waiter().wait(0).send(None)
     assert ended.value.value is False
@@ -31,7 +31,7 @@ async def test_wait_without_time_answers_at_once() -> None:
 
 
 async def test_wait_without_a_wake_up_ends_in_time() -> None:
-    """Waiting takes exactly as long as was asked for, and leaves nothing behind."""
+    """The wait takes exactly the requested time, and leaves nothing behind."""
     line, log = WaitQueue(), list[str]()
     await Call(line, "a", log).wait(2.5)
     assert (now(), log, len(line)) == (2.5, ["a in vain"], 0)
@@ -52,7 +52,7 @@ async def test_wake_next_with_many_waiting_wakes_the_first() -> None:
 
 
 async def test_wake_next_when_the_first_finds_nothing_keeps_its_place() -> None:
-    """Who was woken in vain is still before those who came later."""
+    """A caller that was woken in vain remains before later callers."""
     line, log = WaitQueue(), list[str]()
     await started(Call(line, "a", log, wakes=2).wait())
     await started(Call(line, "b", log).wait())
@@ -96,7 +96,7 @@ async def test_wake_next_on_an_empty_line_does_nothing() -> None:
 
 
 async def test_wake_of_one_whose_time_just_passed_does_not_count_twice() -> None:
-    """A call answers once, though it was woken in the very moment in which its time passed."""
+    """A call ends once, even if it is woken at the moment of its timeout."""
     line, log = WaitQueue(), list[str]()
     asyncio.get_running_loop().call_at(1, line.wake_next)
     await Call(line, "a", log).wait(1)

@@ -36,7 +36,7 @@ def test_columns_from_events_of_protobuf_rows_takes_them_as_they_are() -> None:
 
 
 def test_columns_from_events_with_one_value_for_all_store_it_once() -> None:
-    """A header that all events share costs what one value costs."""
+    """A header that all events share costs as much as one value."""
     (columns,) = columns_from_events([({"host": "a"}, b"")] * 1000)
     (column,) = columns.headers
     assert (list(column.sizes), column.values) == ([2], b"a")

@@ -36,7 +36,7 @@ def varint(value: int, length: int) -> bytes:
 def test_place_of_a_field_that_is_not_plain_is_left_to_protobuf(
     message: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever has a second meaning is parsed by who knows all meanings."""
+    """A field with more than one possible meaning is left to protobuf."""
     monkeypatch.setattr(wire_format, "_WORTH_IT_BYTES", 0)
     assert place_of(BODIES, message) is None
 
