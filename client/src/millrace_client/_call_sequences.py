@@ -73,11 +73,7 @@ def _append_stamped(channel: str, parts: Sequence[bytes], stamp: Stamp, txn_id: 
 def encoded_parts(
     batches: Sequence[event_pb2.EventColumns], bytes_max: int = REQUEST_BYTES_MAX - REQUEST_HEAD_BYTES_MAX
 ) -> list[bytes]:
-    """Encodes batches; splits those that are larger than a request may be.
-
-    Raises:
-        EventTooLargeError: One event alone is too large.
-    """
+    """Encodes batches; splits those larger than a request may be. Raises EventTooLargeError if one event is."""
     parts: list[bytes] = []
     for columns in batches:
         parts.extend(_parts_within(columns, bytes_max))

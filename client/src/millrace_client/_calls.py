@@ -342,11 +342,7 @@ def _number_of(field: str, word: _WordT | None, words: Mapping[_NumberT, _WordT]
 
 
 def _message(kind: Callable[_Fields, _MessageT], *args: _Fields.args, **fields: _Fields.kwargs) -> _MessageT:
-    """Creates a message.
-
-    Raises:
-        BadArgumentError: A string is not UTF-8.
-    """
+    """Creates a message; raises BadArgumentError if a string is not UTF-8."""
     try:
         return kind(*args, **fields)
     except UnicodeEncodeError as error:

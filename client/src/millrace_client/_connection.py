@@ -78,12 +78,7 @@ class Connection:
         FORKS.watch(self)
 
     def opened(self) -> _Opened:
-        """Returns the gRPC channel and what depends on it; opens it if necessary.
-
-        Raises:
-            ClientClosedError: The client is closed.
-            ClientForkedError: The client belongs to the parent process.
-        """
+        """Returns the gRPC channel and what depends on it; opens it unless closed or used by a parent process."""
         opened = self._opened
         if opened is None or self._is_closed:
             opened = self._open()

@@ -55,11 +55,7 @@ class AppendSession(Generic[RequestT]):
         self.unanswered.append(request)
 
     def match(self, answer: pb.AppendStreamResponse, now: float) -> tuple[RequestT, MillraceError | None]:
-        """Returns the request that an answer belongs to, and its error if it was refused.
-
-        Raises:
-            IndexError: No request awaits an answer.
-        """
+        """Returns the request that an answer belongs to, and its error if it was refused."""
         request = self.unanswered.popleft()
         self.waiting_since = now
         return request, self._errors.from_status(answer.error, self._channel) if answer.HasField("error") else None
@@ -104,11 +100,7 @@ class ThreadedAppendSession(AppendSession[RequestT]):
         self._encoded.put(None)
 
     def answers(self) -> Iterator[pb.AppendStreamResponse]:
-        """Waits for answers until the server ends the stream.
-
-        Raises:
-            MillraceError: The stream failed or was cancelled.
-        """
+        """Waits for answers until the server ends the stream; raises MillraceError if it fails or is cancelled."""
         try:
             yield from self._call
         except grpc.RpcError as failure:
@@ -141,11 +133,7 @@ class AsyncAppendSession(AppendSession[RequestT]):
             await self._call.done_writing()
 
     async def read(self) -> pb.AppendStreamResponse | None:
-        """Waits for the next answer; returns None at the end of the stream.
-
-        Raises:
-            MillraceError: The stream failed.
-        """
+        """Waits for the next answer; returns None at the end of the stream. Raises MillraceError if it fails."""
         try:
             answer = await self._call.read()
         except aio.AioRpcError as failure:

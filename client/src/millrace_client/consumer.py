@@ -11,8 +11,7 @@ from typing import Self
 
 from millrace_client._settings import check_endpoints
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
-from millrace_client.consuming.core import ConsumerCloseReport
-from millrace_client.consuming.metrics import ConsumerMetrics
+from millrace_client.consuming.core import BaseConsumer, ConsumerCloseReport
 from millrace_client.consuming.threads import ConsumerDelivery, HandlerThreads, ThreadedEngine
 from millrace_client.events import Event
 
@@ -27,7 +26,7 @@ class ConsumedEvent(Event):
     """Names the channel and the server; its `ack` and `nack` settle all its events."""
 
 
-class Consumer:
+class Consumer(BaseConsumer[ThreadedEngine]):
     """Takes events from channels of one or several servers, and reconnects after temporary failures.
 
         with millrace_client.Consumer(["localhost:7070"], ["orders"]) as consumer:
@@ -68,10 +67,6 @@ class Consumer:
         _OPEN_ENGINES.add(self._engine)
         self._finalizer = weakref.finalize(self, _end_in_background, self._engine)
         self._finalizer.atexit = False
-
-    @property
-    def config(self) -> ConsumerConfig:
-        return self._engine.config
 
     def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for one delivery, which the caller settles.
@@ -152,11 +147,6 @@ class Consumer:
         """
         self._engine.stop()
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the consumer was stopped or closed."""
-        return self._engine.is_stopping
-
     def close(self, timeout_seconds: float | None = None) -> ConsumerCloseReport:
         """Closes cleanly: hands out no more deliveries, waits for those in hand, sends the acks, and disconnects.
 
@@ -175,9 +165,6 @@ class Consumer:
         self._finalizer.detach()
         return self._engine.close(seconds)
 
-    def metrics(self) -> ConsumerMetrics:
-        return self._engine.metrics()
-
     def __enter__(self) -> Self:
         return self
 
@@ -186,9 +173,6 @@ class Consumer:
     ) -> None:
         self._finalizer.detach()
         self._engine.close(self.config.close_seconds, after_error=error is not None)
-
-    def __repr__(self) -> str:
-        return f"<Consumer of {', '.join(subscription.name for subscription in self._engine.subscriptions)}>"
 
 
 def _end_in_background(engine: ThreadedEngine) -> None:

@@ -35,7 +35,7 @@ CLOSE_SECONDS = 60.0
 """How long `close` waits by default."""
 
 
-class BufferingProducer:
+class BaseProducer:
     """The part of a producer that does not depend on how its engine runs; base of both APIs' producers."""
 
     def __init__(  # noqa: PLR0913 - all but the first have defaults
@@ -85,7 +85,7 @@ class BufferingProducer:
         return f"<{type(self).__name__} of {', '.join(self._settings.endpoints)}>"
 
 
-class Producer(BufferingProducer):
+class Producer(BaseProducer):
     """Sends events to one or several servers in the background. `send` returns at once.
 
         with Producer("127.0.0.1:7070", channel="orders") as producer:

@@ -73,12 +73,7 @@ class Connection:
         FORKS.watch(self)
 
     def opened(self) -> _Opened:
-        """Returns the gRPC channel and what depends on it; opens it if necessary.
-
-        Raises:
-            ClientClosedError: The client is closed.
-            ClientForkedError: The client belongs to the parent process.
-        """
+        """Returns the gRPC channel and what depends on it; opens it unless closed or used by a parent process."""
         if self._is_closed:
             raise ClientClosedError("the client is closed")
         if self._opened is None:

@@ -12,8 +12,7 @@ from typing import Self
 from millrace_client._settings import check_endpoints
 from millrace_client.aio.consumer_tasks import ConsumerDelivery, HandlerTasks, TaskEngine
 from millrace_client.consuming.config import ConsumerConfig, checked_workers
-from millrace_client.consuming.core import ConsumerCloseReport
-from millrace_client.consuming.metrics import ConsumerMetrics
+from millrace_client.consuming.core import BaseConsumer, ConsumerCloseReport
 from millrace_client.events import Event
 
 _END_SECONDS = 5.0
@@ -27,7 +26,7 @@ class ConsumedEvent(Event):
     """Names the channel and the server; its `ack` and `nack` settle all its events."""
 
 
-class AsyncConsumer:
+class AsyncConsumer(BaseConsumer[TaskEngine]):
     """Takes events from channels of one or several servers; see `millrace_client.Consumer`. For one event loop.
 
     async with aio.AsyncConsumer(["localhost:7070"], ["orders"]) as consumer:
@@ -46,10 +45,6 @@ class AsyncConsumer:
         self._engine = TaskEngine(check_endpoints(endpoints), channels, config or ConsumerConfig())
         self._finalizer = weakref.finalize(self, _end_in_background, self._engine)
         self._finalizer.atexit = False
-
-    @property
-    def config(self) -> ConsumerConfig:
-        return self._engine.config
 
     async def receive(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
         """Waits for one delivery, which the caller settles; see `millrace_client.Consumer.receive`."""
@@ -100,18 +95,11 @@ class AsyncConsumer:
         """Ends loops and `run` once deliveries in hand are finished. Does not wait; may be called from any thread."""
         self._engine.stop()
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._engine.is_stopping
-
     async def close(self, timeout_seconds: float | None = None) -> ConsumerCloseReport:
         """Closes cleanly, within the timeout; see `millrace_client.Consumer.close`."""
         seconds = self.config.close_seconds if timeout_seconds is None else max(timeout_seconds, 0.0)
         self._finalizer.detach()
         return await self._engine.close(seconds)
-
-    def metrics(self) -> ConsumerMetrics:
-        return self._engine.metrics()
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,9 +109,6 @@ class AsyncConsumer:
     ) -> None:
         self._finalizer.detach()
         await self._engine.close(self.config.close_seconds, after_error=error is not None)
-
-    def __repr__(self) -> str:
-        return f"<AsyncConsumer of {', '.join(subscription.name for subscription in self._engine.subscriptions)}>"
 
 
 def _end_in_background(engine: TaskEngine) -> None:

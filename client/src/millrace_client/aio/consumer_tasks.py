@@ -15,7 +15,6 @@ from millrace_client.aio._connection import Connection
 from millrace_client.aio.consume import ConsumeStream
 from millrace_client.consuming.config import ConsumerConfig, checked_delay
 from millrace_client.consuming.core import ConsumerCloseReport, ConsumerCore, ConsumerEngine, work_seconds_of
-from millrace_client.consuming.metrics import ConsumerMetrics
 from millrace_client.consuming.subscription import DeliveryState, Subscription, SubscriptionState, TrackedDelivery
 from millrace_client.errors import CancelledError, StreamEndedError
 
@@ -132,12 +131,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         self._ends_streams = False
 
     async def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
-
-        Raises:
-            MillraceError: A channel of a server has failed.
-            ClientForkedError: The consumer belongs to the parent process.
-        """
+        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping."""
         loop = self._start()
         deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
         while not self._core.is_stopping:
@@ -213,9 +207,6 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         """Wakes all waiting tasks, and makes the deferred calls of hooks and the log."""
         self._notifier.notify_all()
         self._core.buffer.deferred.run()
-
-    def metrics(self) -> ConsumerMetrics:
-        return self._core.metrics()
 
     def stop(self) -> None:
         """Stops to hand out deliveries. Does not wait; may be called from any thread, also from a signal handler."""
@@ -357,11 +348,7 @@ class HandlerTasks:
         self._handler = handler
 
     async def run(self, workers: int) -> None:
-        """Runs the handler until the engine stops.
-
-        Raises:
-            BaseException: A channel has failed, or a handler raised something other than an Exception.
-        """
+        """Runs the handler until the engine stops; raises what a channel or a handler raised."""
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._work(), name=f"millrace-worker-{number}") for number in range(1, workers + 1)]
         try:

@@ -12,7 +12,7 @@ from typing import Self
 from millrace_client._forks import FORKS, forked_error
 from millrace_client.errors import BufferFullError, ProducerClosedError
 from millrace_client.events import Event
-from millrace_client.producer import CLOSE_SECONDS, BufferingProducer
+from millrace_client.producer import CLOSE_SECONDS, BaseProducer
 from millrace_client.producing.callbacks import Job, run_guarded
 from millrace_client.producing.channel_buffer import ChannelBuffer
 from millrace_client.producing.config import Overflow
@@ -24,7 +24,7 @@ from millrace_client.producing.sending import check_body, check_key, parts_of
 from millrace_client.producing.threaded import ProducerCloseReport
 
 
-class AsyncProducer(BufferingProducer):
+class AsyncProducer(BaseProducer):
     """Sends events to one or several servers, for the tasks of one event loop; see `millrace_client.Producer`.
 
         async with AsyncProducer("127.0.0.1:7070", channel="orders") as producer:
@@ -88,11 +88,7 @@ class AsyncProducer(BufferingProducer):
         channel: str = "",
         callback: Callback | None = None,
     ) -> AsyncSendFuture:
-        """Does the same as `send`, but never waits.
-
-        Raises:
-            BufferFullError: The buffer is full.
-        """
+        """Does the same as `send`, but never waits: raises BufferFullError if the buffer is full."""
         headers: Mapping[str, str]
         if isinstance(event, Event):
             body, headers = event.body, event.headers

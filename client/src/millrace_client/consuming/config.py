@@ -117,11 +117,7 @@ class ConsumerConfig:
 
 
 def names(field_name: str, given: str | Iterable[str]) -> list[str]:
-    """Returns the given names without repeats, in order; a string is one name.
-
-    Raises:
-        BadArgumentError: There are none.
-    """
+    """Returns the given names, at least one, without repeats and in order; a string is one name."""
     found = list(dict.fromkeys([given] if isinstance(given, str) else given))
     if not found:
         raise BadArgumentError(f"{field_name}: is empty; give at least one")
@@ -129,11 +125,7 @@ def names(field_name: str, given: str | Iterable[str]) -> list[str]:
 
 
 def subscriptions_of(endpoints: str | Iterable[str], channels: str | Iterable[str]) -> list[tuple[str, str]]:
-    """Returns each endpoint with each channel, ordered so that the first ones include every server.
-
-    Raises:
-        BadArgumentError: There are none, or too many.
-    """
+    """Returns each endpoint with each channel, ordered so that the first ones include every server."""
     servers = names("endpoints", endpoints)
     pairs = [(endpoint, channel) for channel in names("channels", channels) for endpoint in servers]
     if len(pairs) > SUBSCRIPTIONS_MAX:

@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 from millrace_client._backoff import Backoff
 from millrace_client._calls import consume_start
@@ -172,12 +172,7 @@ class ConsumerCore(Generic[DeliveryT]):
         return seconds
 
     def is_held_by_others(self, taker: object, *, takers_only: bool) -> bool:
-        """Whether a delivery is in hand that another thread or task than this one may still settle.
-
-        Args:
-            taker: The thread or task.
-            takers_only: Consider only deliveries of loops and handlers, which are known to be worked on.
-        """
+        """Whether another thread or task may still settle a delivery; `takers_only`: one known to work on it."""
         return any(
             delivery.taken_by is not taker and not (takers_only and delivery.taken_by is None)
             for delivery in self.buffer.in_hand()
@@ -208,6 +203,36 @@ class ConsumerEngine(Generic[DeliveryT]):
     def is_stopping(self) -> bool:
         """Whether no more deliveries are handed out."""
         return self._core.is_stopping
+
+    def metrics(self) -> ConsumerMetrics:
+        return self._core.metrics()
+
+
+EngineT = TypeVar("EngineT", bound=ConsumerEngine[Any])
+
+
+class BaseConsumer(Generic[EngineT]):
+    """The part of a consumer that does not depend on how its engine runs; base of both APIs' consumers."""
+
+    _engine: EngineT
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """The consumer's limits."""
+        return self._engine.config
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the consumer was stopped or closed."""
+        return self._engine.is_stopping
+
+    def metrics(self) -> ConsumerMetrics:
+        """Returns the consumer's current metrics."""
+        return self._engine.metrics()
+
+    def __repr__(self) -> str:
+        names = ", ".join(subscription.name for subscription in self._engine.subscriptions)
+        return f"<{type(self).__name__} of {names}>"
 
 
 def passes(error: MillraceError, *, waits_for_channels: bool) -> bool:

@@ -135,12 +135,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
         self._closed = threading.Event()
 
     def take(self, timeout_seconds: float | None = None) -> ConsumerDelivery | None:
-        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping.
-
-        Raises:
-            MillraceError: A channel of a server has failed.
-            ClientForkedError: The consumer belongs to the parent process.
-        """
+        """Waits for the next delivery; returns None after the timeout, or if the consumer is stopping."""
         self._start()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._locked():
@@ -408,11 +403,7 @@ class HandlerThreads:
         self._failures: list[BaseException] = []
 
     def run(self, workers: int) -> None:
-        """Runs the handler until the engine stops.
-
-        Raises:
-            BaseException: A channel has failed, or a handler raised something other than an Exception.
-        """
+        """Runs the handler until the engine stops; raises what a channel or a handler raised."""
         if workers == 1:
             self._work()
             return

@@ -62,11 +62,7 @@ class ParkedEvents:
         self._skipped_count = 0
 
     def park(self) -> None:
-        """Parks the skipped events.
-
-        Raises:
-            QueueChangedError: The queue holds other events now.
-        """
+        """Parks the skipped events; raises QueueChangedError if the queue holds other events now."""
         while self._skipped_count > 0:
             self.renew_if_due()
             batches = self._take(self._skipped_count)

@@ -109,11 +109,7 @@ class _Page:
         self.first_taken = 0
 
     def take(self, txn: Transaction, events_max: int) -> list[Batch]:
-        """Takes the letters that return, up to one batch.
-
-        Raises:
-            QueueChangedError: The queue has changed since it was read.
-        """
+        """Takes the letters that return, up to one batch; raises QueueChangedError if the queue has changed."""
         taken: list[Batch] = []
         events_left, bytes_left = events_max, BATCH_BYTES_MAX
         for run in self.runs:
@@ -298,11 +294,7 @@ class Replay:
             self._progress.committed(sum(map(len, batches)), sum(map(_body_bytes, batches)))
 
     def _letters_by_target(self, batches: Sequence[Batch]) -> dict[str, list[DeadLetter]]:
-        """Groups taken letters by their channel, in order.
-
-        Raises:
-            QueueChangedError: One of them must stay.
-        """
+        """Groups taken letters by their channel, in order; raises QueueChangedError if one must stay."""
         letters: dict[str, list[DeadLetter]] = {}
         for batch in batches:
             for event in batch:

@@ -105,11 +105,7 @@ class Targets:
         return self._targets[name] is not None
 
     def store(self, name: str, letters: Sequence[DeadLetter], before_try: Callable[[], None]) -> list[Refusal]:
-        """Stores letters in a channel that exists; returns those that it will never accept.
-
-        Raises:
-            MillraceError: The channel does not accept them now.
-        """
+        """Stores letters in a channel that exists; returns those that it will never accept."""
         target = self._targets[name]
         assert target is not None, "the caller has checked that it exists"
         refusals: list[Refusal] = []

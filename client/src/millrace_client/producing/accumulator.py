@@ -261,11 +261,7 @@ class Accumulator(BufferMemory):
     def _add_headers(
         self, buffer: ChannelBuffer, bucket: OrderingBucket, page: Page, body: bytes, headers: Mapping[str, str]
     ) -> tuple[Page, int]:
-        """Adds an event's headers to its page, even if some of them were added before.
-
-        Returns:
-            The page, or the next one if this page has no room for more keys; and the event's encoded bytes.
-        """
+        """Adds an event's headers to its page, or to the next if there are too many keys; returns its bytes, too."""
         position = len(page.bodies)
         page.discard_headers(position)
         new_names = [name for name in headers if name not in page.columns]

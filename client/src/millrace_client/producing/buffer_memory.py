@@ -30,11 +30,7 @@ class BufferMemory:
         self._room_waiters: list[asyncio.Future[None]] = []
 
     def wait_for_room(self, held: int) -> bool:
-        """Waits until the buffer has room for so many bytes, if the overflow policy is to block.
-
-        Returns:
-            Whether the caller may wait again for each event: False once the time for waiting has passed.
-        """
+        """Waits for room if the overflow policy is to block; returns False once the time for waiting has passed."""
         if self._config.overflow is not Overflow.BLOCK or not self.bytes_max - self.held_bytes < held <= self.bytes_max:
             return True
         with self.lock:

@@ -94,11 +94,7 @@ class Page:
         return [(callback, index - start + offset) for index, callback in self.callbacks if start <= index < stop]
 
     def wait_settled(self, index: int, timeout_seconds: float | None) -> tuple[Outcome, int]:
-        """Waits until an event is settled; returns the same as `outcome_of`.
-
-        Raises:
-            TimeoutError: No range of the page was settled for so long.
-        """
+        """Waits until an event is settled; returns the same as `outcome_of`."""
         settled = self.outcome_of(index)
         if settled is None:
             with self.lock:

@@ -46,10 +46,7 @@ class Router:
         self._next = 0
 
     def choose(self, servers: Sequence[CandidateT], home_order: Sequence[str], now: float) -> CandidateT | None:
-        """Returns the server that gets the next batch; None if the batch must wait.
-
-        With by-key routing, `home_order` has the addresses of the keys' home and its replacements.
-        """
+        """Returns the server of the next batch, by-key in the order of the home; None if the batch must wait."""
         if self._routing is Routing.BY_KEY and home_order:
             by_name = {server.address: server for server in servers}
             ranked = [by_name[name] for name in home_order if name in by_name]

@@ -12,12 +12,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 def parts_of(event: object) -> tuple[bytes, Mapping[str, str]]:
-    """Returns an event's body and headers.
-
-    Raises:
-        BadArgumentError: The event is text that is not UTF-8.
-        TypeError: It is not an event.
-    """
+    """Returns an event's body and headers; raises BadArgumentError or TypeError if it is malformed."""
     if isinstance(event, str):
         try:
             return event.encode(), NO_HEADERS
@@ -44,12 +39,7 @@ def check_key(key: object) -> None:
 
 
 def header_value_bytes(name: object, value: object) -> int:
-    """Returns the encoded bytes of a header's value.
-
-    Raises:
-        BadArgumentError: The name or the value is not UTF-8.
-        TypeError: One of them is not text.
-    """
+    """Returns the encoded bytes of a header's value; raises BadArgumentError or TypeError if it is malformed."""
     if not (isinstance(name, str) and isinstance(value, str)):
         raise TypeError(f"headers: holds {name!r}: {value!r}; keys and values must be str")
     try:

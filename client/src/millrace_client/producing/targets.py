@@ -55,9 +55,6 @@ async def targets_of(endpoint: str, resolve: Resolve = resolve_host) -> list[Tar
 
     gRPC would choose among the addresses, and choose again after each disconnection, without notice; but only the
     server that stored a batch knows its stamp. So names are resolved here.
-
-    Raises:
-        OSError: The name cannot be resolved.
     """
     split = _host_and_port(endpoint)
     if split is None:

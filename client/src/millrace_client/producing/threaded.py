@@ -62,12 +62,7 @@ class ThreadedEngine:
         return None if self._running is None else self._running.engine
 
     def open(self) -> None:
-        """Starts the engine, if it is not running yet.
-
-        Raises:
-            ClientForkedError: gRPC does not work in this process.
-            ProducerClosedError: The producer is closed.
-        """
+        """Starts the engine, if it is not running yet."""
         with self._changing:
             if self._is_closing:
                 raise _closed()
