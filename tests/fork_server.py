@@ -157,7 +157,7 @@ def _feed(stream: IO[bytes], typed: bytes) -> None:
 
 
 def _stream(wanted: IO[bytes] | int, given: ExitStack, *, is_input: bool) -> tuple[IO[bytes] | None, int]:
-    """Returns this process's end of a pipe, if there is one, and what the program is given."""
+    """Returns this process's end of a pipe, if there is one, and the program's end."""
     if wanted == subprocess.PIPE:
         reader, writer = os.pipe()
         ours, its = (writer, reader) if is_input else (reader, writer)
@@ -252,7 +252,7 @@ def _report_end(process: int, pid: int, status: socket.socket) -> None:
 
 
 def _main() -> None:
-    """Serves forks; in a child, becomes the program that was asked for, which ends as if it had been started alone."""
+    """Serves forks; a child becomes the requested program, and ends as if it had been started alone."""
     # Ctrl-C goes to everything on the terminal; this process ends with the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import millrace_client.cli.program

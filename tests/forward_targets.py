@@ -1,4 +1,4 @@
-"""Servers that a forwarding sink sends to, in this process: one that answers as a test says, and real ones."""
+"""Servers for a forwarding sink in this process: one whose responses a test controls, and real ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -39,7 +39,7 @@ class EndOfStreamError(Exception):
 
 
 def refused(reason: str, code: grpc.StatusCode, retry_delay_seconds: float | None = None) -> Answer:
-    """An answer that refuses an append."""
+    """A response that refuses an append."""
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=reason, domain="millrace")]
     if retry_delay_seconds is not None:
         delay = duration_pb2.Duration()
@@ -129,7 +129,7 @@ async def _store(_request: Request) -> Answer:
 
 @asynccontextmanager
 async def fake_target() -> AsyncIterator[FakeTarget]:
-    """A server that answers as a test says."""
+    """A server whose responses a test controls."""
     target = FakeTarget()
     server = aio.server(options=[("grpc.max_receive_message_length", -1)])
     admin: dict[str, Any] = {"GetChannel": grpc.unary_unary_rpc_method_handler(target.get_channel)}
@@ -150,7 +150,7 @@ async def fake_target() -> AsyncIterator[FakeTarget]:
 
 @asynccontextmanager
 async def served(registry: ChannelRegistry, scratch: Path, **settings: Any) -> AsyncIterator[str]:
-    """Serves channels as the daemon does; gives the address."""
+    """Serves channels as the daemon does; yields the address."""
     server = GrpcServer(
         registry, ServerSettings(listen="127.0.0.1:0", **settings), Catalog(scratch / "catalog"), Components()
     )
@@ -162,14 +162,14 @@ async def served(registry: ChannelRegistry, scratch: Path, **settings: Any) -> A
 
 
 def reader_of(registry: ChannelRegistry, channel: str = "orders", **limits: Any) -> ChannelReader:
-    """Where a sink gets the events of a channel from."""
+    """The channel reader from which a sink gets its events."""
     named: dict[str, Any] = {"batch_events_max": 10, "deliveries_max": 5, "dead_letter_channel": None} | limits
     component = Components().add(ComponentKind.SINK, "forward", "millrace")
     return ChannelReader(registry, channel, ReaderLimits(**named), component)
 
 
 def config_of(*endpoints: str, **settings: Any) -> MillraceSinkConfig:
-    """A sink that forwards to channel `orders` there."""
+    """A sink that forwards to channel `orders` of this server."""
     named: dict[str, Any] = {
         "type": "millrace",
         "channel": "orders",

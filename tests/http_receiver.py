@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test says."""
+"""An HTTP server whose responses a test controls."""
 
 import asyncio
 import socket
@@ -11,12 +11,12 @@ from email.parser import BytesHeaderParser
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSE = b""
-"""Closes the connection instead of an answer."""
+"""Closes the connection instead of responding."""
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 def answer(status: int, *headers: str, body: bytes = b"") -> bytes:
-    """An answer as it goes over the wire."""
+    """A response in bytes."""
     lines = [f"HTTP/1.1 {status} Said", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 

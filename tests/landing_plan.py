@@ -6,7 +6,7 @@ from examples.access_log.landing import LandingPlan
 
 
 def landing_plan(folder: Path, line_type: str = "text") -> LandingPlan:
-    """Returns a plan whose server does not answer, with all files in the folder."""
+    """Returns a plan whose server does not respond, with all files in the folder."""
     return LandingPlan(
         endpoint="127.0.0.1:1",
         rows_folder=folder / "landed" / "parquet",

@@ -1,4 +1,4 @@
-"""Parts of an agent's flows for tests of real daemons, named there as `tests.life_parts:...`."""
+"""Components of agents for tests of real daemons, configured as `tests.life_parts:...`."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ _LOOK_SECONDS = 0.02
 
 
 class CountingSource:
-    """Brings `count` numbered events, then waits; says in the file `ended` beside it when it ends."""
+    """Writes `count` numbered events, then waits; records its end in the file `ended` beside it."""
 
     def __init__(self, place: Any, *, count: int = 0, ended: str = "") -> None:
         self._name = place.name
@@ -34,7 +34,7 @@ class CountingSource:
 
 
 class SlowSink(BatchSink):
-    """Appends bodies to a file, a line each, and takes its time; waits while the file `gate` is not there."""
+    """Appends bodies to a file slowly, a line each; waits while the file `gate` does not exist."""
 
     def __init__(self, _place: Any, *, path: str, seconds: float = 0.0, gate: str = "") -> None:
         self._path = Path(path)

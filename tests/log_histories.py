@@ -63,14 +63,14 @@ class _Entry:
 
 @dataclass(slots=True)
 class Account:
-    """What was submitted to a log, and what became of it."""
+    """The entries submitted to a log, and their outcomes."""
 
     entries: list[_Entry] = field(default_factory=list)
     first_indexes: list[int] = field(default_factory=lambda: [0])
-    """Where in the entries the log may begin, since what is before may be removed."""
+    """The numbers of entries at which the log may begin, since earlier ones may be removed."""
 
     def check(self, found: Sequence[Found]) -> None:
-        """Makes sure that what was acknowledged is found, in order, and nothing that was refused or never submitted."""
+        """Asserts that acknowledged entries are found in order, and no refused or unknown ones."""
         for first_index in self.first_indexes:
             entries = self.entries[first_index:]
             durable_count = max((index + 1 for index, entry in enumerate(entries) if entry.is_durable), default=0)
@@ -81,12 +81,12 @@ class Account:
         raise AssertionError(f"{found} was found; the account is {self}")
 
     def copy(self) -> "Account":
-        """The account as it is now."""
+        """A copy of the current account."""
         return Account([replace(entry) for entry in self.entries], list(self.first_indexes))
 
 
 def _records(entries: Sequence[_Entry]) -> list[Found]:
-    """What may be found of some entries: nothing that was refused, nor of its generation behind it."""
+    """The entries that may be found: none that was refused, nor later ones of its generation."""
     records: list[Found] = []
     refused_generation = -1
     for entry in entries:
@@ -105,7 +105,7 @@ def files_on(disk: Disk, directories: Sequence[Path] = (DATA,)) -> SegmentFiles:
 
 
 def replay(disk: Disk, directories: Sequence[Path] = (DATA,), start: LogPosition | None = None) -> list[Found]:
-    """What a log says when it is opened; marks are left out."""
+    """The entries of a log that is opened, without marks."""
     log = WriteAheadLog(files_on(disk, directories), PLAIN)
     try:
         return _found(log, start)
@@ -181,7 +181,7 @@ class RunningLog:
     def append(
         self, *payloads: bytes, needs_sync: bool = True, begins_segment: bool = False, resumes: bool = True
     ) -> Submission:
-        """Submits, and waits for the answer."""
+        """Submits an entry, and waits for the result."""
         answer = self.submit(*payloads, needs_sync=needs_sync, begins_segment=begins_segment, resumes=resumes)
         return answer.result(_ANSWER_SECONDS_MAX)
 
@@ -254,7 +254,7 @@ def recorded(
 
 
 def check_recovery(disk: SimulatedDisk, account: Account, directories: Sequence[Path], chance: random.Random) -> None:
-    """Opens a log after a crash: what it says fits the account, and still does after crashes while it is opened."""
+    """Opens a log after a crash: its entries fit the account, also after crashes during the opening."""
     openings = Recording(disk, Account)
     found = replay(disk, directories)
     account.check(found)

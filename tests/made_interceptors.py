@@ -1,4 +1,4 @@
-"""Interceptors made from their configuration."""
+"""Interceptors created from their configuration."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _CONFIG: TypeAdapter[Any] = TypeAdapter(AnyInterceptorConfig)
 
 
 def interceptor(**table: Any) -> Interceptor:
-    """What a configuration's table makes."""
+    """The interceptor of a configuration's table."""
     made: Interceptor = _CONFIG.validate_python(table, strict=True).make()
     return made
 
@@ -23,7 +23,7 @@ def intercepted(table: EventTable, **config: Any) -> list[tuple[dict[str, str], 
 
 
 def problem_with(**table: Any) -> str:
-    """The one thing that is wrong with a table: the setting, and what is said of it."""
+    """The only problem of a table: the setting, and the message."""
     try:
         _CONFIG.validate_python(table, strict=True)
     except ValidationError as error:

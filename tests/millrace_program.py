@@ -52,7 +52,7 @@ def stream_of(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def wait_for(client: Client, channel: str, condition: Callable[[ChannelInfo], bool]) -> ChannelInfo:
-    """Watches a channel until it is as it should be."""
+    """Watches a channel until it has the expected state."""
     for channels in client.admin.watch_channels([channel], 0.1):
         if channels and condition(channels[0]):
             return channels[0]
@@ -60,7 +60,7 @@ def wait_for(client: Client, channel: str, condition: Callable[[ChannelInfo], bo
 
 
 class Terminal:
-    """A command on a terminal of its own, and what it wrote there."""
+    """A command on a terminal of its own, and its output."""
 
     def __init__(self, server: str, *arguments: str | Path) -> None:
         self._person, program = pty.openpty()
@@ -112,7 +112,7 @@ class Terminal:
         return exit_code, self._written.decode(errors="backslashreplace")
 
     def close(self) -> None:
-        """Ends the command where it still runs."""
+        """Kills the command if it still runs."""
         self.process.kill()
         self.wait()
         os.close(self._person)

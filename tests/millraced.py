@@ -17,7 +17,7 @@ STOP_SECONDS_MAX = 30.0
 
 
 class MillracedError(Exception):
-    """Returned when a server did not do what a test waits for; holds its log."""
+    """Returned when a server did not reach the state that a test waits for; holds its log."""
 
 
 class Millraced:
@@ -58,7 +58,7 @@ class Millraced:
         self.http: str = serving["http"]
 
     def wait_for(self, event: str, timeout_seconds: float = STOP_SECONDS_MAX) -> dict[str, Any]:
-        """The first log entry with this event, as soon as it is there."""
+        """Waits for the first log entry with this event, and returns it."""
         give_up = time.monotonic() + timeout_seconds
         with self._news:
             while not (found := [entry for entry in self.log if entry["event"] == event]):
@@ -82,7 +82,7 @@ class Millraced:
         return self.wait()
 
     def kill(self) -> None:
-        """Ends the process at once, where it still runs."""
+        """Kills the process if it still runs."""
         self.process.kill()
         self.wait()
 
@@ -105,7 +105,7 @@ class Millraced:
 
 
 def _start(arguments: Sequence[str], stdin: int, python: str | None) -> ForkedProgram | subprocess.Popen[bytes]:
-    """Starts `serve` by an interpreter, or from the fork server where none is given."""
+    """Starts `serve` with an interpreter, or from the fork server by default."""
     if python is None:
         return ForkedProgram("millraced", ("serve", *arguments), stdin=stdin, stderr=subprocess.PIPE)
     command = [python, "-m", "millrace_server", "serve", *arguments]

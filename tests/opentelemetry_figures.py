@@ -1,4 +1,4 @@
-"""What a meter of OpenTelemetry has observed."""
+"""The values that a meter of OpenTelemetry has observed."""
 
 from typing import NamedTuple
 

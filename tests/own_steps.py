@@ -9,7 +9,7 @@ from millrace_server.agent.supervision import ComponentError
 
 
 class Shout:
-    """Turns bodies into capitals in place, which is not allowed; records what else it did."""
+    """Changes bodies to capitals in place, which is not allowed; records its threads."""
 
     def __init__(self, mark: bytes = b"!") -> None:
         self._mark = mark
@@ -61,7 +61,7 @@ class Returns:
 
 
 class FirstLetter:
-    """Selects the channel named by an event's first letter; raises if there is none."""
+    """Selects the channel named by an event's first letter; raises if it does not exist."""
 
     def __init__(self, channels: Sequence[str], lost: str = "") -> None:
         self._channels = channels

@@ -1,4 +1,4 @@
-"""What Linux tells of a process."""
+"""Linux's figures of a process."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ def thread_count(pid: int) -> int:
 
 
 def _fields(pid: int) -> list[str]:
-    """What stands in `stat` behind the program's name."""
+    """The fields of `stat` after the program's name."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2 frame by frame, for what no decent client does."""
+"""HTTP/2 frame by frame, for tests of invalid clients."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -51,7 +51,7 @@ class RawConnection:
         await self._writer.drain()
 
     async def receive(self) -> Frame | None:
-        """The next frame; None where the other side has closed."""
+        """The next frame; None if the other side has closed."""
         try:
             head = await self._reader.readexactly(_HEAD_BYTES)
             payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
@@ -60,7 +60,7 @@ class RawConnection:
         return Frame(head[3], head[4], int.from_bytes(head[5:], "big"), payload)
 
     async def receive_kind(self, kind: FrameKind) -> Frame | None:
-        """The next frame of a kind; None where the other side closed before it sent one."""
+        """The next frame of a kind; None if the other side closed before it sent one."""
         while (frame := await self.receive()) is not None and frame.kind != kind:
             pass
         return frame

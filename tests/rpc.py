@@ -1,4 +1,4 @@
-"""The wire as a stranger speaks it: raw stubs on a real server, and what refusals carry."""
+"""Raw stubs on a real server, without the client library, and the details of errors."""
 
 import itertools
 import re
@@ -53,7 +53,7 @@ class Rpc:
         return name
 
     async def look(self, name: str) -> admin_service_pb2.Channel:
-        """The channel as it stands."""
+        """The description of the channel."""
         answer: admin_service_pb2.GetChannelResponse = await self.admin.GetChannel(
             admin_service_pb2.GetChannelRequest(name=name), timeout=TIMEOUT_SECONDS
         )
@@ -144,7 +144,7 @@ class Rpc:
 
     @asynccontextmanager
     async def unchanged(self, *names: str) -> AsyncGenerator[None]:
-        """Makes sure that nothing inside changes what the channels hold, and which there are."""
+        """Asserts that nothing inside the block changes the channels or their content."""
         before = [await self._state(name) for name in names]
         listed = await self._names()
         yield
@@ -220,7 +220,7 @@ class Refusal:
 
     @classmethod
     def of_status(cls, status: status_pb2.Status) -> "Refusal":
-        """What a google.rpc.Status of Millrace says."""
+        """The fields of a google.rpc.Status of Millrace."""
         [code] = [code for code in grpc.StatusCode if code.value[0] == status.code]
         info = error_details_pb2.ErrorInfo()
         retry = error_details_pb2.RetryInfo()
@@ -234,7 +234,7 @@ class Refusal:
 
     @classmethod
     def of_error(cls, error: aio.AioRpcError) -> "Refusal":
-        """What a failed call carries; its status and its details must agree."""
+        """The error details of a failed call; its status and its details must agree."""
         details = [value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin"]
         assert details, f"no details: {error!r}"
         assert isinstance(details[0], bytes)
@@ -244,7 +244,7 @@ class Refusal:
 
 
 class Refused:
-    """What `refused` caught; `refusal` is there behind the block."""
+    """The error caught by `refused`; `refusal` is set after the block."""
 
     refusal: Refusal
 

@@ -1,4 +1,4 @@
-"""Which worker runs which tests, where `make test` has several of them."""
+"""The assignment of tests to the workers of `make test`."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ _SPARK_SCOPE = "tests with the shared Spark"
 
 
 def uses_shared_spark(node_id: str) -> bool:
-    """Whether a test stands in a file whose tests share the session's Spark, which is a parameter of theirs."""
+    """Whether a test is in a file whose tests share the session's Spark, which is a parameter of theirs."""
     return _names_spark(_ROOT / node_id.partition("::")[0])
 
 

@@ -120,7 +120,7 @@ def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Here(ThreadPoolExecutor):
-    """Runs whatever it is given at once, where it is given."""
+    """Runs every call at once, on the caller's thread."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> "Future[Any]":
         done: Future[Any] = Future()
@@ -144,7 +144,7 @@ class _SimulatedDirectories(ChannelDirectories):
 
 
 class _SimulatedStores(FileStores):
-    """Opens channels without a file that says whose a directory is."""
+    """Opens channels without an identity file in their directories."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         super().__init__(Path(), disk)
@@ -157,15 +157,15 @@ class _SimulatedStores(FileStores):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Held:
-    """What a crash must not change in a channel."""
+    """The part of a channel's state that a crash must not change."""
 
     events: Sequence[tuple[int, bytes]]
     """Sequences and bodies of all committed events, taken or not, in their order."""
     next_sequence: int
     stamps: dict[str, frozenset[int]]
-    """What was accepted of each producer."""
+    """The accepted ranges of each producer."""
     ended: dict[str, tuple[str, Receipt | None]]
-    """How transactions ended."""
+    """The outcomes of transactions."""
     claim: tuple[str, int] | None
     """Reader and epoch of the claim that lives."""
     epoch: int
@@ -178,12 +178,12 @@ class Held:
 
     @classmethod
     def nothing(cls) -> "Held":
-        """What a new channel holds."""
+        """The state of a new channel."""
         return cls((), 1, {}, {}, None, EPOCHS_FROM)
 
     @classmethod
     def by(cls, channel: Channel) -> "Held":
-        """What a channel holds."""
+        """The state of a channel."""
         batches = sorted(channel._contents.held_batches(), key=lambda batch: batch.first_sequence)
         claim = channel.claims.claim
         return cls(
@@ -201,7 +201,7 @@ class Held:
 
 @dataclass(slots=True)
 class SimulatedChannel:
-    """An open channel on a simulated disk, made by `open_simulated_channel`."""
+    """An open channel on a simulated disk, created by `open_simulated_channel`."""
 
     disk: SimulatedDisk
     config: LogChannelConfig
@@ -212,7 +212,7 @@ class SimulatedChannel:
     """The reported changes of its health."""
 
     async def checkpoint(self) -> None:
-        """Makes a checkpoint, where anything has changed."""
+        """Makes a checkpoint if anything has changed."""
         await self.store._checkpointing.make()
 
     def mark(self) -> None:
@@ -240,7 +240,7 @@ class SimulatedChannel:
 async def open_simulated_channel(
     disk: SimulatedDisk, config: LogChannelConfig | None = None, directory: TxnDirectory | None = None
 ) -> SimulatedChannel:
-    """Opens the channel that is on a disk, or makes it. Raises what `FileStores.open` does."""
+    """Opens or creates the channel on a disk. Raises the errors of `FileStores.open`."""
     config = config or small_limits()
     directory = directory or TxnDirectory(10_000)
     changes: list[str] = []
@@ -250,7 +250,7 @@ async def open_simulated_channel(
 
 
 async def held_on(disk: SimulatedDisk, config: LogChannelConfig | None = None) -> Held:
-    """What the channel on a disk holds; it is opened for that, and killed."""
+    """The state of the channel on a disk, which is opened for that and killed."""
     opened = await open_simulated_channel(disk, config)
     held = Held.by(opened.channel)
     opened.abandon()

@@ -84,7 +84,7 @@ def _next_sector(offset: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Content:
-    """What is in a file."""
+    """The content of a file."""
 
     name: str
     """The last one that it was given."""
@@ -102,7 +102,7 @@ class _Content:
         self.unsynced.clear()
 
     def lose_in_sync(self, chance: random.Random) -> None:
-        """A sync that fails: what is not on the disk now never will be. The file system's journal keeps lengths."""
+        """A sync that fails: unsynced bytes never reach the disk. The file system's journal keeps lengths."""
         for change in self.unsynced:
             for part in _survivors(change, chance, 0.5):
                 part.apply(self.durable)
@@ -143,7 +143,7 @@ class _NameChange:
 
 @dataclass(slots=True)
 class _Names:
-    """What is in a directory."""
+    """The names in a directory."""
 
     durable: dict[str, _Content] = field(default_factory=dict)
     shown: dict[str, _Content] = field(default_factory=dict)
@@ -260,11 +260,11 @@ class SimulatedDisk:
         self.chance = random.Random(seed)
         self.capacity_bytes = capacity_bytes
         self.is_cached = True
-        """Whether what is read need not be waited for."""
+        """Whether the data can be read without waiting."""
         self.calls: list[Call] = []
         """All calls so far but sizes."""
         self.before_call: Callable[[str, str], None] = lambda _kind, _name: None
-        """Called before each call with its kind and its file's name, on the caller's thread; may wait there."""
+        """Called before each call with its kind and its file's name, on the caller's thread; may block."""
 
     # What the log calls.
 
@@ -310,7 +310,7 @@ class SimulatedDisk:
         self.open_directory(directory).sync()
 
     def sync_names(self, directory: Path) -> None:
-        """What `Directory.sync` does."""
+        """See `Directory.sync`."""
         with self.call("sync_directory", directory.name) as refusal:
             # Where it fails the file system's journal keeps what it owes.
             _raise(refusal)
@@ -333,7 +333,7 @@ class SimulatedDisk:
         self._refusals.clear()
 
     def copy(self) -> "SimulatedDisk":
-        """The disk as it is, for another process: what is not synced is shown, and may still be lost."""
+        """The same disk for another process: unsynced changes are visible, and may still be lost."""
         with self._lock:
             copies: dict[_Content, _Content] = {}
             return self._with_directories(
@@ -357,11 +357,11 @@ class SimulatedDisk:
     # What tests ask and do.
 
     def content(self, path: Path) -> bytes:
-        """What is in a file."""
+        """The content of a file."""
         return bytes(self._content(path).shown)
 
     def set_content(self, path: Path, content: bytes | bytearray) -> None:
-        """Puts a file there as it were long ago."""
+        """Puts a file there as if it had existed for long."""
         names = self._directories[path.parent]
         names.shown[path.name] = names.durable[path.name] = _Content(path.name, bytearray(content), bytearray(content))
 
@@ -375,12 +375,12 @@ class SimulatedDisk:
         return [path / name for path, names in self._directories.items() for name in sorted(names.shown)]
 
     def fingerprint(self) -> int:
-        """Differs where what is shown differs."""
+        """Differs if the visible content differs."""
         return hash(tuple((path, self.content(path)) for path in self.paths()))
 
     @contextmanager
     def call(self, kind: str, name: str) -> Iterator[OSError | None]:
-        """Counts a call and keeps others out while it lasts; gives the error that it is to end with."""
+        """Counts a call and excludes others during it; returns the error that it must raise."""
         self.before_call(kind, name)
         with self._lock:
             self._counts[kind] += 1

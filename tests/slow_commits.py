@@ -1,4 +1,4 @@
-"""Commits of a channel in memory that become durable only when the test says so, as with a log."""
+"""Commits of a channel in memory that become durable when the test allows it, as with a log."""
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Commit

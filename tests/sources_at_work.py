@@ -17,7 +17,7 @@ from tests.agent_parts import WAIT_SECONDS_MAX
 async def at_work(
     config: SourceConfig, registry: ChannelRegistry, data_dir: Path, name: str = "in"
 ) -> AsyncIterator[Component]:
-    """A source that works until the end of the block; gives how it is."""
+    """A source that runs until the end of the block; yields its component."""
     agent = Agent(registry, data_dir)
     # Only the union of all types is named there, and this is one of them.
     agent.start(AgentConfig({name: config}, {}))  # type: ignore[dict-item]  # see above

@@ -25,11 +25,11 @@ EXECUTOR_OPTIONS: Mapping[str, str] = {
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
-"""What a driver sets so that its executors fit the workers."""
+"""The settings of a driver that make its executors fit the workers."""
 
 
 class SparkDaemonError(Exception):
-    """Returned when a master or worker did not do what a test waits for; holds its log."""
+    """Returned when a master or worker did not reach the state that a test waits for; holds its log."""
 
 
 class SparkDaemon:
@@ -62,7 +62,7 @@ class SparkDaemon:
         self._reader.start()
 
     def wait_for(self, pattern: str) -> str:
-        """The first group of the first line of the log that matches, as soon as it is there."""
+        """Waits for the first line of the log that matches, and returns its first group."""
         give_up = time.monotonic() + _START_SECONDS_MAX
         with self._news:
             while not (found := [match for line in self.log if (match := re.search(pattern, line))]):
@@ -71,7 +71,7 @@ class SparkDaemon:
             return found[0][1]
 
     def stop(self) -> None:
-        """Ends it, with what it has started where it does not do that itself."""
+        """Ends it, and the processes that it started and did not end itself."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -97,9 +97,9 @@ class StandaloneCluster:
     """A master and its workers, while they run."""
 
     url: str
-    """What a driver gives as its master."""
+    """The master URL for drivers."""
     environment: Mapping[str, str]
-    """What a driver runs with."""
+    """The environment of drivers."""
     workers: tuple[SparkDaemon, ...]
 
 

@@ -36,12 +36,12 @@ class Flow:
     source_schema: str | None = None
     """Where the format needs one."""
     columns: Sequence[str] = ("*",)
-    """What of the rows is written, as SQL."""
+    """A condition on the rows to write, as SQL."""
     target: str
     """A format: `millrace`, or one of Spark's own."""
     target_options: Mapping[str, str]
     checkpoint: str | None = None
-    """Where a streaming query keeps what it has done; a batch job has none."""
+    """The checkpoint directory of a streaming query; a batch job has none."""
     is_continuous: bool = False
     """Whether the streaming query continues after it has processed all available events."""
     hold: str | None = None
@@ -50,7 +50,7 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a driver is to do."""
+    """The work of a driver."""
 
     master: str
     config: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Reads what `save` wrote."""
+        """Reads the plan that `save` wrote."""
         values = json.loads(path.read_text(encoding="utf-8"))
         return cls(**values | {"flows": [Flow(**flow) for flow in values["flows"]]})
 

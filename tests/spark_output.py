@@ -1,4 +1,4 @@
-"""What a streaming query has written to files, as far as it has committed it."""
+"""The files that a streaming query has written and committed."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def committed_files(folder: Path) -> list[Path]:
 
 
 def done_batches(checkpoint: Path) -> int:
-    """How many micro-batches of a query its checkpoint holds for done."""
+    """The number of a query's micro-batches that its checkpoint records as completed."""
     return max((int(path.name) + 1 for path in (checkpoint / "commits").glob("[0-9]*")), default=0)
 
 

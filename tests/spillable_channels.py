@@ -1,4 +1,4 @@
-"""What must hold of a spillable channel at any time, and where its events are."""
+"""The invariants of a spillable channel, and the places of its events."""
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.spillable import SpillableCommitter

@@ -22,7 +22,7 @@ _CONFIG = small_spillable_limits(memory_capacity=4, segment_bytes_max=900)
 
 @dataclass(frozen=True)
 class Stamped:
-    """What an answered commit has stored of its producer's numbers."""
+    """The producer's numbers that a successful commit has stored."""
 
     numbers: frozenset[int]
     sequences: frozenset[int]
@@ -30,7 +30,7 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Facts:
-    """How a channel stands, and what is under way."""
+    """The state of a channel, with its pending calls."""
 
     in_log: dict[int, bytes] = field(default_factory=dict)
     in_memory: dict[int, bytes] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Facts:
     putting: tuple[bytes, ...] = ()
     putting_numbers: frozenset[int] = frozenset()
     is_stopping: bool = False
-    """What is in memory is on its way to the log."""
+    """Whether the events in memory are being written to the log."""
 
     def check(self, found: Held) -> None:
         """Asserts that a channel may be found so after a crash."""
@@ -81,7 +81,7 @@ class Moment:
 
 
 class History:
-    """One channel, through as many processes as it takes."""
+    """One channel through several server processes."""
 
     def __init__(self, chance: random.Random) -> None:
         self.disk = SimulatedDisk([DATA], chance.randrange(1 << 32))
@@ -97,7 +97,7 @@ class History:
         return self._opened.channel
 
     async def go(self, step_count: int) -> None:
-        """Opens the channel, makes so many random steps, and closes it."""
+        """Opens the channel, performs a number of random steps, and closes it."""
         self.disk.before_call = self._before_call
         await self._open()
         steps: list[Callable[[], object]] = [
@@ -137,7 +137,7 @@ class History:
         self._look()
 
     def _look(self) -> None:
-        """Takes down how the channel stands after a step."""
+        """Records the state of the channel after a step."""
         check_share(self._channel)
         check_accounts(self._channel)
         facts, memory = self._facts, set(in_memory(self._channel))
@@ -226,7 +226,7 @@ class History:
 
 
 async def check_moment(moment: Moment, chance: random.Random, cut_count: int) -> None:
-    """Kills the process at a moment, and cuts the power as often as is said; what is found is found again."""
+    """Kills the process at a moment, and cuts the power several times; the same state is found each time."""
     disks = [moment.disk.copy(), *(moment.disk.crashed(chance.randrange(1 << 32)) for _ in range(cut_count))]
     for disk in disks:
         opened = await open_simulated_channel(disk, _CONFIG)

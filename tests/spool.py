@@ -33,7 +33,7 @@ def locate(path: Path) -> FoundFile:
 
 
 def opened(path: Path) -> SpoolFile:
-    """A file as it is read."""
+    """A file that is open for reading."""
     return SpoolFile.open(locate(path))
 
 

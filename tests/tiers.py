@@ -15,7 +15,7 @@ from tests.millraced import Millraced
 
 WAIT_SECONDS_MAX = 60.0
 _HOST = "127.0.0.2"
-"""Not where connections begin: none of them can have a server's port while it is down."""
+"""Outside the range of client ports: no client can occupy a server's port while it is down."""
 
 CHANNEL_TOML = """
 [server]
@@ -89,7 +89,7 @@ class Tier:
         return self._server
 
     def start(self, config_toml: str | None = None) -> None:
-        """Starts it, with another configuration where one is given."""
+        """Starts it, optionally with another configuration."""
         if config_toml is not None:
             self._config.write_text(config_toml)
         self._server = Millraced(self._arguments(), self.data_dir)
@@ -107,7 +107,7 @@ class Tier:
         return ("--config", str(self._config), "--data-dir", str(self.data_dir), *listen)
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, where it runs."""
+        """Ends it with SIGKILL if it runs."""
         if self._server is not None:
             self._server.kill()
 
@@ -125,7 +125,7 @@ class Tier:
         return event_count(self.address, "orders")
 
     def component(self, kind: ComponentKind, name: str) -> ComponentInfo:
-        """How a component is."""
+        """The state of a component."""
         with millrace.connect(self.address, timeout_seconds=60) as client:
             [found] = [one for one in client.admin.list_components() if (one.kind, one.name) == (kind, name)]
         return found

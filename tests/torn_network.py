@@ -1,4 +1,4 @@
-"""A network that tears: a proxy that delays, loses what is under way, and cuts connections, at random but by seed."""
+"""An unreliable network: a proxy that delays, loses data, and cuts connections at random, reproducible by seed."""
 
 import asyncio
 import random
@@ -12,12 +12,12 @@ _PIECE_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Tears:
-    """How likely each mishap is, for each piece of bytes that passes."""
+    """The probability of each fault, for each chunk of bytes."""
 
     cut_upwards: float = 0.002
-    """The connection is cut and what was on its way to the server is lost."""
+    """The connection is cut, and data on its way to the server is lost."""
     cut_downwards: float = 0.01
-    """The connection is cut when an answer comes, and that is lost."""
+    """The connection is cut when a response arrives, which is lost."""
     delay: float = 0.02
     delay_seconds_max: float = 0.05
 

@@ -37,7 +37,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     async def settle(self) -> None:
-        """Runs whatever is ready and whatever that makes ready; the clock stands still."""
+        """Runs all ready callbacks and those that they make ready; the clock does not advance."""
         for _ in range(_TURNS_MAX):
             await asyncio.sleep(0)
             if not self._ready:
@@ -46,7 +46,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Never waits: tells the clock how long it would have waited."""
+    """Never waits: advances the clock by the time that it would have waited."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def now() -> float:
 
 
 async def settle() -> None:
-    """Runs whatever is ready and whatever that makes ready; the clock stands still."""
+    """Runs all ready callbacks and those that they make ready; the clock does not advance."""
     await _loop().settle()
 
 
@@ -98,12 +98,12 @@ class Call(Generic[AnswerT]):
         self._task.cancel()
 
     async def answer(self) -> AnswerT:
-        """Its answer, waited for; raises what it raises."""
+        """Waits for its result, and returns it; raises its error."""
         return await self._task
 
 
 async def started(coroutine: Coroutine[Any, Any, AnswerT]) -> Call[AnswerT]:
-    """Starts a call and runs it up to where it waits."""
+    """Starts a call and runs it up to its first wait."""
     call = Call(coroutine)
     await settle()
     return call
