@@ -15,9 +15,6 @@ from millrace_client.cli.terminal import note
 from millrace_client.producer import ProducerHooks
 
 SECONDS = 10.0
-BODY_BYTES = 512
-HEADER_COUNT = 2
-
 _NO_TIME_LIMIT = 1e9
 _BUFFER_WAIT_SECONDS = 10.0
 """How much longer a send waits for the buffer than an event for its store: so the store's error is reported."""
@@ -55,8 +52,8 @@ _LOAD_OPTIONS: dict[str, Any] = {
 _PRODUCER_DEFAULTS = ProducerConfig()
 _LOAD_DEFAULTS = {
     "seconds": SECONDS,
-    "body_bytes": BODY_BYTES,
-    "header_count": HEADER_COUNT,
+    "body_bytes": 512,
+    "header_count": 2,
     "key_count": 0,
     "events_per_second": 0.0,
     "batch_events": _PRODUCER_DEFAULTS.batch_events_max,

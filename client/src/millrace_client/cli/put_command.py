@@ -179,8 +179,9 @@ def put(
         limits = _limits([each.admin.get_channel(channel) for each in clients], batch_size)
         lines = _Lines(LineSource(lines_file), LineFormat(parse_headers(headers or []), is_json=json_lines), limits)
         routing = LineRouting([each.endpoint for each in clients], key)
-        configs = _configs(account, lines.skip(skip_lines, routing), limits, patience)
-        upload = Upload([*_destinations(clients, channel, configs)], lines.format, routing, account, patience)
+        config = _config(limits, patience)
+        destinations = [*_destinations(clients, account, lines.skip(skip_lines, routing), config)]
+        upload = Upload(destinations, lines.format, routing, account, patience)
         try:
             lines.put(lines_file, upload)
         except BaseException as error:
@@ -220,10 +221,8 @@ def _limits(channels: Sequence[ChannelInfo], batch_size: int | None) -> BatchLim
     )
 
 
-def _configs(
-    account: PutAccount, first_numbers: Sequence[int], limits: BatchLimits, patience: float
-) -> list[ProducerConfig]:
-    config = ProducerConfig(
+def _config(limits: BatchLimits, patience: float) -> ProducerConfig:
+    return ProducerConfig(
         batch_events_max=limits.events_max,
         batch_bytes_max=BATCH_BYTES_MAX,
         event_bytes_max=EVENT_BYTES_MAX,
@@ -232,20 +231,22 @@ def _configs(
         delivery_timeout_seconds=max(patience, CONNECT_SECONDS),
         attempts_max=None if patience else 1,
     )
-    # Two names may belong to one server: distinct ids keep their lines from being taken for repeats.
-    suffixes = [f"/{place}" for place in range(len(first_numbers))] if len(first_numbers) > 1 else [""]
-    return [
-        replace(config, producer_id=account.producer_id + suffix, first_number=first_number)
-        for suffix, first_number in zip(suffixes, first_numbers, strict=True)
-    ]
 
 
-def _destinations(clients: Sequence[Client], channel: str, configs: Sequence[ProducerConfig]) -> Iterator[Destination]:
-    for client, config in zip(clients, configs, strict=True):
+def _destinations(
+    clients: Sequence[Client], account: PutAccount, first_numbers: Sequence[int], config: ProducerConfig
+) -> Iterator[Destination]:
+    for index, (client, first_number) in enumerate(zip(clients, first_numbers, strict=True)):
+        own = replace(
+            config,
+            # Two names may belong to one server: distinct ids keep their lines from being taken for repeats.
+            producer_id=f"{account.producer_id}/{index}" if len(clients) > 1 else account.producer_id,
+            first_number=first_number,
+            # An append to a full channel waits for the channel's keep-alive.
+            timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS,
+        )
         hooks = TroubleHooks()
-        # An append to a full channel waits for the channel's keep-alive.
-        patient = replace(config, timeout_seconds=client.timeout_seconds + KEEP_ALIVE_SECONDS)
-        yield Destination(client.endpoint, Producer(client.endpoint, channel, config=patient, hooks=hooks), hooks)
+        yield Destination(client.endpoint, Producer(client.endpoint, account.channel, config=own, hooks=hooks), hooks)
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,13 @@ class EventWriter:
                 return "".join(f"{_json_line(event)}\n" for event in batch).encode()
 
 
-def writer_on_stdout(event_format: EventFormat) -> EventWriter:
-    """Returns a writer on standard output."""
+def _writer_on_stdout(*, as_json: bool, long: bool) -> EventWriter:
+    if as_json and long:
+        raise CommandError(ExitCode.USAGE, "--json and --long exclude each other; use one of them")
     # None if the process was started with a closed standard output.
     if sys.stdout is None:
         raise CommandError(ExitCode.USAGE, "standard output is closed; open it for the command")
+    event_format = EventFormat.JSON if as_json else EventFormat.LONG if long else EventFormat.LINES
     return EventWriter(event_format, sys.stdout.buffer, is_terminal=sys.stdout.isatty())
 
 
@@ -118,7 +120,7 @@ def take(
     its lines are written and flushed: if the command is interrupted before, the batch returns to the channel. Exits
     with 4 if there was no event.
     """
-    writer = writer_on_stdout(_format(as_json=as_json, long=long))
+    writer = _writer_on_stdout(as_json=as_json, long=long)
     taken = 0
     while not max_events or taken < max_events:
         count = _take_batch(client.channel(channel), writer, max_events - taken if max_events else 0, wait)
@@ -167,7 +169,7 @@ def peek(
 
     Exits with 4 if there is none.
     """
-    writer = writer_on_stdout(_format(as_json=as_json, long=long))
+    writer = _writer_on_stdout(as_json=as_json, long=long)
     shown = 0
     for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events):
         shown += writer.write([batch])
@@ -194,7 +196,7 @@ def tail(
     Starts with the next event, or at --from. Events that arrive faster than they can be written are skipped, and
     standard error reports how many.
     """
-    writer = writer_on_stdout(_format(as_json=as_json, long=long))
+    writer = _writer_on_stdout(as_json=as_json, long=long)
     try:
         with unwrapped_interrupts():
             for batch in client.channel(channel).peek(from_sequence=from_sequence, max_events=max_events, follow=True):
@@ -204,11 +206,3 @@ def tail(
     except KeyboardInterrupt:
         # Ctrl-C is the normal end of a tail.
         return
-
-
-def _format(*, as_json: bool, long: bool) -> EventFormat:
-    if as_json and long:
-        raise CommandError(ExitCode.USAGE, "--json and --long exclude each other; use one of them")
-    if as_json:
-        return EventFormat.JSON
-    return EventFormat.LONG if long else EventFormat.LINES

@@ -1,7 +1,7 @@
 """The parts that all requests and responses share: events, stamps and durations, checked and encoded."""
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
@@ -23,13 +23,6 @@ RequestT = TypeVar("RequestT", bound=Message)
 EventsRequestT = TypeVar("EventsRequestT", pb.PutRequest, pb.AppendRequest, pb.AppendStreamRequest)
 
 _COLUMNS_NAME = event_pb2.EventColumns.DESCRIPTOR.full_name
-
-
-class _WithStamp(Protocol):
-    @property
-    def stamp(self) -> event_pb2.ProducerStamp: ...
-
-    def HasField(self, field_name: str) -> bool: ...  # noqa: N802 - protobuf's name
 
 
 def parse(kind: type[RequestT], raw: bytes) -> RequestT:
@@ -66,7 +59,7 @@ def _bad_request(kind: type[Message], raw: bytes) -> BadArgumentError:
     return BadArgumentError(f"request: its {len(raw)} bytes are not a valid {kind.DESCRIPTOR.full_name}")
 
 
-def stamp_of(request: _WithStamp) -> Stamp | None:
+def stamp_of(request: pb.CommitRequest | pb.AppendRequest | pb.AppendStreamRequest) -> Stamp | None:
     """Returns the request's stamp; None if it has none."""
     if not request.HasField("stamp"):
         return None

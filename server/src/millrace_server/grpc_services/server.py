@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as aio_health
 from grpc_reflection.v1alpha import reflection
 
-from millrace_server.agent.components import Component, ComponentKind, Components
+from millrace_server.agent.components import Component, Components
 from millrace_server.channels.channel_handle import ChannelState
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.configuration.settings import ServerSettings
@@ -36,9 +36,12 @@ _HOUR = 3_600 * _SECOND
 
 
 _SERVER = ""
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-_SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+_STATUSES = {
+    True: health_pb2.HealthCheckResponse.SERVING,
+    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+    None: health_pb2.HealthCheckResponse.SERVICE_UNKNOWN,
+}
+"""The health service's status, by whether something serves; None: it does not exist any more."""
 
 
 class Health:
@@ -56,7 +59,7 @@ class Health:
 
     async def start(self) -> None:
         """Reports the server and its channels as serving, and follows later changes of state."""
-        await self.servicer.set(_SERVER, _SERVING)
+        await self.servicer.set(_SERVER, _STATUSES[True])
         for hosted in self._registry.handles():
             await self._report_channel(hosted.name)
         for component in self._components:
@@ -75,22 +78,13 @@ class Health:
     # The state is read when it is reported, so that the latest of several changes wins.
 
     async def _report_channel(self, name: str) -> None:
-        await self.servicer.set(f"channels/{name}", self._channel_status(name))
-
-    def _channel_status(self, name: str) -> int:
-        if name not in self._registry:
-            return _SERVICE_UNKNOWN
-        return _SERVING if self._registry.find(name).state is ChannelState.OPEN else _NOT_SERVING
+        is_serving = self._registry.find(name).state is ChannelState.OPEN if name in self._registry else None
+        await self.servicer.set(f"channels/{name}", _STATUSES[is_serving])
 
     async def _report_component(self, component: Component) -> None:
-        service = f"{component.kind.key}s/{component.name}"
-        await self.servicer.set(service, self._component_status(component.kind, component.name))
-
-    def _component_status(self, kind: ComponentKind, name: str) -> int:
-        component = self._components.find(kind, name)
-        if component is None:
-            return _SERVICE_UNKNOWN
-        return _SERVING if component.state.is_healthy else _NOT_SERVING
+        present = self._components.find(component.kind, component.name)
+        is_serving = None if present is None else present.state.is_healthy
+        await self.servicer.set(f"{component.kind.key}s/{component.name}", _STATUSES[is_serving])
 
 
 class GrpcServer:

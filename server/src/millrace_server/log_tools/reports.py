@@ -133,7 +133,8 @@ def summary(report: Report) -> str:
     """Returns a report in one sentence."""
     scan = report.scan
     if report.is_good and not scan.is_decoded:
-        return f"Good as far as checksums show; no payload was decoded{_needed_keys(report)}."
+        needed = f", for which {_keys(scan.key_ids)} would be needed" if scan.key_ids else ""
+        return f"Good as far as checksums show; no payload was decoded{needed}."
     if report.is_good and report.recovered is not None:
         recovered = report.recovered
         return f"Good: {_counted(recovered.queue.event_count, 'event')}, next sequence {recovered.next_sequence}."
@@ -146,10 +147,6 @@ def summary(report: Report) -> str:
     elif scan.is_decoded:
         parts.append("a server does not open the channel")
     return "; ".join(parts) + "."
-
-
-def _needed_keys(report: Report) -> str:
-    return f", for which {_keys(report.scan.key_ids)} would be needed" if report.scan.key_ids else ""
 
 
 def _keys(key_ids: set[str]) -> str:

@@ -139,45 +139,40 @@ class _LogScanner:
             return
         header = self._header(segment)
         if header is not None and self._lsn not in {None, header.first_lsn}:
-            sentence = f"{segment.path.name}: begins with LSN {header.first_lsn}; it must be {self._lsn}"
-            self._add(Damage(DamageKind.CONTENT, segment.segment_id, 0, sentence))
+            self._report(DamageKind.CONTENT, segment, 0, f"begins with LSN {header.first_lsn}; it must be {self._lsn}")
         end = self._read_records(segment, summary, self._synced_length(segment, following))
         if following is not None and end < segment.file.size():
-            sentence = f"{segment.path.name}: {segment.file.size() - end} bytes lie behind its end at byte {end}"
-            self._add(Damage(DamageKind.TOO_LONG, segment.segment_id, end, sentence))
+            what = f"{segment.file.size() - end} bytes lie behind its end at byte {end}"
+            self._report(DamageKind.TOO_LONG, segment, end, what)
 
     def _is_next(self, segment: SegmentView) -> bool:
         """Returns whether a segment is part of the log, after reporting what is missing before it."""
-        name = segment.path.name
         if segment.segment_id == self._last_id:
-            sentence = f"{name}: exists twice; move away the one that does not belong here: {segment.path}"
-            self._add(Damage(DamageKind.FOREIGN, segment.segment_id, 0, sentence))
+            what = f"exists twice; move away the one that does not belong here: {segment.path}"
+            self._report(DamageKind.FOREIGN, segment, 0, what)
             return False
         if self._last_id is not None and segment.segment_id != self._last_id + 1:
             first, last = self._last_id + 1, segment.segment_id - 1
             missing = str(first) if first == last else f"{first} to {last}"
-            sentence = f"segment {missing} is missing: {name} is the next one that exists"
+            sentence = f"segment {missing} is missing: {segment.path.name} is the next one that exists"
             self._add(Damage(DamageKind.MISSING, first, 0, sentence))
             self._lsn = None
         self._last_id = segment.segment_id
         return True
 
     def _header(self, segment: SegmentView) -> SegmentHeader | None:
-        name = segment.path.name
         try:
             header = SegmentHeader.decode(segment.file.read(SEGMENT_HEADER_BYTES, 0))
         except UnknownVersionError as error:
-            raise UnknownVersionError(f"{name}: {error}") from None
+            raise UnknownVersionError(f"{segment.path.name}: {error}") from None
         except FormatError as error:
-            self._add(Damage(DamageKind.HEADER, segment.segment_id, 0, f"{name}: {error}"))
+            self._report(DamageKind.HEADER, segment, 0, str(error))
             return None
         log_id = self._view.layout.log_id
         if (header.channel_id, header.segment_id) != (log_id, segment.segment_id):
-            sentence = (
-                f"{name}: its header says that it is segment {header.segment_id} of channel "
-                f"{header.channel_id.hex()}; it must be segment {segment.segment_id} of {log_id.hex()}"
-            )
-            self._add(Damage(DamageKind.FOREIGN, segment.segment_id, 0, sentence))
+            claimed = f"its header says that it is segment {header.segment_id} of channel {header.channel_id.hex()}"
+            what = f"{claimed}; it must be segment {segment.segment_id} of {log_id.hex()}"
+            self._report(DamageKind.FOREIGN, segment, 0, what)
             return None
         return header
 
@@ -214,8 +209,7 @@ class _LogScanner:
         self, segment: SegmentView, scanner: SegmentScanner, record: ScannedRecord, summary: SegmentSummary
     ) -> None:
         for kind, what in self._problems(segment, scanner, record):
-            sentence = f"{segment.path.name}: the record at byte {record.position} {what}"
-            self._add(Damage(kind, segment.segment_id, record.position, sentence))
+            self._report(kind, segment, record.position, f"the record at byte {record.position} {what}")
         self._lsn = record.head.lsn + 1
         totals = self.result.contents.totals
         summary.record_count += 1
@@ -246,6 +240,9 @@ class _LogScanner:
             self.result.contents.apply(LogRecord(head.kind, head.flags, location, lambda: payload))
         except ContradictionError as error:
             yield DamageKind.CONTENT, str(error)
+
+    def _report(self, kind: DamageKind, segment: SegmentView, position: int, what: str) -> None:
+        self._add(Damage(kind, segment.segment_id, position, f"{segment.path.name}: {what}"))
 
     def _add(self, damage: Damage) -> None:
         if damage.kind not in LOSSLESS:

@@ -91,10 +91,6 @@ class _OpenFiles:
     checkpoints: dict[Path, ReadOnlyFile]
     segments: list[tuple[int, Path, File]]
 
-    @property
-    def segment_ids(self) -> list[int]:
-        return [segment_id for segment_id, _, _ in self.segments]
-
 
 def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
     """Opens a view of a channel's files. Changes nothing and takes no lock.
@@ -110,9 +106,11 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
         with ExitStack() as opened:
             files = _open_all(layout, opened)
             # A gap may only be apparent, because directories are listed one after the other. One that stays is real.
-            if files and (files.segment_ids == ids_before or not _has_gap(files.segment_ids)):
+            ids = [segment_id for segment_id, _, _ in files.segments] if files else []
+            has_gap = any(after != before + 1 for before, after in pairwise(ids))
+            if files and (ids == ids_before or not has_gap):
                 return _view(layout, files, opened, is_live=is_live)
-        ids_before = files.segment_ids if files else []
+        ids_before = ids
         time.sleep(_PAUSE_SECONDS)
     raise UnavailableError(f"{layout.directories[0]}: segments come and go faster than they can be read; try again")
 
@@ -153,10 +151,6 @@ def _read_checkpoint(path: Path) -> ReadOnlyFile | None:
     except OSError:
         # The disk has lost it. That is damage, and an empty file is no valid checkpoint either.
         return ReadOnlyFile.of(b"")
-
-
-def _has_gap(segment_ids: Sequence[int]) -> bool:
-    return any(after != before + 1 for before, after in pairwise(segment_ids))
 
 
 def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_live: bool) -> LogView:
